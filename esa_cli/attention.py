@@ -1,0 +1,195 @@
+"""Efficient Selective Attention of one layer: Eq. 1, over [I, M_k, L, C].
+
+    far    I and the selected M_k, at the positions the encoding gives them
+    local  L, and causally C itself, at consecutive positions
+and the three are fused by their log-sum-exp (Algorithm 1). No mask tensor is ever built.
+
+Knows nothing about the host model; `seam` calls it with a chunk and the layer's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .compressors import Moments, flatten_keys, fold
+from .kernels import attend, merge
+from .method import Method
+from .protocols import KVStore, Projection
+from .rotary import Rope
+from .step import Step
+
+
+@dataclass
+class LayerMemory:
+    """What one layer remembers of one document: its store, and the compressor fitted on it."""
+
+    layer: int
+    store: KVStore
+    moments: Moments = field(default_factory=Moments)
+    projection: Projection | None = None
+    fitted: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one chunk [start, stop) is attended: which part selects, which is far, which is local."""
+
+    start: int
+    stop: int
+    select: bool
+
+
+def chunks(start: int, stop: int, size: int, last: bool, every: bool) -> Iterator[Plan]:
+    """Cuts [start, stop) into chunks of at most `size`, the short one first.
+
+    Args:
+        last: the last chunk selects (it holds the question). every: all chunks select.
+    """
+    low = start
+    high = start + ((stop - start - 1) % size) + 1
+    while low < stop:
+        yield Plan(low, high, every or (last and high == stop))
+        low, high = high, high + size
+
+
+class Attention:
+    """Runs a method on one layer's chunk.
+
+    Args:
+        method: the method. rope: the host's rotary embedding. scale: the host's attention scale.
+    """
+
+    def __init__(self, method: Method, rope: Rope, scale: float) -> None:
+        self.method, self.rope, self.scale = method, rope, scale
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        return attend(q, k, v, causal=causal, scale=self.scale, kernel=self.method.kernel)
+
+    def _fit(self, memory: LayerMemory, q: Tensor, start: int) -> None:
+        """Gathers the moments the compressor asks for, until it has seen enough tokens."""
+        method = self.method
+        if memory.fitted or not method.score.features:
+            return
+        missing = method.compressor.fit_tokens - memory.moments.count
+        if missing > 0:
+            q = q[:, :missing]
+            if getattr(method.score, "rotate", False):
+                at = torch.full((q.shape[1],), method.position.distance, device=q.device)
+                q = self.rope.rotate(q, at)
+            keys, _ = memory.store.span(start, start + q.shape[1])
+            memory.moments.add(fold(q, memory.store.heads), flatten_keys(keys))
+
+    def _project(self, memory: LayerMemory, upto: int) -> Projection | None:
+        """The layer's projection, with reduced keys for every token before `upto`."""
+        if not self.method.score.features:
+            return None
+        if not memory.fitted:
+            memory.projection = self.method.compressor.fit(memory.layer, memory.moments)
+            memory.fitted = True
+            memory.moments = Moments()
+        if memory.projection is not None:
+            for _, keys in memory.store.key_blocks(memory.store.reduced, upto):
+                memory.store.append_features(memory.projection.keys(flatten_keys(keys)))
+        return memory.projection
+
+    def _select(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:
+        """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
+        window = self.method.window
+        local = min(window.local, plan.start)
+        low = min(window.initial, plan.start - local)
+        initial = torch.arange(low, device=q.device)
+        high = plan.start - local
+        if not plan.select or high <= low or window.selected == 0:
+            return initial
+        step = self._step(memory, q, plan, low, high, local)
+        picked = self.method.selector.select(step, window.selected)
+        return torch.cat((initial, picked.to(q.device) + low))
+
+    def _step(
+        self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, high: int, local: int
+    ) -> Step:
+        return Step(
+            layer=memory.layer,
+            start=plan.start,
+            queries=q,
+            store=memory.store,
+            low=low,
+            high=high,
+            local=local,
+            distance=self.method.position.distance,
+            scale=self.scale,
+            rope=self.rope,
+            score=self.method.score,
+            projection=self._project(memory, high),
+        )
+
+    def chunk(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:
+        """Attention output (H, C, D) of the chunk's queries q (H, C, D), unrotated.
+
+        The chunk's own keys and values are already in the store.
+        """
+        start, stop = plan.start, plan.stop
+        plain = start <= self.method.window.dense_below
+        local = start if plain else min(self.method.window.local, start)
+        far = torch.arange(0) if plain else self._select(memory, q, plan)
+        if stop - start == 1:
+            return self._decode(memory, q, far, start, local)
+        near = self.method.position.near(local, stop - start, start, far.shape[0])
+        query = self.rope.rotate(q, near.query.to(q.device))
+        keys, values = memory.store.span(start - local, stop)
+        keys = self.rope.rotate(keys, near.key.to(q.device))
+        parts = [self._attend(query, keys[:, local:], values[:, local:], True)]
+        if local:
+            parts.append(self._attend(query, keys[:, :local], values[:, :local], False))
+        if far.shape[0]:
+            place = self.method.position.far(far, local, stop - start, start)
+            far_keys, far_values = memory.store.gather(far)
+            far_keys = self.rope.rotate(far_keys, place.key.to(q.device))
+            far_query = self.rope.rotate(q, place.query.to(q.device))
+            parts.append(self._attend(far_query, far_keys, far_values, False))
+        return merge(parts)[0]
+
+    def _decode(
+        self, memory: LayerMemory, q: Tensor, far: Tensor, start: int, local: int
+    ) -> Tensor:
+        """One query sees everything in one call: far keys are moved to where, seen from the near
+        query's position, they are as far away as the encoding wants them."""
+        near = self.method.position.near(local, 1, start, far.shape[0])
+        keys, values = memory.store.span(start - local, start + 1)
+        positions = near.key
+        if far.shape[0]:
+            place = self.method.position.far(far, local, 1, start)
+            far_keys, far_values = memory.store.gather(far)
+            positions = torch.cat((place.key.to(near.key) + near.query - place.query, near.key))
+            keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
+        # Only differences count; a base of zero keeps positions inside the rotary table.
+        base = positions.min()
+        query = self.rope.rotate(q, (near.query - base).to(q.device))
+        keys = self.rope.rotate(keys, (positions - base).to(q.device))
+        return self._attend(query, keys, values, False)[0]
+
+    def __call__(
+        self, memory: LayerMemory, q: Tensor, *, last: bool = True, every: bool = True
+    ) -> Tensor:
+        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
+
+        Args:
+            last: the final chunk selects. every: all chunks do (they are being asked, not read).
+        """
+        stop = len(memory.store)
+        start = stop - q.shape[1]
+        every = every or self.method.reading == "select"
+        out = torch.empty_like(q)
+        for plan in chunks(start, stop, self.method.window.chunk, last, every):
+            piece = q[:, plan.start - start : plan.stop - start]
+            self._fit(memory, piece, plan.start)
+            observe = getattr(self.method.selector, "observe", None)
+            if observe is not None:
+                local = min(self.method.window.local, plan.start)
+                observe(self._step(memory, piece, plan, 0, plan.start - local, local))
+            out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
+        return out

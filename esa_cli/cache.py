@@ -1,0 +1,126 @@
+"""transformers' `Cache`, with a layer memory of ours behind every layer.
+
+It can be given to `model(...)` and to stock `model.generate(...)` of the model it was made for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .attention import LayerMemory
+from .errors import UsageError
+from .store import LayerStore
+
+if TYPE_CHECKING:
+    from .seam import Attachment
+
+
+class EsaLayer(CacheLayerMixin):
+    """One layer: appends the chunk to its memory and hands the chunk itself on."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.memory: LayerMemory | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        heads, dim = key_states.shape[1], key_states.shape[3]
+        store = LayerStore(heads, dim, key_states.dtype, key_states.device)
+        self.memory = LayerMemory(self.layer, store)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Appends C tokens, (1, G, C, D) each, and returns them as they came."""
+        if key_states.shape[0] != 1:
+            raise UsageError(
+                f"ESA attends to one sequence at a time, not a batch of {key_states.shape[0]}",
+                "ask the questions one after another; the document is read only once",
+            )
+        if self.memory is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.memory is not None
+        self.memory.store.append(key_states[0], value_states[0])
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return len(self.memory.store) if self.memory else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last -tokens_to_remove tokens; the fitted compressor stays."""
+        if tokens_to_remove > 0:
+            raise ValueError("crop takes a negative number: how many tokens to take back")
+        if tokens_to_remove and self.memory:
+            self.memory.store.crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        self.memory = None
+        self.is_initialized = False
+
+    def _one_sequence(self, *args: Any) -> None:
+        raise UsageError(
+            "ESA attends to one sequence at a time: no beams, no several answers at once",
+            "use greedy search or sampling with num_return_sequences=1",
+        )
+
+    reorder_cache = batch_repeat_interleave = batch_select_indices = _one_sequence
+
+
+class EsaCache(Cache):
+    """The memory of one document for one attached model; `Attachment.new_cache` makes it.
+
+    Attributes:
+        mode: `reading` (chunks are only read), `asking` (every chunk selects), or `auto`: of what
+            one forward call is given, the last chunk is taken to hold the question.
+    """
+
+    def __init__(self, attachment: Attachment, layers: int) -> None:
+        super().__init__(layers=[EsaLayer(i) for i in range(layers)])
+        self.attachment = attachment
+        self.mode = "auto"
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self.attachment.arriving[layer_idx] = self
+        return chunk
+
+    def memory(self, layer_idx: int) -> LayerMemory:
+        memory = self.layers[layer_idx].memory
+        assert isinstance(memory, LayerMemory), "the layer has read nothing yet"
+        return memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and reduced keys in use, all layers."""
+        stores = [layer.memory.store for layer in self.layers if layer.memory]
+        return sum(store.nbytes for store in stores)
+
+    def truncate(self, length: int) -> None:
+        """Crops to `length` tokens, also after an interrupted forward left layers uneven."""
+        for layer in self.layers:
+            extra = layer.get_seq_length() - length
+            if extra > 0:
+                layer.crop(-extra)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Does now what the first question would: fits compressors, computes reduced keys."""
+        for i in range(len(self.layers)):
+            if self.layers[i].memory:
+                self.attachment.attention._project(self.memory(i), len(self.memory(i).store))

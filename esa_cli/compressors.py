@@ -1,0 +1,169 @@
+"""Query and key compression (Eq. 4-6): fewer numbers per token to score with.
+
+A layer's H query heads are first folded onto its G key heads, which is exact:
+    sum_h q_h . k_g(h)  =  sum_g (sum_{h in g} q_h) . k_g
+so the full score needs F = G * D dimensions, not H * D. Compressors map F to R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import PresetError
+from .protocols import Projection
+from .registry import register
+
+
+def fold(q: Tensor, groups: int) -> Tensor:
+    """Folded queries: (H, C, D) -> (C, G * D); adds the query heads that share a key head."""
+    heads, count, dim = q.shape
+    return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
+
+
+def flatten_keys(k: Tensor) -> Tensor:
+    """Keys (G, n, D) -> (n, G * D)."""
+    return k.transpose(0, 1).reshape(k.shape[1], -1)
+
+
+@dataclass
+class Moments:
+    """Second moments of a layer's folded queries and keys, summed over the tokens seen."""
+
+    count: int = 0
+    queries: Tensor | None = field(default=None, repr=False)
+    keys: Tensor | None = field(default=None, repr=False)
+
+    def add(self, q: Tensor, k: Tensor) -> None:
+        """Adds folded queries (n, F) and keys (n, F)."""
+        q, k = q.double(), k.double()
+        zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
+        self.queries = (zeros if self.queries is None else self.queries) + q.T @ q
+        self.keys = (zeros if self.keys is None else self.keys) + k.T @ k
+        self.count += q.shape[0]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A pair of linear maps (Eq. 4), both (F, R)."""
+
+    query_map: Tensor
+    key_map: Tensor
+
+    def queries(self, q: Tensor) -> Tensor:
+        return q @ self.query_map.to(q)
+
+    def keys(self, k: Tensor) -> Tensor:
+        return k @ self.key_map.to(k)
+
+
+@register("compressor", "none")
+@dataclass(frozen=True)
+class NoCompression:
+    """Scores with all F dimensions of the folded keys: exact, and stores nothing more."""
+
+    fit_tokens: int = field(default=0, init=False)
+
+    def fit(self, layer: int, moments: Moments) -> Projection | None:
+        return None
+
+
+def _roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Square root and inverse square root of a symmetric (F, F) moment."""
+    values, vectors = torch.linalg.eigh(moment)
+    values = values.clamp_min(0) + ridge * values.max().clamp_min(1e-12)
+    roots = values.sqrt()
+    return vectors * roots @ vectors.T, vectors / roots @ vectors.T
+
+
+def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
+    """The best rank-R pair under Eq. 6, by the SVD of Sq^(1/2) Sk^(1/2).
+
+    Eq. 6 over independent queries and keys is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2, whose
+    minimum is the truncated SVD, mapped back through the inverse roots.
+
+    Args:
+        rank: R, at most F. ridge: added to the spectra, relative to their largest value.
+    """
+    assert moments.queries is not None, "no tokens seen"
+    assert moments.keys is not None, "no tokens seen"
+    q_root, q_inverse = _roots(moments.queries / moments.count, ridge)
+    k_root, k_inverse = _roots(moments.keys / moments.count, ridge)
+    u, s, v = torch.linalg.svd(q_root @ k_root)
+    weight = s[:rank].sqrt()
+    return Linear((q_inverse @ u[:, :rank] * weight).float(), (k_inverse @ v[:rank].T * weight).float())
+
+
+@register("compressor", "closed-form")
+@dataclass(frozen=True)
+class ClosedForm:
+    """Fitted on the document's own first tokens while they are read; any model works at once.
+
+    Args:
+        rank: R, numbers stored per token and layer. fit_tokens: tokens to fit on.
+    """
+
+    rank: int = 48
+    fit_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.fit_tokens < 1:
+            raise ValueError("rank and fit_tokens must be at least 1")
+
+    def fit(self, layer: int, moments: Moments) -> Projection | None:
+        assert moments.queries is not None, "no tokens seen"
+        return closed_form(moments, min(self.rank, moments.queries.shape[0]))
+
+
+@register("compressor", "learned")
+@dataclass(frozen=True)
+class Learned:
+    """Maps from a safetensors file: `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R)."""
+
+    file: str
+    fit_tokens: int = field(default=0, init=False)
+
+    @cached_property
+    def _weights(self) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        path = Path(self.file).expanduser()
+        if not path.is_file():
+            raise PresetError(f"no compressor file {path}", "give compressor.file a path that exists")
+        try:
+            return load_file(path)
+        except Exception as error:
+            raise PresetError(f"{path} is not a safetensors file: {error}", "") from error
+
+    def fit(self, layer: int, moments: Moments) -> Projection | None:
+        """The file's maps of `layer`.
+
+        Raises:
+            PresetError: the file has none, or two that do not belong together.
+        """
+        try:
+            pair = [self._weights[f"layers.{layer}.{name}"] for name in ("query_map", "key_map")]
+        except KeyError as error:
+            raise PresetError(
+                f"{self.file} has no {error.args[0]}", "it was made for another model"
+            ) from error
+        if pair[0].shape != pair[1].shape or pair[0].ndim != 2:
+            shapes = " and ".join(str(tuple(map_.shape)) for map_ in pair)
+            raise PresetError(f"{self.file}: layer {layer} has maps of shapes {shapes}", "")
+        return Linear(*pair)
+
+
+def save_learned(path: str | Path, layers: list[Linear]) -> None:
+    """Writes maps for `Learned`; the same names, one pair a layer."""
+    from safetensors.torch import save_file
+
+    weights: dict[str, Any] = {}
+    for i, maps in enumerate(layers):
+        weights[f"layers.{i}.query_map"] = maps.query_map.contiguous()
+        weights[f"layers.{i}.key_map"] = maps.key_map.contiguous()
+    save_file(weights, str(path))

@@ -1,0 +1,32 @@
+"""torch's fused CUDA attention: flash for half precision, memory-efficient for float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def usable(q: Tensor) -> bool:
+    return q.device.type == "cuda"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """See `reference.attend`; causal needs C = N. Query groups are folded as on the CPU."""
+    heads, count, dim = q.shape
+    groups = k.shape[0]
+    if causal:
+        repeat = heads // groups
+        query, keys, values = q, k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
+    else:
+        query, keys, values = q.reshape(groups, heads // groups * count, dim), k, v
+    if q.dtype == torch.float32:
+        op = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, lse, *_ = op(
+            query[None], keys[None], values[None], None, True, 0.0, causal, scale=scale
+        )
+    else:
+        op = torch.ops.aten._scaled_dot_product_flash_attention
+        out, lse, *_ = op(query[None], keys[None], values[None], 0.0, causal, False, scale=scale)
+    # The memory-efficient op pads the lse to a multiple of its block.
+    lse = lse[0, :, : query.shape[1]]
+    return out[0].reshape(heads, count, dim), lse.reshape(heads, count).float()

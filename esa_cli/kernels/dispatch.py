@@ -1,0 +1,66 @@
+"""Chooses a kernel: by name, or the first that can run the tensors at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from . import cpu, cuda, flash, reference
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
+
+
+class Kernel(NamedTuple):
+    attend: Attend
+    usable: Callable[[Tensor], bool]
+
+
+KERNELS: dict[str, Kernel] = {
+    "flash-attn": Kernel(flash.attend, flash.usable),
+    "torch-cuda": Kernel(cuda.attend, cuda.usable),
+    "torch-cpu": Kernel(cpu.attend, cpu.usable),
+    "reference": Kernel(reference.attend, lambda q: True),
+}
+"""In order of preference."""
+
+
+def choose(q: Tensor, name: str = "auto") -> str:
+    """The name of the kernel that will run queries like q.
+
+    Raises:
+        UsageError: the kernel is unknown, or cannot run on this device and dtype.
+    """
+    if name == "auto":
+        return next(key for key, kernel in KERNELS.items() if kernel.usable(q))
+    if name not in KERNELS:
+        raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
+    if not KERNELS[name].usable(q):
+        where = f"{q.device.type} in {str(q.dtype).removeprefix('torch.')}"
+        raise UsageError(f"kernel {name!r} cannot run on {where}", "use --set kernel=auto")
+    return name
+
+
+def available() -> dict[str, bool]:
+    """Which kernels this machine can run, for `esa doctor`."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    probe = torch.empty(1, 1, 1, device=device, dtype=torch.bfloat16)
+    on_cpu = torch.empty(1, 1, 1)
+    return {key: kernel.usable(probe) or kernel.usable(on_cpu) for key, kernel in KERNELS.items()}
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale * q k^T) v and its log-sum-exp.
+
+    Args:
+        q: (H, C, D). k, v: (G, N, D). causal needs C = N.
+
+    Returns:
+        out (H, C, D), lse (H, C) float32.
+    """
+    return KERNELS[choose(q, kernel)].attend(q, k, v, causal, scale)

@@ -1,0 +1,28 @@
+"""A thin adapter to flash-attn (an extra). Not run by this project's tests: they have no GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def usable(q: Tensor) -> bool:
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return q.device.type == "cuda" and half and find_spec("flash_attn") is not None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """See `reference.attend`. flash-attn wants (batch, tokens, heads, D) and folds groups itself."""
+    from flash_attn import flash_attn_func
+
+    out, lse, _ = flash_attn_func(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        v.transpose(0, 1)[None],
+        softmax_scale=scale,
+        causal=causal,
+        return_attn_probs=True,
+    )
+    return out[0].transpose(0, 1), lse[0].float()

@@ -1,0 +1,141 @@
+"""The extension surface on one screen: what a selector, score, compressor or position encoding is.
+
+Letters: H query heads, G key/value heads, D head dimension, C current tokens (the chunk), N cached
+tokens, I initial, M middle, L local, K selected, F = G * D folded dimension, R reduced dimension.
+There is no batch axis: one document, one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .compressors import Moments
+    from .step import Step
+
+
+class Positions(NamedTuple):
+    """Where queries and keys stand when they are rotated; only differences matter to RoPE."""
+
+    query: Tensor
+    """(C,) integers or floats, in tokens."""
+    key: Tensor
+    """(n,) likewise."""
+
+
+@runtime_checkable
+class Score(Protocol):
+    """How much the current tokens want each middle token: F_s(m; C) of Eq. 2-3, or another rule."""
+
+    features: bool
+    """Whether `scores` reads reduced keys; when False none are computed or stored."""
+
+    def scores(self, step: Step) -> Tensor:
+        """(M,) float; higher is wanted more. -inf: not to be taken while another is left."""
+        ...
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """Which middle tokens are attended to in this step.
+
+    A selector may also define `observe(step)`, called for every chunk that is read, before it is
+    attended to; side data goes into `step.store.memo`.
+    """
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(K,) int64 offsets into M: ascending, unique, K <= min(budget, M)."""
+        ...
+
+
+class Projection(Protocol):
+    """A fitted compressor of one layer (Eq. 4): linear maps of folded queries and keys."""
+
+    def queries(self, q: Tensor) -> Tensor:
+        """(C, F) -> (C, R)."""
+        ...
+
+    def keys(self, k: Tensor) -> Tensor:
+        """(n, F) -> (n, R)."""
+        ...
+
+
+@runtime_checkable
+class Compressor(Protocol):
+    """Where a layer's projection comes from: a file, or the document's first tokens."""
+
+    fit_tokens: int
+    """Tokens of the document to look at before `fit`; 0 when it needs none."""
+
+    def fit(self, layer: int, moments: Moments) -> Projection | None:
+        """The projection of `layer`, or None to score with the whole folded keys."""
+        ...
+
+
+@runtime_checkable
+class PositionEncoding(Protocol):
+    """Where the current, local and far tokens stand (Section 3.2 of the paper)."""
+
+    distance: int
+    """Query position, keys at 0, that stands for 'far' when tokens are scored rotated."""
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+        """Positions for attention to [L, C].
+
+        Args:
+            local, chunk: tokens in L and C. start: absolute position of the first current token.
+            far: how many far tokens are attended to in the same step.
+        """
+        ...
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        """Positions for attention to the far tokens at ascending absolute positions (n,)."""
+        ...
+
+
+class KVStore(Protocol):
+    """One layer's memory of N tokens; held in RAM, in host memory beside a GPU, or on disk."""
+
+    heads: int
+    dim: int
+    memo: dict[str, Any]
+
+    def __len__(self) -> int: ...
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Adds C tokens, k and v (G, C, D), unrotated."""
+        ...
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of [start, stop), each (G, stop - start, D)."""
+        ...
+
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at ascending positions (K,), each (G, K, D)."""
+        ...
+
+    def key_blocks(self, start: int, stop: int, most: int = ...) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop)."""
+        ...
+
+    @property
+    def reduced(self) -> int:
+        """How many tokens have a reduced key."""
+        ...
+
+    def append_features(self, features: Tensor) -> None:
+        """Adds reduced keys (n, R) for the next n tokens without one."""
+        ...
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = ...
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
+        ...
+
+    def crop(self, tokens: int) -> None:
+        """Takes back the last -tokens tokens (negative, like the host's cache)."""
+        ...

@@ -1,0 +1,71 @@
+"""The host model's rotary embedding, usable at any position.
+
+The host's own module computes the angles, so every static RoPE variant it knows (default, linear,
+llama3, yarn) comes out as it would in the plain model. This file knows nothing about attention.
+
+RoPE is relative: R(q, m) . R(k, n) depends on m - n only. The position encodings use that freely.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+TABLE_LIMIT = 1 << 17
+"""Integer positions below this come from a table; others are computed when asked for."""
+
+
+class Rope:
+    """Rotates queries and keys to given positions with the host's rotary module.
+
+    Args:
+        module: the host's rotary embedding, called as `module(x, position_ids) -> (cos, sin)`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._cos = torch.empty(0, 0)
+        self._sin = torch.empty(0, 0)
+
+    def _compute(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.module(like[..., :1, :1], positions[None])
+        return cast(Tensor, cos[0]), cast(Tensor, sin[0])
+
+    def cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines at `positions`, each (n, D), in the dtype and on the device of `like`.
+
+        Args:
+            positions: (n,) integers or floats, in tokens.
+            like: any tensor of the wanted dtype and device.
+        """
+        if positions.is_floating_point() or positions.numel() == 0:
+            return self._compute(positions, like)
+        top = int(positions.max()) + 1
+        if top > TABLE_LIMIT or int(positions.min()) < 0:
+            return self._compute(positions, like)
+        stale = self._cos.dtype != like.dtype or self._cos.device != like.device
+        if stale or self._cos.shape[0] < top:
+            size = min(TABLE_LIMIT, max(4096, 2 * top))
+            self._cos, self._sin = self._compute(torch.arange(size, device=like.device), like)
+        positions = positions.to(like.device)
+        return self._cos[positions], self._sin[positions]
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D)."""
+        cos, sin = self.cos_sin(positions, x)
+        half = x.shape[-1] // 2
+        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+        return x * cos + turned * sin
+
+
+class RawRotary(nn.Module):
+    """Stands in for the host's rotary module while ESA is attached: cos = 1, sin = 0.
+
+    The host then caches unrotated keys, which belong to no position, and ESA places them itself.
+    """
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, position_ids.shape[-1], 1)
+        return x.new_ones(shape), x.new_zeros(shape)

@@ -1,0 +1,91 @@
+"""Rows of numbers, one per token, that grow without moving what is there.
+
+The list of segments grows (1,024 rows, then doubling up to 16,384), and no segment is ever copied:
+a 300k-token document never needs twice its memory. Knows nothing about keys, values or attention.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+FIRST_SEGMENT = 1024
+LAST_SEGMENT = 16384
+
+
+class Rows:
+    """A growing (N, width) matrix held as a list of contiguous segments."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.width, self.dtype, self.device = width, dtype, device
+        self.length = 0
+        self._segments: list[Tensor] = []
+        self._starts: list[int] = []
+
+    @property
+    def capacity(self) -> int:
+        return self._starts[-1] + self._segments[-1].shape[0] if self._segments else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows in use (the unused tail of the last segment is not touched memory)."""
+        return self.length * self.width * self.dtype.itemsize
+
+    def _grow(self, need: int) -> None:
+        while self.capacity < need:
+            start = self.capacity
+            size = min(LAST_SEGMENT, max(FIRST_SEGMENT, start))
+            segment = torch.empty(size, self.width, dtype=self.dtype, device=self.device)
+            self._segments.append(segment)
+            self._starts.append(start)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, view) of every segment's part of [start, stop)."""
+        while start < stop:
+            i = bisect_right(self._starts, start) - 1
+            low = start - self._starts[i]
+            high = min(stop - self._starts[i], self._segments[i].shape[0])
+            yield start, self._segments[i][low:high]
+            start = self._starts[i] + high
+
+    def append(self, rows: Tensor) -> None:
+        """Adds rows (C, width) at the end."""
+        stop = self.length + rows.shape[0]
+        self._grow(stop)
+        for at, view in self._pieces(self.length, stop):
+            view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
+        self.length = stop
+
+    def span(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) as (stop - start, width); a view when they lie in one segment."""
+        pieces = [view for _, view in self._pieces(start, stop)]
+        if len(pieces) == 1:
+            return pieces[0]
+        if not pieces:
+            return torch.empty(0, self.width, dtype=self.dtype, device=self.device)
+        return torch.cat(pieces)
+
+    def blocks(self, start: int, stop: int, most: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, view) of [start, stop) in views of at most `most` rows."""
+        for at, view in self._pieces(start, stop):
+            for low in range(0, view.shape[0], most):
+                yield at + low, view[low : low + most]
+
+    def gather(self, at: Tensor) -> Tensor:
+        """Rows at ascending absolute positions (K,) -> (K, width)."""
+        out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
+        edges = torch.tensor([*self._starts[1:], self.capacity], device=at.device)
+        cuts = torch.searchsorted(at, edges).tolist()
+        low = 0
+        for start, segment, high in zip(self._starts, self._segments, cuts, strict=True):
+            if high > low:
+                torch.index_select(segment, 0, at[low:high] - start, out=out[low:high])
+            low = high
+        return out
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` rows; segments are kept for what comes next."""
+        self.length = min(self.length, max(length, 0))

@@ -1,0 +1,124 @@
+"""Importance scores F_s(m; C): how much the current tokens want each middle token.
+
+`sum` is the paper's (Eq. 2-3). `vote` lets each head speak after normalising, so that one loud
+head cannot drown the few that retrieve. Both keep only (C, n) or (H, C, n) blocks in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .registry import register
+from .step import Step
+
+KEEP_ELEMENTS = 32 << 20
+"""Scores kept between the two passes (128 MB in float32); larger ones are computed twice."""
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Ascending indices of the k largest; among equals the earliest come first.
+
+    torch.topk leaves ties to the device; this gives the same tokens everywhere.
+    """
+    if k >= scores.shape[0]:
+        return torch.arange(scores.shape[0], device=scores.device)
+    if k <= 0:
+        return torch.arange(0, device=scores.device)
+    threshold = scores.topk(k).values[-1]
+    above = torch.nonzero(scores > threshold)[:, 0]
+    equal = torch.nonzero(scores == threshold)[: k - above.shape[0], 0]
+    return torch.cat((above, equal)).sort().values
+
+
+@register("score", "sum")
+@dataclass(frozen=True)
+class SumScore:
+    """The paper's: sum over heads (Eq. 2), less each query's maximum, then the chunk's maximum.
+
+    Args:
+        rotate: rotate the query to the far distance first. The paper does not say; default no.
+    """
+
+    rotate: bool = False
+    features: bool = field(default=True, init=False)
+
+    def scores(self, step: Step) -> Tensor:
+        keep = step.queries.shape[1] * step.middle <= KEEP_ELEMENTS
+        kept: list[tuple[int, Tensor]] = []
+        top: Tensor | None = None
+        for offset, block in step.sums(self.rotate):
+            most = block.amax(dim=1)
+            top = most if top is None else torch.maximum(top, most)
+            if keep:
+                kept.append((offset, block))
+        out = step.queries.new_empty(step.middle)
+        if top is None:
+            return out
+        for offset, block in kept if keep else step.sums(self.rotate):
+            out[offset : offset + block.shape[1]] = (block - top[:, None]).amax(dim=0)
+        return out
+
+
+def vote(logits: Tensor, normaliser: Tensor, rule: str, pool: str) -> Tensor:
+    """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores."""
+    shifted = logits - normaliser[..., None]
+    heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
+    return heads.amax(dim=0) if pool == "max" else heads.mean(dim=0)
+
+
+@register("score", "vote")
+@dataclass(frozen=True)
+class VoteScore:
+    """Each head normalises over M, then the heads are put together, then the chunk.
+
+    Args:
+        rule: `softmax`: sum over heads of each head's attention weight over M;
+            `max`: maximum over heads of the logit less that head's maximum.
+        rotate: score the logit that attention at the far distance will see.
+        pool: over the chunk's queries, `max` (as Eq. 3) or `mean`.
+        shortlist: 0 votes over all of M; otherwise only over the best by `sum`, which reads the
+            reduced keys instead of every key.
+    """
+
+    rule: Literal["softmax", "max"] = "softmax"
+    rotate: bool = True
+    pool: Literal["max", "mean"] = "max"
+    shortlist: int = 0
+
+    @property
+    def features(self) -> bool:
+        return self.shortlist > 0
+
+    def _normaliser(self, logits: Tensor) -> Tensor:
+        return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
+
+    def scores(self, step: Step) -> Tensor:
+        if 0 < self.shortlist < step.middle:
+            return self._from_shortlist(step)
+        heads, chunk, _ = step.queries.shape
+        keep = heads * chunk * step.middle <= KEEP_ELEMENTS
+        kept: list[tuple[int, Tensor]] = []
+        total: Tensor | None = None
+        join = torch.logaddexp if self.rule == "softmax" else torch.maximum
+        for offset, logits in step.head_logits(self.rotate):
+            part = self._normaliser(logits)
+            total = part if total is None else join(total, part)
+            if keep:
+                kept.append((offset, logits))
+        out = step.queries.new_empty(step.middle)
+        if total is None:
+            return out
+        for offset, logits in kept if keep else step.head_logits(self.rotate):
+            out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, self.pool)
+        return out
+
+    def _from_shortlist(self, step: Step) -> Tensor:
+        chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
+        logits = step.head_logits_at(chosen, self.rotate)
+        out = step.queries.new_full((step.middle,), float("-inf"))
+        out[chosen] = vote(logits, self._normaliser(logits), self.rule, self.pool)
+        return out

@@ -1,0 +1,164 @@
+"""The seam to transformers: attach a method to a model, and take it off again without a trace.
+
+Three public doors of the host are used, and nothing is patched:
+- `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
+  that padding is refused instead of silently ignored);
+- the rotary module is replaced by one that rotates nothing, and put back by `detach`;
+- a `Cache` whose layers are ours.
+
+The attention function finds its method by the attention module it is called with, so several
+models can be attached in one process. `_ATTACHED` holds them weakly: dropping a model frees it.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from .attention import Attention
+from .cache import EsaCache
+from .errors import ModelError, UsageError
+from .method import Method
+from .rotary import RawRotary, Rope
+
+NAME = "esa"
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+"""Architectures whose logits are tested against stock attention."""
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+_ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
+
+
+def check_supported(config: Any) -> None:
+    """Raises ModelError with the reason when a model of this configuration cannot be attached."""
+    kind = getattr(config, "model_type", "unknown")
+    if kind not in SUPPORTED:
+        raise ModelError(
+            f"models of type {kind!r} are not supported", f"supported: {', '.join(SUPPORTED)}"
+        )
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if kind == "mistral" and window is not None:
+        layers.add("sliding_attention")
+    if layers != {"full_attention"}:
+        raise ModelError(
+            f"this {kind} model uses {', '.join(sorted(layers - {'full_attention'}))} "
+            f"(window {window}); ESA replaces full attention only",
+            "use a model without sliding windows (Mistral from v0.2 on, Qwen2/3 by default)",
+        )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in STATIC_ROPE:
+        raise ModelError(
+            f"rotary embedding of type {rope!r} changes with the input's length, "
+            "so keys cannot be cached once for all",
+            f"supported: {', '.join(STATIC_ROPE)}",
+        )
+
+
+class Attachment:
+    """A model with ESA attached; use as a context manager or call `detach`.
+
+    Args:
+        model: a causal language model of transformers, see `SUPPORTED`.
+        method: the method to run; may be replaced between forward calls (`attachment.method = m`).
+
+    Raises:
+        ModelError: the model cannot be supported, with the reason; or is attached already.
+    """
+
+    def __init__(self, model: PreTrainedModel, method: Method) -> None:
+        check_supported(model.config)
+        self.model = model
+        self.body = model.base_model
+        self._modules = [layer.self_attn for layer in self.body.layers]
+        if model.config._attn_implementation == NAME:
+            raise ModelError("this model is attached already", "call detach() on the first")
+        self._rotary = self.body.rotary_emb
+        self._implementation = model.config._attn_implementation
+        self.rope = Rope(self._rotary)
+        self.scale = float(self._modules[0].scaling)
+        self.arriving: dict[int, EsaCache] = {}
+        self.method = method
+        AttentionInterface.register(NAME, _attention_function)
+        AttentionMaskInterface.register(NAME, _mask_function)
+        model.set_attn_implementation(NAME)
+        self.body.rotary_emb = RawRotary()
+        for module in self._modules:
+            _ATTACHED[module] = ref(self)
+
+    @property
+    def method(self) -> Method:
+        return self._method
+
+    @method.setter
+    def method(self, method: Method) -> None:
+        self._method = method
+        self.attention = Attention(method, self.rope, self.scale)
+
+    def new_cache(self) -> EsaCache:
+        """An empty memory; give it to `model(...)` or `model.generate(...)`."""
+        return EsaCache(self, len(self._modules))
+
+    def detach(self) -> None:
+        """Puts the model back as it was. Does nothing the second time."""
+        if self.body.rotary_emb is self._rotary:
+            return
+        self.body.rotary_emb = self._rotary
+        self.model.set_attn_implementation(self._implementation)
+        for module in self._modules:
+            _ATTACHED.pop(module, None)
+        self.arriving.clear()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+
+def attach(model: PreTrainedModel, method: Method) -> Attachment:
+    """Attaches `method` to `model`; see `Attachment`."""
+    return Attachment(model, method)
+
+
+def _attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The host's call: query (1, H, C, D), unrotated -> output (1, C, H, D)."""
+    found = _ATTACHED.get(module)
+    attachment = found() if found else None
+    if attachment is None:
+        raise ModelError("this model runs attention 'esa' but has no method", "call attach(model, method)")
+    index: int = module.layer_idx  # type: ignore[assignment]
+    cache = attachment.arriving.pop(index, None)
+    if cache is None:
+        raise UsageError(
+            "ESA needs its own cache", "pass past_key_values=attachment.new_cache()"
+        )
+    if cache.attachment is not attachment:
+        raise UsageError("this cache was made for another model", "use new_cache() of this one")
+    out = attachment.attention(
+        cache.memory(index), query[0], last=cache.mode == "auto", every=cache.mode == "asking"
+    )
+    return out.transpose(0, 1)[None], None
+
+
+def _mask_function(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
+    """ESA is causal by construction and needs no mask; padding would be attended to, so refuse."""
+    if attention_mask is not None and not bool(torch.all(attention_mask)):
+        raise UsageError("the attention mask hides tokens; ESA takes no padding", "pass one sequence unpadded")

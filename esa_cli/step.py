@@ -1,0 +1,93 @@
+"""One selection step: the current tokens' queries against a layer's middle tokens.
+
+A `Step` is all that scores and selectors see. Keys come in blocks, so a step over a million middle
+tokens never builds a tensor of heads x chunk x million at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .compressors import flatten_keys, fold
+from .protocols import KVStore, Projection, Score
+from .rotary import Rope
+
+BLOCK_ELEMENTS = 4 << 20
+"""Most scores in one block, heads and queries included (16 MB in float32)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a score or selector may look at.
+
+    Args:
+        layer: index of the layer. start: absolute position of the first current token.
+        queries: (H, C, D), unrotated.
+        store: the layer's memory; the middle tokens M are its [low, high).
+        local: tokens in L, which ends at `start`.
+        distance: query position that stands for 'far' (keys at 0), from the position encoding.
+        scale: the model's attention scale. score: the preset's score, for selectors that use it.
+        projection: the fitted compressor of this layer, or None.
+    """
+
+    layer: int
+    start: int
+    queries: Tensor
+    store: KVStore
+    low: int
+    high: int
+    local: int
+    distance: int
+    scale: float
+    rope: Rope
+    score: Score
+    projection: Projection | None = None
+
+    @property
+    def middle(self) -> int:
+        """M, the number of middle tokens."""
+        return self.high - self.low
+
+    def rotated(self, rotate: bool) -> Tensor:
+        """Queries (H, C, D); with `rotate` at the far distance, so that q . k is the logit that
+        attention at that distance will see (keys at position 0 are unrotated)."""
+        if not rotate:
+            return self.queries
+        at = self.queries.new_full((self.queries.shape[1],), self.distance, dtype=int)
+        return self.rope.rotate(self.queries, at)
+
+    def _most(self, rows: int) -> int:
+        return max(256, BLOCK_ELEMENTS // max(rows, 1))
+
+    def head_logits(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
+        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n)."""
+        q = self.rotated(rotate)
+        heads, chunk, dim = q.shape
+        groups = self.store.heads
+        grouped = (q * self.scale).reshape(groups, heads // groups * chunk, dim)
+        for at, keys in self.store.key_blocks(self.low, self.high, self._most(heads * chunk)):
+            yield at - self.low, (grouped @ keys.transpose(1, 2)).view(heads, chunk, -1)
+
+    def head_logits_at(self, offsets: Tensor, rotate: bool) -> Tensor:
+        """Logits (H, C, K) of the middle tokens at ascending offsets (K,)."""
+        q = self.rotated(rotate)
+        heads, chunk, dim = q.shape
+        groups = self.store.heads
+        keys, _ = self.store.gather(offsets + self.low)
+        grouped = (q * self.scale).reshape(groups, heads // groups * chunk, dim)
+        return (grouped @ keys.transpose(1, 2)).view(heads, chunk, -1)
+
+    def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
+        """Yields (offset into M, f_s(m; c)) of Eq. 2 in blocks (C, n), reduced when fitted."""
+        q = fold(self.rotated(rotate), self.store.heads)
+        most = self._most(q.shape[0])
+        if self.projection is None:
+            for at, keys in self.store.key_blocks(self.low, self.high, most):
+                yield at - self.low, q @ flatten_keys(keys).T
+            return
+        reduced = self.projection.queries(q)
+        for at, features in self.store.feature_blocks(self.low, self.high, most):
+            yield at - self.low, reduced @ features.T

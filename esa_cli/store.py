@@ -1,0 +1,96 @@
+"""One layer's memory: every token's unrotated key and value, and its reduced key.
+
+Token-major: a token's keys and values of all G heads are one contiguous row, so that taking a
+selected token is one read. Nothing is ever evicted. Knows nothing about selection or positions.
+A host-memory or on-disk store implements the same `KVStore` protocol (see `protocols`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .rows import Rows
+
+BLOCK = 8192
+"""Tokens per block when scanning keys: 3 heads of 64 floats are then about 6 MB, which fits L2/L3."""
+
+
+class LayerStore:
+    """Keys and values of N tokens of one layer, and the side data that belongs to them.
+
+    Args:
+        heads: G, key/value heads.
+        dim: D, the head dimension.
+    """
+
+    def __init__(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
+        self._rows = Rows(2 * heads * dim, dtype, device)
+        self._features: Rows | None = None
+        self.memo: dict[str, Any] = {}
+        """A selector's own side data for this layer; emptied when tokens are taken back."""
+
+    def __len__(self) -> int:
+        return self._rows.length
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes + (self._features.nbytes if self._features else 0)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        both = rows.view(rows.shape[0], 2, self.heads, self.dim)
+        return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Adds C tokens: k and v (G, C, D), unrotated."""
+        rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
+        self._rows.append(rows.reshape(k.shape[1], -1))
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
+        return self._split(self._rows.span(start, stop))
+
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
+        return self._split(self._rows.gather(at))
+
+    def key_blocks(self, start: int, stop: int, most: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most."""
+        for at, rows in self._rows.blocks(start, stop, most):
+            yield at, self._split(rows)[0]
+
+    @property
+    def reduced(self) -> int:
+        """How many tokens have a reduced key."""
+        return self._features.length if self._features else 0
+
+    def append_features(self, features: Tensor) -> None:
+        """Adds reduced keys (n, R) for the next n tokens that have none."""
+        if self._features is None:
+            self._features = Rows(features.shape[1], features.dtype, features.device)
+        self._features.append(features)
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = BLOCK
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, reduced keys (n, R)) over [start, stop), n <= most."""
+        assert self._features is not None, "no reduced keys in this store"
+        yield from self._features.blocks(start, stop, most)
+
+    def crop(self, tokens: int) -> None:
+        """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""
+        length = len(self) + tokens
+        self._rows.truncate(length)
+        if self._features is not None:
+            self._features.truncate(length)
+        self.memo.clear()
+
+    def clear(self) -> None:
+        """Forgets every token and frees the memory."""
+        self._rows = Rows(2 * self.heads * self.dim, self.dtype, self.device)
+        self._features = None
+        self.memo.clear()
