@@ -96,35 +96,46 @@ class Attention:
                 memory.store.append_features(memory.projection.keys(flatten_keys(keys)))
         return memory.projection
 
-    def _select(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:
+    def _local(self, start: int) -> int:
+        """l_L of a chunk that starts at `start`: everything cached while attention is plain."""
+        window = self.method.window
+        return start if start <= window.dense_below else min(window.local, start)
+
+    def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Tensor:
         """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
         window = self.method.window
-        local = min(window.local, plan.start)
         low = min(window.initial, plan.start - local)
         initial = torch.arange(low, device=q.device)
         high = plan.start - local
         if not plan.select or high <= low or window.selected == 0:
             return initial
-        step = self._step(memory, q, plan, low, high, local)
+        projection = self._project(memory, high)
+        step = self._step(memory, q, plan.start, low, local, projection)
         picked = self.method.selector.select(step, window.selected)
         return torch.cat((initial, picked.to(q.device) + low))
 
     def _step(
-        self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, high: int, local: int
+        self,
+        memory: LayerMemory,
+        q: Tensor,
+        start: int,
+        low: int,
+        local: int,
+        projection: Projection | None = None,
     ) -> Step:
         return Step(
             layer=memory.layer,
-            start=plan.start,
+            start=start,
             queries=q,
             store=memory.store,
             low=low,
-            high=high,
+            high=start - local,
             local=local,
             distance=self.method.position.distance,
             scale=self.scale,
             rope=self.rope,
             score=self.method.score,
-            projection=self._project(memory, high),
+            projection=projection,
         )
 
     def chunk(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:
@@ -133,9 +144,8 @@ class Attention:
         The chunk's own keys and values are already in the store.
         """
         start, stop = plan.start, plan.stop
-        plain = start <= self.method.window.dense_below
-        local = start if plain else min(self.method.window.local, start)
-        far = torch.arange(0) if plain else self._select(memory, q, plan)
+        local = self._local(start)
+        far = self._select(memory, q, plan, local)
         if stop - start == 1:
             return self._decode(memory, q, far, start, local)
         near = self.method.position.near(local, stop - start, start, far.shape[0])
@@ -189,7 +199,6 @@ class Attention:
             self._fit(memory, piece, plan.start)
             observe = getattr(self.method.selector, "observe", None)
             if observe is not None:
-                local = min(self.method.window.local, plan.start)
-                observe(self._step(memory, piece, plan, 0, plan.start - local, local))
+                observe(self._step(memory, piece, plan.start, 0, self._local(plan.start)))
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
         return out

@@ -30,8 +30,10 @@ class Positions(NamedTuple):
 class Score(Protocol):
     """How much the current tokens want each middle token: F_s(m; C) of Eq. 2-3, or another rule."""
 
-    features: bool
-    """Whether `scores` reads reduced keys; when False none are computed or stored."""
+    @property
+    def features(self) -> bool:
+        """Whether `scores` reads reduced keys; when False none are computed or stored."""
+        ...
 
     def scores(self, step: Step) -> Tensor:
         """(M,) float; higher is wanted more. -inf: not to be taken while another is left."""
@@ -43,7 +45,8 @@ class Selector(Protocol):
     """Which middle tokens are attended to in this step.
 
     A selector may also define `observe(step)`, called for every chunk that is read, before it is
-    attended to; side data goes into `step.store.memo`.
+    attended to; side data goes into `step.store.memo`. When tokens are taken back, memo values with
+    a `truncate(length)` method are cut to the tokens left, and others are dropped.
     """
 
     def select(self, step: Step, budget: int) -> Tensor:
@@ -67,8 +70,10 @@ class Projection(Protocol):
 class Compressor(Protocol):
     """Where a layer's projection comes from: a file, or the document's first tokens."""
 
-    fit_tokens: int
-    """Tokens of the document to look at before `fit`; 0 when it needs none."""
+    @property
+    def fit_tokens(self) -> int:
+        """Tokens of the document to look at before `fit`; 0 when it needs none."""
+        ...
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         """The projection of `layer`, or None to score with the whole folded keys."""
@@ -79,8 +84,10 @@ class Compressor(Protocol):
 class PositionEncoding(Protocol):
     """Where the current, local and far tokens stand (Section 3.2 of the paper)."""
 
-    distance: int
-    """Query position, keys at 0, that stands for 'far' when tokens are scored rotated."""
+    @property
+    def distance(self) -> int:
+        """Query position, keys at 0, that stands for 'far' when tokens are scored rotated."""
+        ...
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
         """Positions for attention to [L, C].

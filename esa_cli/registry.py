@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,33 +25,49 @@ T = TypeVar("T", bound=type)
 
 _CLASSES: dict[tuple[str, str], type] = {}
 _ORIGIN: dict[tuple[str, str], str] = {}
-_loading: list[str] = []
+_FILES: dict[str, str] = {}
+"""Module name of every plugin file to its path; a class's origin is the file it is written in."""
 
 
 def nearest(word: str, known: list[str]) -> str:
     """A 'did you mean' clause, or the list of what is known."""
     close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(sorted(known))}" if known else "there are none"
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`.
 
     Raises:
-        PluginError: unknown kind, not a dataclass, or the name is taken by another module.
+        PluginError: unknown kind, not a dataclass, or the name is taken by another class.
     """
 
     def keep(cls: T) -> T:
         if kind not in KINDS:
-            raise PluginError(f"cannot register {name!r}: no such kind {kind!r}", nearest(kind, [*KINDS]))
+            raise PluginError(
+                f"cannot register {name!r}: no such kind {kind!r}", nearest(kind, [*KINDS])
+            )
         if not dataclasses.is_dataclass(cls):
             raise PluginError(
                 f"{kind} {name!r} is not a dataclass", "put @dataclass(frozen=True) under @register"
             )
-        origin = _loading[-1] if _loading else cls.__module__
+        if any(field.name == "name" for field in dataclasses.fields(cls)):
+            raise PluginError(
+                f"{kind} {name!r} has a setting 'name', which means the method itself",
+                "call it something else",
+            )
+        origin = _FILES.get(cls.__module__, cls.__module__)
         taken = _ORIGIN.get((kind, name))
-        if taken not in (None, origin):
-            raise PluginError(f"{kind} {name!r} is already registered by {taken}", "choose another name")
+        # The same class again is a module that is being reloaded; two classes are a mistake.
+        if taken is not None and (taken, _CLASSES[kind, name].__qualname__) != (
+            origin,
+            cls.__qualname__,
+        ):
+            raise PluginError(
+                f"{kind} {name!r} is already registered by {taken}", "choose another name"
+            )
         _CLASSES[kind, name] = cls
         _ORIGIN[kind, name] = origin
         return cls
@@ -59,26 +76,28 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 
 def load_entry_points() -> None:
-    """Imports every module named under the entry-point group `esa.plugins`, built-ins first."""
+    """Imports every module named under the entry-point group `esa.plugins`, built-ins first.
+
+    Raises:
+        PluginError: one does not load; it names the plugin.
+    """
     from . import builtin  # noqa: F401
 
     for point in entry_points(group="esa.plugins"):
-        _loading.append(point.value)
         try:
             point.load()
-        except PluginError:
-            raise
         except Exception as error:
+            reason = error.message if isinstance(error, PluginError) else _reason(error)
             raise PluginError(
-                f"plugin {point.name!r} ({point.value}) does not load: {type(error).__name__}: {error}",
+                f"plugin {point.name!r} ({point.value}) does not load: {reason}",
                 "update or uninstall the package it comes from",
             ) from error
-        finally:
-            _loading.pop()
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
     """Imports a plugin file and returns the (kind, name) pairs it registered.
+
+    A file is run once in a process; a file that failed has registered nothing and may be retried.
 
     Raises:
         PluginError: the file is missing, does not run, or registers nothing.
@@ -87,31 +106,49 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     if not path.is_file():
         raise PluginError(f"no plugin file {path}", "check the path; `esa plugins new` writes one")
     key = str(path.resolve())
-    known = [pair for pair, origin in _ORIGIN.items() if origin == key]
-    if known:
-        return known
+    if _registered(key):
+        return _registered(key)
     module_name = f"esa_plugin_{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"{path} is not a Python file", "a plugin file ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    _loading.append(key)
+    # Dataclasses and type hints look their module up by name.
+    sys.modules[module_name], _FILES[module_name] = module, key
     try:
         spec.loader.exec_module(module)
-    except PluginError:
-        raise
-    except Exception as error:
+        if not _registered(key):
+            raise PluginError(
+                f"plugin {path} registers nothing",
+                'decorate a class with @register("selector", "name")',
+            )
+    except BaseException as error:
+        _forget(module_name, key)
+        if isinstance(error, PluginError) or not isinstance(error, Exception):
+            raise
         raise PluginError(
-            f"plugin {path} does not run: {type(error).__name__}: {error}",
+            f"plugin {path} does not run: {_reason(error)}",
             f"`esa plugins check {path}` shows more",
         ) from error
-    finally:
-        _loading.pop()
-    found = [pair for pair, origin in _ORIGIN.items() if origin == key]
-    if not found:
-        raise PluginError(f"plugin {path} registers nothing", 'decorate a class with @register("selector", "name")')
-    return found
+    return _registered(key)
+
+
+def _registered(origin: str) -> list[tuple[str, str]]:
+    return [pair for pair, known in _ORIGIN.items() if known == origin]
+
+
+def _forget(module_name: str, origin: str) -> None:
+    for pair in _registered(origin):
+        del _ORIGIN[pair], _CLASSES[pair]
+    sys.modules.pop(module_name, None)
+    _FILES.pop(module_name, None)
+
+
+def _reason(error: Exception) -> str:
+    """The error, and the line of the plugin it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
 
 
 def names(kind: str) -> list[str]:
@@ -149,19 +186,41 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     for key in fields:
         if key not in known:
-            raise PresetError(f"{kind} {name!r} has no setting {key!r}", nearest(key, sorted(known)))
-    hints = get_type_hints(cls)
-    values = {key: _typed(value, hints.get(key, Any), f"{kind}.{key}") for key, value in fields.items()}
+            raise PresetError(
+                f"{kind} {name!r} has no setting {key!r}", nearest(key, sorted(known))
+            )
+    hints = _hints(cls, f"{kind} {name!r}")
+    values = {key: _typed(value, hints[key], f"{kind}.{key}") for key, value in fields.items()}
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
         raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
 
 
+def _hints(cls: type, what: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls)
+    except NameError as error:
+        raise PluginError(
+            f"{what}: {error}", "import what the fields' types name outside `if TYPE_CHECKING`"
+        ) from error
+
+
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    from pydantic import TypeAdapter, ValidationError
+    """The value if it is of the type `hint`; whole numbers may stand for floats, no more.
+
+    Raises:
+        PresetError: it is not. PluginError: no preset can hold a value of that type.
+    """
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(hint).validate_python(value, strict=not isinstance(value, int))
+        return TypeAdapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
-        raise PresetError(f"{where} = {value!r}: {error.errors()[0]['msg'].lower()}", "") from error
+        message = error.errors()[0]["msg"]
+        raise PresetError(f"{where} = {value!r}: {message[0].lower()}{message[1:]}", "") from error
+    except PydanticUserError as error:
+        raise PluginError(
+            f"{where} is a {hint!r}, which a preset cannot hold",
+            "use int, float, bool, str or Literal",
+        ) from error

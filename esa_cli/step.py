@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .compressors import flatten_keys, fold
@@ -56,7 +57,7 @@ class Step:
         attention at that distance will see (keys at position 0 are unrotated)."""
         if not rotate:
             return self.queries
-        at = self.queries.new_full((self.queries.shape[1],), self.distance, dtype=int)
+        at = self.queries.new_full((self.queries.shape[1],), self.distance, dtype=torch.long)
         return self.rope.rotate(self.queries, at)
 
     def _most(self, rows: int) -> int:

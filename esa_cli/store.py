@@ -32,7 +32,7 @@ class LayerStore:
         self._rows = Rows(2 * heads * dim, dtype, device)
         self._features: Rows | None = None
         self.memo: dict[str, Any] = {}
-        """A selector's own side data for this layer; emptied when tokens are taken back."""
+        """A selector's own side data for this layer; see `crop`."""
 
     def __len__(self) -> int:
         return self._rows.length
@@ -82,12 +82,19 @@ class LayerStore:
         yield from self._features.blocks(start, stop, most)
 
     def crop(self, tokens: int) -> None:
-        """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""
+        """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`.
+
+        Memo values that have `truncate(length)` (as `Rows` does) are cut too; others are dropped.
+        """
         length = len(self) + tokens
         self._rows.truncate(length)
         if self._features is not None:
             self._features.truncate(length)
-        self.memo.clear()
+        for key, value in list(self.memo.items()):
+            if hasattr(value, "truncate"):
+                value.truncate(length)
+            else:
+                del self.memo[key]
 
     def clear(self) -> None:
         """Forgets every token and frees the memory."""

@@ -1,0 +1,35 @@
+# `make demo` and `make test` work from a bare clone with Python 3.11+ and pip.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test unit model check format bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install            ## Reads a 36k-token chronicle with the default model and asks it questions.
+	$(BIN)/python examples/demo.py
+
+test: install            ## Every test, the default model's included.
+	$(BIN)/python -m pytest
+
+unit: install            ## Only what needs no model: under two minutes.
+	$(BIN)/python -m pytest -m 'not model'
+
+check: install           ## Format, lint, types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -1,0 +1,136 @@
+"""`esa` and `python -m esa_cli`: runs the command line and turns errors into exit codes.
+
+Nothing is imported up here that takes time, so that Ctrl-C ends the command quietly from the
+first moment on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from .errors import INTERRUPTED, EsaError, ResourceError
+
+BUG = 1
+USAGE = 2
+PIPE_CLOSED = 141
+"""What a shell reports for a program that wrote to a closed pipe."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code; see docs/cli.md.
+
+    Args:
+        arguments: the words behind `esa`; None takes the command line's.
+    """
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _interrupted(leave=arguments is None)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return PIPE_CLOSED
+    except Exception as error:
+        return _report(error)
+
+
+def _interrupted(leave: bool) -> None:
+    """Says so; with `leave` ends the process at once, its files being closed and its locks let go.
+
+    Python would spend seconds on taking torch down, and where the interruption hit an import it
+    would end by the signal instead of the exit code.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say("interrupted")
+    if leave:
+        os._exit(INTERRUPTED)
+
+
+def _run(arguments: list[str]) -> int:
+    from .cli.app import command
+
+    group = command()
+    if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
+        group.main(arguments, prog_name="esa")
+    import typer
+
+    try:
+        # Not through `main` of the group, which has its own way with Ctrl-C and closed pipes.
+        with group.make_context("esa", arguments) as context:
+            group.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return 0
+
+
+def _report(error: Exception) -> int:
+    if os.environ.get("ESA_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    known = error if isinstance(error, EsaError) else _out_of_memory(error)
+    if known is not None:
+        _say(known.message, known.hint)
+        return known.exit_code
+    if hasattr(error, "format_message"):  # an option or argument that the parser refused
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "esa"
+        _say(error.format_message().rstrip("."), f"see `{path} --help`")
+        return USAGE
+    reason = (str(error).splitlines() or [""])[0]
+    _say(
+        f"a bug: {type(error).__name__}: {reason}",
+        "set ESA_DEBUG=1 to see where, and please report it",
+    )
+    return BUG
+
+
+def _out_of_memory(error: Exception) -> ResourceError | None:
+    """torch says it by a class of its own on a GPU, and by a bare RuntimeError on a processor."""
+    text = str(error)
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    if not named and "can't allocate memory" not in text and "not enough memory" not in text:
+        return None
+    return ResourceError(
+        "the memory ran out",
+        "`esa plan` shows what takes it; try --dtype bfloat16, a smaller model or fewer documents",
+    )
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks and control characters, which a file's name may bring along."""
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
+
+
+def _say(message: str, hint: str = "") -> None:
+    try:
+        sys.stdout.flush()
+        print(f"esa: {_one_line(message)}", file=sys.stderr)
+        if hint:
+            print(f"     {_one_line(hint)}", file=sys.stderr)
+        sys.stderr.flush()
+    except OSError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Points what is left to write at nothing, or Python complains about it while it ends."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(nothing, stream.fileno())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

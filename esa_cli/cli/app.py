@@ -1,0 +1,41 @@
+"""The root command, and the commands below it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+import typer.main
+
+from .. import __version__
+from . import ask, doctor, models, plan, plugins, presets
+
+app = typer.Typer(
+    name="esa",
+    help="Ask questions about documents many times longer than a language model's context.",
+    invoke_without_command=True,
+    rich_markup_mode=None,  # plain help reads the same in a pipe, and comes twice as fast
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ask")(ask.ask)
+app.command("plan")(plan.plan)
+app.add_typer(presets.app, name="presets")
+app.add_typer(plugins.app, name="plugins")
+app.add_typer(models.app, name="models")
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        print(f"esa {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def command() -> Any:
+    """The click command of the whole program."""
+    return typer.main.get_command(app)

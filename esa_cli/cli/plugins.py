@@ -1,0 +1,77 @@
+"""`esa plugins`: what is registered, a template to start from, and conformance checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import options
+
+app = typer.Typer(help="List, write and check plugins.")
+
+
+@app.command("list")
+def list_(plugins: options.Plugin = None) -> None:
+    """List the selectors, scores, compressors and position encodings."""
+    options.load_plugins(plugins)
+    from .. import registry
+    from .render import print_table
+
+    registry.load_entry_points()
+    rows = []
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            cls = registry.lookup(kind, name)
+            what = (cls.__doc__ or "").strip().split("\n")[0]
+            rows.append((kind, name, registry.origin(kind, name), settings_of(cls), what))
+    print_table(("kind", "name", "from", "settings", "what it does"), rows)
+
+
+def settings_of(cls: type) -> str:
+    """A method's settings with their defaults, as `rank=48 fit_tokens=2048`."""
+    words = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        value = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        words.append(field.name if value is dataclasses.MISSING else f"{field.name}={value}")
+    return " ".join(words) or "-"
+
+
+@app.command("new")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The selector's name.")],
+    folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
+) -> None:
+    """Write a plugin file to start from, and its test."""
+    from ..template import write_template
+
+    written = write_template(name, folder)
+    for path in written if isinstance(written, (list, tuple)) else [written]:
+        print(path)
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
+) -> None:
+    """Check that a plugin keeps the rules methods must keep."""
+    from ..conformance import check_file
+    from ..errors import PluginError
+    from .render import print_table
+
+    results = check_file(file)
+    rows = [
+        (kind, name, finding.check, "ok" if finding.passed else "FAILS", finding.detail)
+        for (kind, name), findings in results.items()
+        for finding in findings
+    ]
+    print_table(("kind", "name", "check", "", "detail"), rows)
+    failed = sum(row[3] != "ok" for row in rows)
+    if failed:
+        raise PluginError(f"{failed} of {len(rows)} checks fail", "see docs/plugins.md")

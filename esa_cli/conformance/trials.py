@@ -1,0 +1,104 @@
+"""The steps scores and selectors are tried on, and what both must leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..step import Step
+from .findings import Finding, attempt, each
+from .steps import Observe, make_step
+
+BUDGET = 16
+STEPS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "k > M": {"middle": 7},
+    "k = M": {"middle": BUDGET},
+    "M = 1": {"middle": 1},
+    "empty M": {"middle": 0},
+    "C = 1": {"chunk": 1},
+    "C = 40": {"chunk": 40},
+    "L = 0": {"local": 0},
+    "H = G": {"heads": 4, "groups": 4},
+    "H = 3 G": {"heads": 6, "groups": 2},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "ties": {"ties": True},
+    "large logits": {"spread": 100.0},
+    "more than one block of keys": {"middle": 9000},
+}
+"""Options of `make_step`, by the name of the case."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a method made of a step, and a twin of that step which the method never saw."""
+
+    step: Step
+    twin: Step
+    budget: int
+    out: Any
+
+
+def one_dimension(tried: Tried) -> str:
+    """Complains unless the result is a tensor of shape (n,)."""
+    if not isinstance(tried.out, Tensor):
+        return f"returned a {type(tried.out).__name__}"
+    return "" if tried.out.ndim == 1 else f"has shape {tuple(tried.out.shape)}"
+
+
+def right_device(tried: Tried) -> str:
+    """Complains unless the result is where the queries are."""
+    wanted = tried.step.queries.device
+    return "" if tried.out.device == wanted else f"is on {tried.out.device}, not {wanted}"
+
+
+def conduct(
+    results: dict[str, Tried],
+    device: str,
+    observe: Observe | None,
+    call: Callable[[Step], Tensor],
+) -> list[Finding]:
+    """Checks that a method repeats itself and changes nothing that is not its own."""
+    make = partial(make_step, device=device, observe=observe)
+    return [
+        attempt("deterministic", lambda: _deterministic(make, call)),
+        each("leaves the queries alone", results, _same_queries),
+        each("leaves the store alone", results, _same_store),
+    ]
+
+
+def _deterministic(make: Callable[[], Step], call: Callable[[Step], Tensor]) -> str:
+    step = make()
+    first, second, fresh = call(step).clone(), call(step).clone(), call(make()).clone()
+    for out, when in ((second, "the same step again"), (fresh, "an equal step")):
+        if first.shape != out.shape:
+            return f"shape {tuple(first.shape)}, then {tuple(out.shape)} on {when}"
+        changed = int(((first != out) & ~(first.isnan() & out.isnan())).sum())
+        if changed:
+            return f"{changed} of {first.numel()} numbers differ on {when}"
+    return ""
+
+
+def _same_queries(tried: Tried) -> str:
+    changed = int((tried.step.queries != tried.twin.queries).sum())
+    return f"{changed} of {tried.step.queries.numel()} numbers changed" if changed else ""
+
+
+def _same_store(tried: Tried) -> str:
+    store, twin = tried.step.store, tried.twin.store
+    if len(store) != len(twin) or store.reduced != twin.reduced:
+        return (
+            f"held {len(twin)} tokens and {twin.reduced} reduced keys, "
+            f"now {len(store)} and {store.reduced}"
+        )
+    now, before = store.span(0, len(store)), twin.span(0, len(twin))
+    for name, left, right in zip(("keys", "values"), now, before, strict=True):
+        changed = int((left != right).sum())
+        if changed:
+            return f"{changed} of {right.numel()} numbers in the {name} changed"
+    return ""

@@ -1,0 +1,146 @@
+"""The cost of a method on a model: bytes kept, bytes to work with, and operations of reading.
+
+    keys and values   tokens * layers * (2 G D + R) numbers; R only when the score reads them
+    operations        tokens * (2 P + layers * (attention + scoring))
+
+P counts the weights outside the embeddings. Only sizes are looked at, never weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .compressors import Moments
+from .errors import ModelError
+from .method import Method
+from .rows import FIRST_SEGMENT, LAST_SEGMENT
+from .scores import KEEP_ELEMENTS
+from .step import BLOCK_ELEMENTS
+
+READ_AT_ONCE = 1024
+"""`session.FEED`, which cannot be imported here without transformers."""
+LIBRARIES = 400 << 20
+"""Bytes of torch, transformers and Python themselves."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model, from its config.json; see `protocols` for the letters."""
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    dim: int
+    inner: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def body(self) -> int:
+        """Weights of the layers: projections and the three maps of the gated MLP."""
+        attention = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
+        return self.layers * (attention + 3 * self.hidden * self.inner)
+
+    @property
+    def weights(self) -> int:
+        """All weights, embeddings included."""
+        return self.body + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+
+def shape_of(config: dict[str, Any]) -> Shape:
+    """Raises ModelError when config.json lacks a size."""
+    try:
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        return Shape(
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            heads=heads,
+            groups=int(config.get("num_key_value_heads") or heads),
+            dim=int(config.get("head_dim") or hidden // heads),
+            inner=int(config["intermediate_size"]),
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"the model's config.json does not hold up: {error}") from error
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one method costs on one model, per token and in all."""
+
+    shape: Shape
+    method: Method
+    rank: int
+    on_gpu: bool
+
+    def stored(self, tokens: int) -> int:
+        """Rows allocated for `tokens`; RAM that was never written to is not taken."""
+        if not self.on_gpu:
+            return tokens
+        capacity = 0
+        while capacity < tokens:
+            capacity += min(LAST_SEGMENT, max(FIRST_SEGMENT, capacity))
+        return capacity
+
+    def keys_values(self, tokens: int, size: int) -> int:
+        shape = self.shape
+        return self.stored(tokens) * shape.layers * 2 * shape.groups * shape.dim * size
+
+    def reduced_keys(self, tokens: int, size: int) -> int:
+        return self.stored(tokens) * self.shape.layers * self.rank * size
+
+    def working(self, tokens: int, size: int) -> int:
+        """Activations, gathered keys, scores, the compressor's moments, and the libraries."""
+        shape, window = self.shape, self.method.window
+        folded = shape.groups * shape.dim
+        projections = (shape.heads + 2 * shape.groups) * shape.dim
+        activations = READ_AT_ONCE * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
+        attended = min(tokens, window.budget) + window.chunk
+        gathered = 6 * attended * folded + 2 * window.chunk * shape.heads * shape.dim
+        rows = window.chunk * (1 if self.method.score.features else shape.heads)
+        scores = 4 * (min(KEEP_ELEMENTS, rows * tokens) + 2 * min(BLOCK_ELEMENTS, rows * tokens))
+        fitting = 0
+        if self.method.score.features and self.method.compressor.fit_tokens:
+            fitting = 8 * folded * folded * (2 * shape.layers + 8)
+        return (activations + gathered) * size + scores + fitting + LIBRARIES
+
+    def needed(self, tokens: int, size: int) -> int:
+        kept = self.keys_values(tokens, size) + self.reduced_keys(tokens, size)
+        return self.shape.weights * size + kept + self.working(tokens, size)
+
+    def operations(self, tokens: int) -> float:
+        """Floating-point operations of reading; a multiplication and an addition are two."""
+        shape, window = self.shape, self.method.window
+        selects = self.method.reading == "select"
+        seen = window.initial + window.local + window.chunk / 2
+        seen += window.selected if selects else 0
+        attention = 4 * shape.heads * shape.dim * min(seen, tokens / 2)
+        scoring = 2.0 * shape.groups * shape.dim * self.rank
+        if selects:
+            width = self.rank or shape.groups * shape.dim
+            width = width if self.method.score.features else shape.heads * shape.dim
+            scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
+        return tokens * (2 * shape.body + shape.layers * (attention + scoring))
+
+    def most_tokens(self, memory: int, size: int) -> int:
+        low, high = 0, 1 << 28
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.needed(middle, size) <= memory else (low, middle - 1)
+        return low
+
+
+def rank_of(method: Method, shape: Shape) -> int:
+    """R, the reduced key's width that the compressor stores; 0 when it stores none."""
+    if not method.score.features:
+        return 0
+    folded = shape.groups * shape.dim
+    if method.compressor.fit_tokens == 0:
+        projection = method.compressor.fit(0, Moments())
+        return projection.keys(torch.zeros(1, folded)).shape[1] if projection else 0
+    return min(int(getattr(method.compressor, "rank", folded)), folded)

@@ -1,0 +1,115 @@
+"""What `esa doctor` reports: this machine, what is installed, and what is missing.
+
+Every part is looked at on its own: a broken one is reported, and does not hide the others.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from . import __version__, machine
+from .models import DEFAULT_MODEL, list_models, path_of
+from .models.cache import home
+from .models.load import choose_dtype
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flash-attn")
+
+
+def version_of(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def processor() -> dict[str, Any]:
+    """Features and counts of the processor, as torch sees it."""
+    import psutil
+    import torch
+
+    capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
+    if not capabilities:
+        level = torch.backends.cpu.get_cpu_capability()
+        capabilities = {"avx2": level != "DEFAULT", "avx512_f": level == "AVX512"}
+    return {
+        "avx2": bool(capabilities.get("avx2")),
+        "avx512": bool(capabilities.get("avx512_f")),
+        "bfloat16": any(capabilities.get(k) for k in ("avx512_bf16", "amx_bf16")),
+        "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def devices() -> list[dict[str, Any]]:
+    """GPUs that torch can use, with their memory in bytes."""
+    import torch
+
+    found: list[dict[str, Any]] = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        found.append({"device": f"cuda:{index}", "name": name, "free": free, "total": total})
+    if torch.backends.mps.is_available():
+        found.append({"device": "mps", "name": platform.processor()})
+    return found
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def report() -> dict[str, Any]:
+    """Everything, as one mapping that JSON can hold; sizes in bytes."""
+    import psutil
+
+    from .kernels import available
+
+    gpus = devices()
+    default = path_of(DEFAULT_MODEL)
+    facts: dict[str, Any] = {
+        "esa": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: version_of(name) for name in _PACKAGES},
+        "processor": processor(),
+        "memory": {
+            "total": psutil.virtual_memory().total,
+            "available": machine.available_memory(),
+            "limit": machine.memory_limit(),
+        },
+        "devices": gpus,
+        "kernels": [name for name, usable in available().items() if usable],
+        "dtype": str(choose_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
+        "default_model": str(default) if default else None,
+        "models": len(list_models()),
+        "cache": str(home()),
+        "free_disk": shutil.disk_usage(_existing(home())).free,
+    }
+    return {**facts, "hints": hints(facts)}
+
+
+def hints(facts: dict[str, Any]) -> list[str]:
+    """What is missing, and what to do about it."""
+    out = []
+    if facts["default_model"] is None:
+        out.append("the default model is not here yet: `esa models pull`, or just ask")
+        if facts["free_disk"] < 1 << 30:
+            out.append("less than 1 GiB of disk is free: point ESA_HOME to another disk")
+    cuda = any(gpu["device"].startswith("cuda") for gpu in facts["devices"])
+    if cuda and facts["packages"]["flash-attn"] is None:
+        out.append("flash-attn is not installed; it is optional: pip install 'esa-cli[flash]'")
+    if shutil.which("nvidia-smi") and not cuda:
+        out.append("this machine has an NVIDIA driver, but this torch cannot use it")
+    if not facts["processor"]["avx2"] and not facts["devices"]:
+        out.append("torch finds no AVX2 here; reading will be slow")
+    if facts["memory"]["available"] < 2 << 30:
+        out.append("less than 2 GiB of memory is free: close other programs")
+    return out

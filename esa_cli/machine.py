@@ -1,0 +1,103 @@
+"""What this machine has: memory, processor features, and what this process has used of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import psutil
+
+from .errors import UsageError
+
+LIMIT = "ESA_MEMORY_LIMIT"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
+def parse_size(text: str, name: str) -> int:
+    """`8GiB`, `500M` or `123456` in bytes; `name` is what the message calls it.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{name} = {text!r} is not a size", "write bytes, or for example 8GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def memory_limit() -> int | None:
+    """$ESA_MEMORY_LIMIT in bytes, or None when it is not set. Raises UsageError."""
+    text = os.environ.get(LIMIT, "")
+    return parse_size(text, LIMIT) if text.strip() else None
+
+
+def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes a container may still take, where one is limited (cgroup v2)."""
+    try:
+        most = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return most - used + int(stat.get("inactive_file", 0))
+
+
+def available_memory(device: str = "cpu") -> int:
+    """Bytes free on a device of torch ("balanced": on all GPUs), at most $ESA_MEMORY_LIMIT.
+
+    Raises:
+        UsageError: the limit is not a size.
+    """
+    if device.startswith("cuda") or device == "balanced":
+        import torch
+
+        every = device == "balanced"
+        places = [*range(torch.cuda.device_count())] if every else [torch.device(device)]
+        free = sum(torch.cuda.mem_get_info(place)[0] for place in places)
+    else:
+        free = psutil.virtual_memory().available
+        inside = _cgroup_free()
+        free = free if inside is None else min(free, inside)
+    limit = memory_limit()
+    return free if limit is None else min(free, limit)
+
+
+def peak_memory(device: str = "cpu") -> int:
+    """The most bytes this process has held: of the GPU when it runs on one, else of RAM."""
+    if device.startswith("cuda"):
+        import torch
+
+        count = torch.cuda.device_count()
+        return sum(torch.cuda.max_memory_allocated(place) for place in range(count))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def size_text(count: float) -> str:
+    """Bytes for people: `512 bytes`, `1.5 GiB`."""
+    units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while abs(count) >= 1024 and len(units) > 1:
+        count /= 1024
+        units.pop(0)
+    whole = units[0] == "bytes" or abs(count) >= 100
+    return f"{count:.0f} {units[0]}" if whole else f"{count:.1f} {units[0]}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,25 @@
+"""Models: what a reference names, where it is kept, and how it is fetched, converted and loaded.
+
+Importing this package imports neither torch nor transformers; loading or converting does.
+"""
+
+from esa_cli.models.cache import CachedModel, list_models, path_of, remove
+from esa_cli.models.load import LoadedModel, load
+from esa_cli.models.progress import Progress
+from esa_cli.models.reference import DEFAULT_MODEL, ModelRef, parse_reference
+from esa_cli.models.resolve import pull, resolve
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "CachedModel",
+    "LoadedModel",
+    "ModelRef",
+    "Progress",
+    "list_models",
+    "load",
+    "parse_reference",
+    "path_of",
+    "pull",
+    "remove",
+    "resolve",
+]

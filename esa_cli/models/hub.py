@@ -1,0 +1,172 @@
+"""Models on the Hugging Face hub, through huggingface_hub and its own cache.
+
+Only safetensors weights, JSON, tokenizer and template files at the top of a repository are
+fetched; never code, never pickled weights. Tokens, mirrors (HF_ENDPOINT) and the offline switch
+(HF_HUB_OFFLINE) are huggingface_hub's business. It does not know whether transformers supports
+a model.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.models.progress import Progress, silent
+from esa_cli.models.reference import ModelRef
+
+_FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+_NOT = ["*/*", "consolidated*"]
+_TIMEOUT_S = 10
+
+
+def local_snapshot(ref: ModelRef) -> Path | None:
+    """The snapshot of a hub model that is already on this machine, with its weights, or None."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(
+                ref.repo,
+                revision=ref.revision,
+                allow_patterns=_FILES,
+                ignore_patterns=_NOT,
+                local_files_only=True,
+            )
+        )
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    # Another program may have fetched only the configuration or the tokenizer.
+    has_weights = any(folder.glob("*.safetensors"))
+    return folder if has_weights and (folder / "config.json").exists() else None
+
+
+def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = None) -> Path:
+    """The local snapshot folder of a hub model, downloaded unless it is there.
+
+    Args:
+        ref: a reference of kind "hub".
+        offline: look only at this machine.
+        progress: called with the stage "download", in bytes.
+
+    Raises:
+        ModelError: no such model, no access, no network, or offline and not on this machine.
+        ResourceError: the disk is full.
+    """
+    folder = local_snapshot(ref)
+    if folder is not None:
+        return folder
+    if offline:
+        raise ModelError(
+            f"{ref.text} is not on this machine, and fetching is turned off.",
+            f"Run `esa models pull {ref.text}` where there is a network.",
+        )
+    _download(ref, progress or silent)
+    folder = local_snapshot(ref)
+    if folder is None:
+        raise ModelError(
+            f"{ref.text} has no safetensors weights with a config.json.",
+            "Choose a repository in the transformers format, or pull a .gguf file and name that.",
+        )
+    return folder
+
+
+def _download(ref: ModelRef, report: Progress) -> None:
+    from huggingface_hub import snapshot_download
+
+    report("download", 0, None)
+    try:
+        snapshot_download(
+            ref.repo,
+            revision=ref.revision,
+            allow_patterns=_FILES,
+            ignore_patterns=_NOT,
+            etag_timeout=_TIMEOUT_S,
+            tqdm_class=_bar_class(report),
+        )
+    except Exception as error:
+        raise _fetch_error(ref, error) from error
+
+
+def _bar_class(progress: Progress) -> Any:
+    """A tqdm class that shows nothing and reports the bytes written to disk."""
+    tqdm: Any = importlib.import_module("tqdm.std").tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.reports = str(options.get("desc", "")).startswith("Reconstruct")
+            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
+
+        def update(self, n: float | None = 1) -> Any:
+            shown = super().update(n)
+            if self.reports:
+                progress("download", int(self.n), int(self.total) if self.total else None)
+            return shown
+
+    return Bar
+
+
+def _fetch_error(ref: ModelRef, error: Exception) -> ModelError | ResourceError:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return ModelError(
+            f"Access to {ref.repo} must be granted on its page first.",
+            "Accept its terms there, then sign in with `hf auth login`.",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelError(f"{ref.repo} has no revision '{ref.revision}'.")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelError(
+            f"There is no model {ref.repo} on the hub, or it is private.",
+            "Check the spelling; for a private model sign in with `hf auth login`.",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"The disk is full: no room for {ref.repo}.",
+            "Free some space, or point the environment variable HF_HOME to another disk.",
+        )
+    cause = error.__cause__ or error
+    reason = (str(cause) or type(cause).__name__).splitlines()[0]
+    return ModelError(
+        f"Cannot fetch {ref.repo} from the hub: {reason}.",
+        "Check the network, proxy and HF_ENDPOINT; or copy the model here and give its folder.",
+    )
+
+
+def cached_repos() -> list[tuple[str, Path, int]]:
+    """The models in huggingface_hub's cache: id, folder and bytes on disk."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except (CacheNotFound, OSError):
+        return []
+    models = [r for r in repos if r.repo_type == "model"]
+    return sorted((r.repo_id, Path(r.repo_path), r.size_on_disk) for r in models)
+
+
+def delete_repo(ref: ModelRef) -> int:
+    """Delete every revision of a hub model from huggingface_hub's cache; returns bytes freed.
+
+    Raises:
+        ModelError: the model is not there.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+        repo = next(r for r in cache.repos if r.repo_type == "model" and r.repo_id == ref.repo)
+    except (CacheNotFound, StopIteration):
+        raise ModelError(
+            f"{ref.repo} is not in the hub's cache.", "See `esa models list`."
+        ) from None
+    strategy = cache.delete_revisions(*(r.commit_hash for r in repo.revisions))
+    strategy.execute()
+    return strategy.expected_freed_size

@@ -1,0 +1,65 @@
+"""A model's small files, so that a large model can be judged before it is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from . import hub
+from .cache import path_of
+from .progress import Progress
+from .reference import ModelRef, as_reference
+from .resolve import resolve
+
+
+def peek(ref: str | ModelRef, progress: Progress | None = None) -> Path:
+    """A folder with the model's config.json and tokenizer files, and perhaps its weights.
+
+    Of a hub model that is not on this machine only these files are fetched; models of other
+    kinds are resolved.
+
+    Raises:
+        ModelError, ResourceError: as `resolve`.
+    """
+    ref = as_reference(ref)
+    if ref.kind != "hub":
+        return resolve(ref, progress=progress)
+    folder = path_of(ref)
+    return folder if folder is not None else _small_files(ref)
+
+
+def _small_files(ref: ModelRef) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                ref.repo, revision=ref.revision, allow_patterns=["config.json", "tokenizer*"]
+            )
+        )
+    except Exception as error:
+        raise hub._fetch_error(ref, error) from error
+
+
+def count_tokens(folder: Path, text: str) -> int:
+    """Tokens of `text`, special ones not added.
+
+    Raises:
+        ModelError: the folder's tokenizer cannot be read.
+    """
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            return len(Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False))
+        import transformers
+
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"The tokenizer in {folder} cannot be read: {reason}", "Fetch the model again."
+        ) from error

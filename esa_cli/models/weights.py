@@ -1,0 +1,103 @@
+"""Looks at a model folder's files before anything heavy is imported.
+
+It reads config.json and the headers of the safetensors files, so that what is missing, cut off or
+too large is said at once and plainly. It does not look at the numbers, and does not know whether
+transformers supports the architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import ModelError
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "tiktoken.model",
+)
+_HEADER_LIMIT = 100_000_000
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The contents of config.json. Raises ModelError if it is missing or is not valid."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{folder} has no config.json, so it is not a model.", "Give a model's folder."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}.", "Fetch the model again.") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path} does not say which kind of model this is (model_type).")
+    return config
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises ModelError if the folder has none of the files a tokenizer is read from."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder} has no tokenizer.", "Copy the tokenizer.json of the model next to it."
+        )
+
+
+def count_parameters(folder: Path) -> int:
+    """The number of parameters in the folder's safetensors files, read from their headers.
+
+    Raises:
+        ModelError: there is none, one that the index names is missing, or one is not whole.
+    """
+    return sum(_elements(path) for path in _files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if index.is_file() and not single.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{index} is damaged.", "Fetch the model again.") from error
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder} lacks {len(missing)} of {len(names)} weight files, such as "
+                f"{missing[0]}.",
+                "Fetch the model again.",
+            )
+        return [folder / name for name in names]
+    if single.is_file():
+        return [single]
+    raise ModelError(
+        f"{folder} has no model.safetensors.",
+        "esa reads weights in safetensors only; pickled ones (.bin, .pt) can run code. "
+        "Convert them, or choose a model that has safetensors.",
+    )
+
+
+def _elements(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(size - 8, _HEADER_LIMIT):
+                raise ValueError("its header is longer than the file")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if 8 + length + end != size:
+            raise ValueError(f"it has {size} bytes and should have {8 + length + end}")
+        return sum(math.prod(entry["shape"]) for entry in header.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ModelError(
+            f"{path} is damaged or cut off: {error}.", "Remove the model and fetch it again."
+        ) from error

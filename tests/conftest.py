@@ -1,0 +1,153 @@
+"""Tiny random models and a torch that behaves the same in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from esa_cli.protocols import Projection, Score
+from esa_cli.rotary import Rope
+from esa_cli.scores import SumScore
+from esa_cli.step import Step
+from esa_cli.store import LayerStore
+
+torch.set_num_threads(1)
+
+VOCABULARY = 61
+
+ModelFactory = Callable[..., PreTrainedModel]
+
+# Query heads, key heads and head dimension: grouped 1:1, 3:1 and 8:1.
+KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "llama": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8},
+    ),
+    "mistral": (
+        MistralConfig,
+        MistralForCausalLM,
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+    ),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 2}),
+    "qwen3": (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16},
+    ),
+}
+
+
+def build_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model of a few thousand parameters; larger weights than usual, so that attention is
+    far from uniform and a wrong position or a missing key shows."""
+    config_class, model_class, shape = KINDS[kind]
+    options: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "attn_implementation": "sdpa",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **shape,
+        **changes,
+    }
+    torch.manual_seed(seed)
+    model = model_class(config_class(**options))
+    return model.float().eval()
+
+
+@pytest.fixture(scope="session")
+def make_model() -> ModelFactory:
+    """`make_model(kind, seed=0, **config)`: a new model each time, never shared between tests."""
+    return build_model
+
+
+@pytest.fixture(autouse=True)
+def repeatable() -> Iterator[None]:
+    """A fixed seed, no gradients, and NaN in memory nobody wrote to."""
+    torch.manual_seed(1234)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    with torch.no_grad():
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row segments of 8, 8, 16, 32, 32, ... so that a few dozen tokens cross several borders."""
+    monkeypatch.setattr("esa_cli.rows.FIRST_SEGMENT", 8)
+    monkeypatch.setattr("esa_cli.rows.LAST_SEGMENT", 32)
+
+
+def build_rope(dim: int, **changes: Any) -> Rope:
+    """The host's rotary module for one head dimension; theta 10000 unless told otherwise."""
+    config = LlamaConfig(
+        hidden_size=dim, num_attention_heads=1, head_dim=dim, max_position_embeddings=256, **changes
+    )
+    return Rope(LlamaRotaryEmbedding(config))
+
+
+def build_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    low: int = 0,
+    after: int = 0,
+    distance: int = 29,
+    score: Score | None = None,
+    projection: Projection | None = None,
+    rope: Rope | None = None,
+) -> Step:
+    """A step of queries q (H, C, D) over the middle keys k (G, M, D).
+
+    Args:
+        low: random tokens put before the middle ones. after: and after them.
+    """
+    groups, middle, dim = k.shape
+    store = LayerStore(groups, dim, k.dtype, k.device)
+    before, after_keys = torch.randn(groups, low + after, dim, dtype=k.dtype).split([low, after], 1)
+    keys = torch.cat((before, k, after_keys), dim=1)
+    store.append(keys, torch.randn_like(keys))
+    if projection is not None:
+        flat = keys.transpose(0, 1).reshape(len(store), groups * dim)
+        store.append_features(projection.keys(flat))
+    return Step(
+        layer=0,
+        start=low + middle + after,
+        queries=q,
+        store=store,
+        low=low,
+        high=low + middle,
+        local=after,
+        distance=distance,
+        scale=0.3,
+        rope=rope or build_rope(dim),
+        score=score or SumScore(),
+        projection=projection,
+    )

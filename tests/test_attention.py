@@ -1,0 +1,457 @@
+"""Whole attention of one layer against loops of Eq. 1, whatever the chunks, positions and scores.
+
+`reference.run` computes I, M_k, L, C, distances and one softmax over all of them by itself; only
+the fitted compressor is taken from the memory, since its fit has its own tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conftest import build_rope
+
+from esa_cli.attention import Attention, LayerMemory, Plan, chunks
+from esa_cli.compressors import ClosedForm, Learned, Linear, NoCompression, save_learned
+from esa_cli.errors import PresetError
+from esa_cli.method import Method, Window
+from esa_cli.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.protocols import Positions
+from esa_cli.scores import SumScore, VoteScore
+from esa_cli.selectors import TopK
+from esa_cli.step import Step
+from esa_cli.store import LayerStore
+
+pytestmark = pytest.mark.usefixtures("small_segments")
+
+HEADS, GROUPS, DIM = 6, 2, 8
+SCALE = 0.4
+DISTANCE = 23
+POSITIONS = {
+    "esa": FixedDistance(DISTANCE),
+    "contiguous": Contiguous(DISTANCE),
+    "true": TruePositions(DISTANCE),
+}
+SCORES = {
+    "sum": SumScore(),
+    "sum rotated": SumScore(rotate=True),
+    "vote": VoteScore(),
+    "shortlist": VoteScore(shortlist=9),
+    "loudest": VoteScore(rule="max", pool="mean", rotate=False),
+}
+WINDOW = Window(initial=3, selected=7, local=5, chunk=5, dense=9)
+
+
+def method_of(
+    position: str = "esa",
+    score: str = "sum",
+    rank: int | None = None,
+    window: Window = WINDOW,
+    **changes: Any,
+) -> Method:
+    return Method(
+        window=window,
+        selector=changes.pop("selector", TopK(1)),
+        score=SCORES[score],
+        compressor=NoCompression() if rank is None else ClosedForm(rank=rank, fit_tokens=12),
+        position=POSITIONS[position],
+        **changes,
+    )
+
+
+def settings_of(method: Method, memory: LayerMemory) -> reference.Settings:
+    score, window = method.score, method.window
+    names = {FixedDistance: "esa", Contiguous: "contiguous", TruePositions: "true"}
+    maps = None
+    if isinstance(memory.projection, Linear):
+        maps = (
+            reference.plain(memory.projection.query_map),
+            reference.plain(memory.projection.key_map),
+        )
+    everything = window.initial + window.selected + window.local
+    return reference.Settings(
+        initial=window.initial,
+        selected=window.selected,
+        local=window.local,
+        chunk=window.chunk,
+        dense=everything if window.dense is None else window.dense,
+        position=names[type(method.position)],
+        distance=method.position.distance,
+        score="sum" if isinstance(score, SumScore) else "vote",
+        rotate=score.rotate,  # type: ignore[attr-defined]
+        scale=SCALE,
+        epsilon=method.selector.proximity,  # type: ignore[attr-defined]
+        shortlist=getattr(score, "shortlist", 0),
+        rule=getattr(score, "rule", ""),
+        pool=getattr(score, "pool", ""),
+        reading=method.reading,
+        maps=maps,
+    )
+
+
+@dataclass
+class Layer:
+    """Random queries, keys and values, and a memory that is fed with them."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    memory: LayerMemory
+
+    def feed(self, attention: Attention, upto: int, **how: bool) -> torch.Tensor:
+        """Attention of the tokens from the end of the memory to `upto`."""
+        store = self.memory.store
+        start = len(store)
+        store.append(self.k[:, start:upto], self.v[:, start:upto])
+        return attention(self.memory, self.q[:, start:upto], **how)
+
+    def in_loops(self, method: Method, start: int, stop: int, last: bool = True) -> torch.Tensor:
+        q, k, v = (reference.plain(x) for x in (self.q, self.k, self.v))
+        out = reference.run(
+            settings_of(method, self.memory),
+            [head[start:stop] for head in q],
+            [head[:stop] for head in k],
+            [head[:stop] for head in v],
+            start,
+            last,
+        )
+        return torch.tensor(out)
+
+
+def new_layer(count: int, heads: int = HEADS, groups: int = GROUPS) -> Layer:
+    store = LayerStore(groups, DIM, torch.float32, torch.device("cpu"))
+    return Layer(
+        torch.randn(heads, count, DIM) * 1.5,
+        torch.randn(groups, count, DIM) * 1.5,
+        torch.randn(groups, count, DIM),
+        LayerMemory(0, store),
+    )
+
+
+def attention_of(method: Method) -> Attention:
+    return Attention(method, build_rope(DIM), SCALE)
+
+
+def check(method: Method, count: int = 38, heads: int = HEADS, groups: int = GROUPS) -> LayerMemory:
+    """All tokens in one call against the loops."""
+    layer = new_layer(count, heads, groups)
+    got = layer.feed(attention_of(method), count)
+    close(got, layer.in_loops(method, 0, count))
+    return layer.memory
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want.to(got), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("rank", [None, 5])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_attention_is_eq_1(position: str, score: str, rank: int | None, chunk: int) -> None:
+    method = method_of(position, score, rank, replace(WINDOW, chunk=chunk))
+    memory = check(method)
+    assert (memory.projection is not None) == (rank is not None and method.score.features)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(3, 3), (6, 2), (8, 1)])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_grouping_of_heads(position: str, heads: int, groups: int) -> None:
+    check(method_of(position, rank=4), heads=heads, groups=groups)
+    check(method_of(position, "vote"), heads=heads, groups=groups)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"initial": 0},
+        {"local": 0},
+        {"initial": 0, "local": 0},
+        {"selected": 0},
+        {"selected": 0, "initial": 0},
+        {"selected": 0, "initial": 0, "local": 0},
+        {"selected": 1},
+        {"selected": 1000, "dense": 0},
+        {"initial": 1000, "dense": 0},
+        {"local": 1000, "dense": 0},
+        {"dense": 0},
+        {"dense": None},
+        {"dense": 1000},
+        {"dense": 14},
+        {"chunk": 38},
+        {"chunk": 37},
+        {"chunk": 1000},
+        {"chunk": 7, "local": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_window_sizes(position: str, change: dict[str, Any]) -> None:
+    check(method_of(position, window=replace(WINDOW, **change)))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("epsilon", [0, 3, 100])
+def test_proximity_in_place(position: str, epsilon: int) -> None:
+    check(method_of(position, selector=TopK(epsilon)))
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch-cpu"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_each_kernel(position: str, kernel: str) -> None:
+    check(method_of(position, kernel=kernel))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("start", [10, 14, 20, 37])
+def test_one_chunk_alone(position: str, start: int) -> None:
+    """`chunk` itself, with and without selection."""
+    method = method_of(position)
+    layer = new_layer(38)
+    layer.memory.store.append(layer.k, layer.v)
+    q, k, v = (reference.plain(x) for x in (layer.q[:, start:], layer.k, layer.v))
+    for select in (True, False):
+        got = attention_of(method).chunk(layer.memory, layer.q[:, start:], Plan(start, 38, select))
+        settings = settings_of(method, layer.memory)
+        want = reference.chunk_attention(settings, q, k, v, start, select)
+        close(got, torch.tensor(want))
+
+
+@pytest.mark.parametrize("score", ["sum", "vote"])
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("start", [5, 20, 37])
+def test_decode_is_the_general_path(
+    monkeypatch: pytest.MonkeyPatch, position: str, score: str, start: int
+) -> None:
+    """One query, computed once as a decode step and once as a chunk that happens to be one long."""
+    layer = new_layer(38)
+    attention = attention_of(method_of(position, score))
+    layer.memory.store.append(layer.k[:, : start + 1], layer.v[:, : start + 1])
+    q, plan = layer.q[:, start : start + 1], Plan(start, start + 1, True)
+    decoded = attention.chunk(layer.memory, q, plan)
+
+    def as_a_chunk(
+        memory: LayerMemory, q: torch.Tensor, far: torch.Tensor, start: int, local: int
+    ) -> torch.Tensor:
+        # Two copies of the query at the same place: the second's extra key is cut off below.
+        place = attention.method.position.near(local, 1, start, far.shape[0])
+        keys, values = memory.store.span(start - local, start + 1)
+        parts = [(attention.rope.rotate(keys, place.key), values, place.query)]
+        if far.shape[0]:
+            where = attention.method.position.far(far, local, 1, start)
+            far_keys, far_values = memory.store.gather(far)
+            parts.append((attention.rope.rotate(far_keys, where.key), far_values, where.query))
+        logits = [
+            attention.rope.rotate(q, query) @ key.repeat_interleave(3, 0).transpose(1, 2) * SCALE
+            for key, _, query in parts
+        ]
+        values = torch.cat([value for _, value, _ in parts], 1).repeat_interleave(3, 0)
+        return torch.cat(logits, 2).softmax(-1) @ values
+
+    monkeypatch.setattr(attention, "_decode", as_a_chunk)
+    close(decoded, attention.chunk(layer.memory, q, plan))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("rank", [None, 5])
+def test_fed_in_pieces(position: str, rank: int | None) -> None:
+    """Reading, then decoding one by one; each call is cut into chunks of its own."""
+    method = method_of(position, rank=rank)
+    layer = new_layer(38)
+    attention = attention_of(method)
+    at = 0
+    for upto in (13, 14, 16, 30, 35, 36, 37, 38):
+        got = layer.feed(attention, upto)
+        close(got, layer.in_loops(method, at, upto))
+        at = upto
+
+
+def test_one_token_at_a_time_is_chunk_1() -> None:
+    method = method_of(window=replace(WINDOW, chunk=1))
+    whole, single = new_layer(38), new_layer(38)
+    single.q, single.k, single.v = whole.q, whole.k, whole.v
+    attention = attention_of(method)
+    want = whole.feed(attention, 38)
+    got = torch.cat([single.feed(attention, upto) for upto in range(1, 39)], dim=1)
+    close(got, want)
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("score", ["sum", "vote"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_reading_locally(position: str, score: str, chunk: int) -> None:
+    """Chunks that are only read see I and L; the last one selects, or all when being asked."""
+    method = method_of(position, score, 5, replace(WINDOW, chunk=chunk), reading="local")
+    layer = new_layer(38)
+    attention = attention_of(method)
+    close(layer.feed(attention, 18, last=False, every=False), layer.in_loops(method, 0, 18, False))
+    assert layer.memory.store.reduced == 0
+    close(layer.feed(attention, 30, last=True, every=False), layer.in_loops(method, 18, 30))
+    asked = layer.feed(attention, 38, last=False, every=True)
+    close(asked, layer.in_loops(replace(method, reading="select"), 30, 38))
+
+
+def test_reading_by_selection_selects_whatever_it_is_told() -> None:
+    method = method_of()
+    layer = new_layer(38)
+    got = layer.feed(attention_of(method), 38, last=False, every=False)
+    close(got, layer.in_loops(method, 0, 38))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("rank", [None, 5])
+def test_crop_and_replay(position: str, rank: int | None) -> None:
+    method = method_of(position, rank=rank)
+    layer = new_layer(38)
+    attention = attention_of(method)
+    layer.feed(attention, 25)
+    first = layer.feed(attention, 38)
+    layer.memory.store.crop(-13)
+    close(layer.feed(attention, 38), first)
+    layer.memory.store.crop(-13)
+    layer.k[:, 25:] = torch.randn(GROUPS, 13, DIM)
+    close(layer.feed(attention, 38), layer.in_loops(method, 25, 38))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "size", "want"),
+    [
+        (0, 12, 5, [(0, 2), (2, 7), (7, 12)]),
+        (3, 13, 5, [(3, 8), (8, 13)]),
+        (3, 4, 5, [(3, 4)]),
+        (3, 8, 5, [(3, 8)]),
+        (0, 3, 1, [(0, 1), (1, 2), (2, 3)]),
+        (7, 7, 5, []),
+    ],
+)
+def test_chunks_put_the_short_one_first(
+    start: int, stop: int, size: int, want: list[tuple[int, int]]
+) -> None:
+    for last in (False, True):
+        for every in (False, True):
+            plans = list(chunks(start, stop, size, last, every))
+            assert [(plan.start, plan.stop) for plan in plans] == want
+            selecting = [plan.select for plan in plans]
+            if every:
+                assert all(selecting)
+            else:
+                assert not any(selecting[:-1])
+                assert selecting[-1:] == ([last] if want else [])
+
+
+def test_compressor_is_fitted_on_the_first_tokens_only() -> None:
+    """12 tokens asked for, in chunks of 5: the third chunk gives two of its five."""
+    method = method_of(rank=5, window=replace(WINDOW, dense=20))
+    layer = new_layer(38)
+    attention = attention_of(method)
+    layer.feed(attention, 20)
+    moments = layer.memory.moments
+    assert moments.count == 12
+    queries = [reference.fold_query(reference.plain(layer.q), c, GROUPS) for c in range(12)]
+    keys = [reference.flat_key(reference.plain(layer.k), m) for m in range(12)]
+    for got, rows in ((moments.queries, queries), (moments.keys, keys)):
+        want = torch.tensor(rows, dtype=torch.float64)
+        torch.testing.assert_close(got, want.T @ want, rtol=1e-5, atol=1e-5)
+    layer.feed(attention, 38)
+    fitted = layer.memory.projection
+    assert layer.memory.fitted
+    layer.memory.store.crop(-10)
+    layer.feed(attention, 38)
+    assert layer.memory.projection is fitted
+
+
+def test_rotated_score_is_fitted_on_rotated_queries() -> None:
+    method = method_of(score="sum rotated", rank=5, window=replace(WINDOW, dense=20))
+    layer = new_layer(20)
+    layer.feed(attention_of(method), 20)
+    turned = reference.rotate_heads(reference.plain(layer.q), DISTANCE)
+    rows = [reference.fold_query(turned, c, GROUPS) for c in range(12)]
+    want = torch.tensor(rows, dtype=torch.float64)
+    torch.testing.assert_close(layer.memory.moments.queries, want.T @ want, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_without_features_store_none() -> None:
+    memory = check(method_of(score="vote", rank=5))
+    assert memory.store.reduced == 0
+    assert memory.moments.count == 0
+
+
+@dataclass(frozen=True)
+class Watching(TopK):
+    """A top-k selector that also looks at every chunk."""
+
+    def observe(self, step: Step) -> None:
+        step.store.memo.setdefault("seen", []).append((step.start, step.queries.shape[1]))
+
+
+def test_observe_sees_every_chunk() -> None:
+    layer = new_layer(38)
+    method = method_of(selector=Watching(1), window=replace(WINDOW, dense=1000))
+    layer.feed(attention_of(method), 38)
+    assert layer.memory.store.memo["seen"] == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
+
+
+def test_observing_does_not_change_what_the_compressor_is_fitted_on() -> None:
+    layer, watched = new_layer(38), new_layer(38)
+    watched.q, watched.k, watched.v = layer.q, layer.k, layer.v
+    want = layer.feed(attention_of(method_of(rank=5)), 38)
+    got = watched.feed(attention_of(method_of(rank=5, selector=Watching(1))), 38)
+    close(got, want)
+
+
+@dataclass(frozen=True)
+class Halfway:
+    """Far tokens between two whole positions, which `Positions` allows."""
+
+    distance: int = DISTANCE
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+        return FixedDistance(DISTANCE).near(local, chunk, start, far)
+
+    def far(self, at: torch.Tensor, local: int, chunk: int, start: int) -> Positions:
+        return Positions(torch.full((chunk,), self.distance), torch.full((at.shape[0],), 0.5))
+
+
+def test_fractional_positions_when_decoding() -> None:
+    """One token as a decode step, and the same token as the first of a chunk of two."""
+    layer = new_layer(38)
+    layer.memory.store.append(layer.k, layer.v)
+    window = replace(WINDOW, selected=1000)
+    attention = attention_of(replace(method_of(window=window), position=Halfway()))
+    pair = attention.chunk(layer.memory, layer.q[:, 36:38], Plan(36, 38, True))
+    layer.memory.store.crop(-1)
+    single = attention.chunk(layer.memory, layer.q[:, 36:37], Plan(36, 37, True))
+    close(single, pair[:, :1])
+
+
+def test_learned_maps_of_another_width(tmp_path: Any) -> None:
+    """A file made for a model with other heads must be a PresetError, not a crash inside torch."""
+    path = tmp_path / "maps.safetensors"
+    save_learned(path, [Linear(torch.randn(40, 4), torch.randn(40, 4))])
+    method = replace(method_of(), compressor=Learned(str(path)))
+    with pytest.raises(PresetError):
+        new_layer(38).feed(attention_of(method), 38)
+
+
+def test_learned_maps_in_place(tmp_path: Any) -> None:
+    path = tmp_path / "maps.safetensors"
+    width = GROUPS * DIM
+    save_learned(path, [Linear(torch.randn(width, 4), torch.randn(width, 4))])
+    memory = check(replace(method_of(), compressor=Learned(str(path))))
+    assert memory.store.reduced > 0
+
+
+def test_window_refuses_nonsense() -> None:
+    for change in ({"initial": -1}, {"selected": -1}, {"local": -1}, {"chunk": 0}, {"dense": -1}):
+        with pytest.raises(ValueError, match="must not be negative"):
+            replace(WINDOW, **change)  # type: ignore[arg-type]
+
+
+def test_far_positions_beyond_the_rotary_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions past the table are computed when asked for, and come out the same."""
+    monkeypatch.setattr("esa_cli.rotary.TABLE_LIMIT", 16)
+    for position in POSITIONS:
+        check(method_of(position))

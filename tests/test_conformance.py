@@ -1,0 +1,377 @@
+"""The suite passes what is right, and fails what is wrong for the right reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esa_cli import registry
+from esa_cli.compressors import Linear, Moments, save_learned
+from esa_cli.conformance import Finding, advance, check, check_file, make_step
+from esa_cli.errors import PluginError, PresetError
+from esa_cli.positions import FixedDistance
+from esa_cli.protocols import Positions
+from esa_cli.step import Step
+
+BUILT_IN = [
+    (kind, name)
+    for kind in registry.KINDS
+    for name in registry.names(kind)
+    if registry.origin(kind, name).startswith("esa_cli.") and name != "learned"
+]
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+def failed(findings: list[Finding]) -> dict[str, str]:
+    """What did not pass, and why; a finding has a detail exactly when it did not."""
+    assert all(finding.passed == (finding.detail == "") for finding in findings)
+    return {finding.check: finding.detail for finding in findings if not finding.passed}
+
+
+def examine(kind: str, cls: type) -> dict[str, str]:
+    registry.register(kind, "under-test")(dataclass(frozen=True)(cls))
+    return failed(check(kind, "under-test"))
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT_IN)
+def test_built_in_methods_conform(kind: str, name: str) -> None:
+    assert failed(check(kind, name)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("selector", {"name": "topk", "proximity": 3}),
+        ("score", {"name": "sum", "rotate": True}),
+        ("score", {"name": "vote", "rule": "max", "pool": "mean", "rotate": False}),
+        ("score", {"name": "vote", "shortlist": 12}),
+        ("compressor", {"name": "closed-form", "rank": 3, "fit_tokens": 5}),
+    ],
+)
+def test_built_in_methods_conform_with_other_settings(kind: str, options: dict[str, Any]) -> None:
+    assert failed(check(kind, options["name"], options)) == {}
+
+
+def test_learned_compressor_conforms_when_given_its_file(tmp_path: Path) -> None:
+    save_learned(tmp_path / "maps.safetensors", [Linear(torch.randn(24, 4), torch.randn(24, 4))])
+    options = {"file": str(tmp_path / "maps.safetensors")}
+    assert failed(check("compressor", "learned", options, folded=24)) == {}
+    assert "missing" in failed(check("compressor", "learned"))["builds"]
+
+
+def test_check_needs_a_method_there_is() -> None:
+    with pytest.raises(PluginError, match="no such kind"):
+        check("banana", "topk")
+    with pytest.raises(PresetError, match="unknown selector"):
+        check("selector", "topp")
+
+
+def first(step: Step, budget: int) -> Tensor:
+    return torch.arange(min(budget, step.middle))
+
+
+SHARED: dict[int, Tensor] = {}
+
+
+class Selectors:
+    """One broken selector each; `WRONG_SELECTORS` is what the suite has to say."""
+
+    class Duplicates:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget) // 2
+
+    class Descending:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget).flip(0)
+
+    class TooFar:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget) + 1
+
+    class Negative:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget) - 1
+
+    class Greedy:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, step.middle)
+
+    class Narrow:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget).int()
+
+    class Square:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)[None]
+
+    class AList:
+        def select(self, step: Step, budget: int) -> Any:
+            return first(step, budget).tolist()
+
+    class Random:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return torch.randperm(step.middle)[:budget].sort().values
+
+    class Scribbler:
+        def select(self, step: Step, budget: int) -> Tensor:
+            step.queries.mul_(2)
+            return first(step, budget)
+
+    class ScribblingObserver:
+        def observe(self, step: Step) -> None:
+            step.queries.mul_(2)
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    class Vandal:
+        def select(self, step: Step, budget: int) -> Tensor:
+            step.store.span(0, 3)[1].mul_(2)
+            return first(step, budget)
+
+    class NotEmpty:
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.middle > 0, "nothing to choose from"
+            return first(step, budget)
+
+    class Remembers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return SHARED.setdefault(id(step.store), first(step, budget))
+
+    class Idle:
+        pass
+
+
+WRONG_SELECTORS = {
+    "Duplicates": ("unique", "such as 0"),
+    "Descending": ("ascending", "14 follows 15 at place 1"),
+    "TooFar": ("inside M", "offset 7 with M = 7"),
+    "Negative": ("inside M", "offset -1 with M = 100"),
+    "Greedy": ("within the budget", "100 tokens for budget 16 and M = 100: 16 at most"),
+    "Narrow": ("int64", "torch.int32"),
+    "Square": ("a tensor of one dimension", "(1, 16)"),
+    "AList": ("a tensor of one dimension", "list"),
+    "Random": ("deterministic", "of 16 numbers differ"),
+    "Scribbler": ("leaves the queries alone", "768 of 768"),
+    "ScribblingObserver": ("leaves the queries alone", "768 of 768"),
+    "Vandal": ("leaves the store alone", "96 of 4096 numbers in the values changed"),
+    "NotEmpty": ("runs: empty M", "AssertionError: nothing to choose from"),
+    "Remembers": ("works after the store is cropped", "M = 6: not within the budget"),
+    "Idle": ("has select(step, budget)", "no such method"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SELECTORS)
+def test_wrong_selectors_fail(name: str) -> None:
+    SHARED.clear()
+    found = examine("selector", getattr(Selectors, name))
+    wanted, detail = WRONG_SELECTORS[name]
+    assert detail in found[wanted]
+    # What a wrong result of any step breaks as well: the same property in the cropped store.
+    also = {"works after the store is cropped"}
+    if wanted == "a tensor of one dimension":
+        also |= {"int64", "on the queries' device", "within the budget"}
+        also |= {"inside M", "ascending", "unique", "deterministic"}
+    assert set(found) <= {wanted} | also
+
+
+class Scores:
+    """One broken score each."""
+
+    class NotANumber:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.full((step.middle,), torch.nan)
+
+    class Infinite:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.full((step.middle,), torch.inf)
+
+    class FirstBlockOnly:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            blocks = (logits.sum(dim=(0, 1)) for _, logits in step.head_logits(False))
+            return next(blocks, step.queries.new_zeros(0))
+
+    class Whole:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.zeros(step.middle, dtype=torch.long)
+
+    class Undecided:
+        features: Any = "perhaps"
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.zeros(step.middle)
+
+    class Dice:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.rand(step.middle)
+
+    class NeedsOne:
+        features: bool = True
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.cat([block.amax(dim=0) for _, block in step.sums(False)])
+
+
+WRONG_SCORES = {
+    "NotANumber": ("never NaN", "100 of 100"),
+    "Infinite": ("never +inf", "100 of 100"),
+    "FirstBlockOnly": ("a tensor of M scores", "more than one block of keys: has 1020 scores"),
+    "Whole": ("floating point", "torch.int64"),
+    "Undecided": ("declares features", "'perhaps'"),
+    "Dice": ("deterministic", "numbers differ on the same step again"),
+    "NeedsOne": ("runs: empty M", "raised"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SCORES)
+def test_wrong_scores_fail(name: str) -> None:
+    found = examine("score", getattr(Scores, name))
+    wanted, detail = WRONG_SCORES[name]
+    assert detail in found[wanted]
+    assert set(found) == {wanted}
+
+
+@dataclass(frozen=True)
+class Maps:
+    """A projection to R = 3 that a test may bend."""
+
+    apart: int = 0
+    mix: bool = False
+    noise: bool = False
+
+    def queries(self, q: Tensor) -> Tensor:
+        return q[:, :3]
+
+    def keys(self, k: Tensor) -> Tensor:
+        out = k[:, : 3 + self.apart] + (torch.rand(1).to(k) if self.noise else 0)
+        return out - out.mean(dim=0) if self.mix else out
+
+
+@pytest.mark.parametrize(
+    ("projection", "wanted", "detail"),
+    [
+        (Maps(apart=1), "shapes (C, R) and (n, R)", "R is 3 for queries and 4 for keys"),
+        (Maps(mix=True), "each key on its own", "apart"),
+        (Maps(noise=True), "deterministic", "two fits"),
+    ],
+)
+def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
+    class Broken:
+        fit_tokens: int = field(default=4, init=False)
+
+        def fit(self, layer: int, moments: Moments) -> Maps:
+            return projection
+
+    found = examine("compressor", Broken)
+    assert detail in found[wanted]
+    assert set(found) <= {wanted, "each key on its own"}
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, True])
+def test_fit_tokens_must_be_a_count(count: Any) -> None:
+    class Broken:
+        fit_tokens: int = count
+
+        def fit(self, layer: int, moments: Moments) -> None:
+            return None
+
+    assert repr(count) in examine("compressor", Broken)["declares fit_tokens"]
+
+
+@dataclass(frozen=True)
+class Bent(FixedDistance):
+    def bend(self, positions: Positions) -> Positions:
+        return positions
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        return self.bend(super().far(at, local, chunk, start))
+
+
+@pytest.mark.parametrize(
+    ("bend", "wanted", "detail"),
+    [
+        (lambda p: Positions(p.query[:-1], p.key), "shapes (C,), (L + C,) and (n,)", "(7,)"),
+        (lambda p: Positions(p.query, p.key.tolist()), "shapes (C,), (L + C,) and (n,)", "a list"),
+        (lambda p: Positions(p.query, p.key - 5), "not negative", "far keys go down to -5"),
+        (lambda p: Positions(p.query * torch.nan, p.key), "finite", "8 far queries"),
+        (lambda p: Positions(p.query, p.key + 5000), "no far query before a far key", "5000"),
+        (lambda p: Positions(p.query > 0, p.key), "integers or floats", "torch.bool"),
+        (lambda p: Positions(p.query + torch.rand(1), p.key), "deterministic", "8 far queries"),
+    ],
+)
+def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
+    class Broken(Bent):
+        def bend(self, positions: Positions) -> Positions:
+            return bend(positions)
+
+    found = examine("position", Broken)
+    assert detail in found[wanted]
+
+
+def test_a_method_must_be_frozen() -> None:
+    @dataclass
+    class Open:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    registry.register("selector", "open")(Open)
+    assert set(failed(check("selector", "open"))) == {"frozen"}
+
+
+def test_check_file_checks_everything_it_registers(tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "from esa_cli.registry import register\n"
+        "@register('selector', 'a')\n@dataclass(frozen=True)\nclass A:\n"
+        "    def select(self, step, budget):\n        raise KeyError(budget)\n"
+        "@register('position', 'b')\n@dataclass(frozen=True)\nclass B:\n    pass\n"
+    )
+    found = check_file(path)
+    assert set(found) == {("selector", "a"), ("position", "b")}
+    assert failed(found["selector", "a"])["runs: usual"] == "raised KeyError: 16 (two.py, line 7)"
+    assert "has distance, near and far" in failed(found["position", "b"])
+
+
+def test_make_step_has_the_shapes_it_says() -> None:
+    step = make_step(middle=20, chunk=3, initial=5, local=7, heads=4, groups=2, dim=8)
+    assert step.queries.shape == (4, 3, 8)
+    assert step.store.span(0, 35)[0].shape == (2, 35, 8)
+    assert (step.low, step.high, step.local, step.start) == (5, 25, 7, 32)
+    later = advance(step, 2)
+    assert (later.low, later.high, later.local, later.start) == (5, 28, 7, 35)
+    step.store.crop(-30)
+    short = advance(replace(later, start=0), 1)
+    assert (short.low, short.high, short.local, short.start) == (0, 0, 7, 7)
+
+
+def test_make_step_observes_as_attention_does() -> None:
+    seen: list[tuple[int, int, int, int, int]] = []
+
+    def observe(step: Step) -> None:
+        stop = step.start + step.queries.shape[1]
+        assert len(step.store) == stop, "the chunk's own keys are in the store"
+        seen.append((step.low, step.high, step.local, step.start, stop))
+
+    make_step(middle=300, observe=observe)
+    assert seen == [(0, 0, 0, 0, 256), (0, 240, 16, 256, 320), (0, 304, 16, 320, 328)]

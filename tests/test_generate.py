@@ -1,0 +1,160 @@
+"""Stock `model.generate` with our cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, ModelFactory
+from transformers.generation.streamers import BaseStreamer
+
+from esa_cli.cache import EsaCache
+from esa_cli.errors import UsageError
+from esa_cli.method import Method, Window
+from esa_cli.positions import Contiguous, FixedDistance
+from esa_cli.scores import VoteScore
+from esa_cli.seam import Attachment, attach
+
+DOCUMENT, QUESTION, ANSWER = 50, 9, 14
+WINDOW = Window(initial=4, selected=10, local=8, chunk=7)
+METHODS = {
+    "paper": Method(WINDOW, position=FixedDistance(30)),
+    "vote": Method(WINDOW, position=FixedDistance(30), score=VoteScore(shortlist=20)),
+    "contiguous": Method(WINDOW, position=Contiguous(30)),
+    "local reading": Method(WINDOW, position=FixedDistance(30), reading="local"),
+}
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def attached(request: pytest.FixtureRequest, make_model: ModelFactory) -> Iterator[Attachment]:
+    # Weights this large make answers that do not fall into a loop at once.
+    model = make_model(request.param, seed=2, initializer_range=0.4)
+    with attach(model, METHODS["paper"]) as found:
+        yield found
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
+
+
+def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
+    """A cache that holds the document but not yet the question."""
+    cache = attached.new_cache()
+    attached.model(ids[:, :DOCUMENT], past_key_values=cache)
+    return cache
+
+
+def generate(attached: Attachment, ids: torch.Tensor, cache: EsaCache, **options: Any) -> list[int]:
+    """The new tokens of stock `generate`."""
+    out = attached.model.generate(
+        ids,
+        past_key_values=cache,
+        max_new_tokens=ANSWER,
+        **{"do_sample": False, **options},
+    )
+    assert torch.equal(out[:, : ids.shape[1]], ids)
+    return out[0, ids.shape[1] :].tolist()
+
+
+def by_hand(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int]:
+    """Greedy search written out."""
+    piece, answer = ids[:, cache.get_seq_length() :], []
+    for _ in range(ANSWER):
+        logits = attached.model(piece, past_key_values=cache).logits
+        answer.append(int(logits[0, -1].argmax()))
+        piece = torch.tensor([answer[-1:]])
+    return answer
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_search_is_a_loop_over_forward_calls(
+    attached: Attachment, ids: torch.Tensor, name: str
+) -> None:
+    attached.method = METHODS[name]
+    want = by_hand(attached, ids, read(attached, ids))
+    assert len(set(want)) > 3
+    assert generate(attached, ids, read(attached, ids)) == want
+
+
+def test_everything_in_one_call(attached: Attachment, ids: torch.Tensor) -> None:
+    want = by_hand(attached, ids, attached.new_cache())
+    cache = attached.new_cache()
+    assert generate(attached, ids, cache) == want
+    # The last token of an answer is never fed back.
+    assert cache.get_seq_length() == DOCUMENT + QUESTION + ANSWER - 1
+
+
+def test_full_budget_generates_what_stock_does(make_model: ModelFactory, ids: torch.Tensor) -> None:
+    model = make_model("llama")
+    options = {"max_new_tokens": ANSWER, "do_sample": False}
+    want = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    with attach(model, Method(Window(selected=1000))) as attached:
+        got = model.generate(ids, past_key_values=attached.new_cache(), **options)
+    assert torch.equal(got, want)
+
+
+def test_ask_again_after_crop(attached: Attachment, ids: torch.Tensor) -> None:
+    cache = read(attached, ids)
+    first = generate(attached, ids, cache)
+    cache.truncate(DOCUMENT)
+    other = torch.cat((ids[:, :DOCUMENT], ids[:, :QUESTION].flip(1)), dim=1)
+    second = generate(attached, other, cache)
+    cache.crop(DOCUMENT - cache.get_seq_length())
+    assert generate(attached, ids, cache) == first
+    cache.truncate(DOCUMENT)
+    assert generate(attached, other, cache) == second
+    assert first != second
+
+
+class Kept(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.prompts: list[int] = []
+        self.tokens: list[int] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self.prompts:
+            self.prompts = value.flatten().tolist()
+        else:
+            self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_streamer(attached: Attachment, ids: torch.Tensor) -> None:
+    kept = Kept()
+    answer = generate(attached, ids, read(attached, ids), streamer=kept)
+    assert kept.prompts == ids[0].tolist()
+    assert kept.tokens == answer
+    assert kept.ended
+
+
+def test_sampling_is_repeatable(attached: Attachment, ids: torch.Tensor) -> None:
+    answers = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        options = {"do_sample": True, "temperature": 1.5, "top_p": 0.95}
+        answers.append(generate(attached, ids, read(attached, ids), **options))
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}], ids=str
+)
+def test_several_sequences_are_refused(
+    attached: Attachment, ids: torch.Tensor, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="one sequence at a time"):
+        generate(attached, ids, read(attached, ids), **options)
+
+
+def test_without_our_cache(attached: Attachment, ids: torch.Tensor) -> None:
+    with pytest.raises(UsageError, match="needs its own cache"):
+        attached.model.generate(ids, max_new_tokens=3, do_sample=False)

@@ -1,0 +1,227 @@
+"""Memory and time worked out beforehand, sizes as text, and the remembered rates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import costs, machine, plan, preset, rates, session
+from esa_cli.errors import ModelError, ResourceError, UsageError
+from esa_cli.seam import attach
+
+TINY: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 61,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_HOME", str(tmp_path))
+    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
+
+
+def make_plan(tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32) -> plan.Plan:
+    chosen = preset.load("tiny-random", overrides)
+    return plan.estimate(chosen, TINY, tokens, dtype=dtype, device="cpu")
+
+
+def test_weights_are_those_of_the_model(make_model: Any) -> None:
+    model = make_model("llama")
+    shape = costs.shape_of(model.config.to_dict())
+    norms = sum(p.numel() for n, p in model.named_parameters() if "norm" in n)
+    assert shape.weights == sum(p.numel() for p in model.parameters()) - norms
+
+
+def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
+    from esa_cli import build
+
+    chosen = preset.load("tiny-random")
+    model = make_model("llama")
+    with attach(model, build.method(chosen)) as attachment:
+        cache = attachment.new_cache()
+        model(torch.randint(61, (1, 300)), past_key_values=cache)
+        cache.project()
+        estimate = make_plan(300)
+        assert estimate.keys_values + estimate.reduced_keys == cache.nbytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rank"),
+    [
+        ((), 8),
+        (("compressor.rank=500",), 16),
+        (("compressor.name=none",), 0),
+        (("score.name=vote",), 0),
+        (("score={name: vote, shortlist: 10}",), 8),
+    ],
+)
+def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int) -> None:
+    assert make_plan(100, *overrides).reduced_keys == 100 * 2 * rank * 4
+
+
+def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
+    from esa_cli.compressors import Linear, save_learned
+
+    file = tmp_path / "maps.safetensors"
+    save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])
+    changed = f"compressor={{name: learned, file: {file}}}"
+    assert make_plan(100, changed).reduced_keys == 100 * 2 * 5 * 4
+
+
+def test_half_precision_halves_what_is_kept() -> None:
+    full, half = make_plan(), make_plan(dtype=torch.bfloat16)
+    assert half.weights * 2 == full.weights
+    assert half.keys_values * 2 == full.keys_values
+
+
+def test_most_tokens_is_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
+    most = make_plan().most_tokens
+    assert make_plan(most).fits
+    assert not make_plan(most + 1).fits
+
+
+def test_refusal_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
+    most = make_plan().most_tokens
+    tight = make_plan(most + 1000)
+    assert not tight.fits
+    with pytest.raises(ResourceError) as caught:
+        tight.check()
+    assert "450 MiB" in caught.value.message
+    assert "--dtype bfloat16" in caught.value.hint
+    assert f"{most:,} tokens fit" in caught.value.hint
+
+
+def test_what_fits_is_not_refused() -> None:
+    fine = make_plan()
+    fine.check()
+    assert fine.fits
+    assert fine.remedies == ()
+    assert fine.seconds > 0
+
+
+def test_selecting_while_reading_costs_more() -> None:
+    assert make_plan(5000).operations > make_plan(5000, "reading=local").operations
+
+
+def test_operations_grow_with_the_document() -> None:
+    once, twice = make_plan(5000, "reading=local"), make_plan(10000, "reading=local")
+    assert twice.operations == pytest.approx(2 * once.operations)
+
+
+def test_a_measured_rate_is_used_next_time() -> None:
+    first = make_plan()
+    assert first.rate_from == "probe"
+    rates.remember(first.rate_key, first.operations / 7)
+    again = make_plan()
+    assert again.rate_from == "measured"
+    assert again.seconds == pytest.approx(7)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
+def test_a_broken_rates_file_is_passed_over(text: str) -> None:
+    rates.rates_file().write_text(text)
+    assert rates.recall("x") is None
+    assert rates.recall("y") is None
+    rates.remember("x", 2.0)
+    assert rates.recall("x") == 2.0
+
+
+def test_rates_that_cannot_be_written_are_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "file" / "below"))
+    rates.remember("x", 1.0)
+    assert rates.recall("x") is None
+
+
+def test_rates_keep_what_was_there() -> None:
+    rates.remember("a", 1.0)
+    rates.remember("b", 2.0)
+    assert json.loads(rates.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
+    assert [p.name for p in rates.rates_file().parent.iterdir()] == ["rates.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1024", 1024),
+        ("8GiB", 8 << 30),
+        ("1.5 GB", 1_500_000_000),
+        ("2k", 2000),
+        ("64Mi", 64 << 20),
+    ],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert machine.parse_size(text, "x") == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "8 XB", "1e9", "GiB"])
+def test_what_is_no_size_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", text)
+    with pytest.raises(UsageError, match="ESA_MEMORY_LIMIT"):
+        machine.available_memory()
+
+
+def test_the_limit_only_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "1TiB")
+    assert machine.available_memory() < 1 << 40
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "1000")
+    assert machine.available_memory() == 1000
+
+
+def test_a_container_limit_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 100\n")
+    assert machine._cgroup_free(tmp_path) == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine._cgroup_free(tmp_path) is None
+
+
+def test_sizes_and_times_as_text() -> None:
+    assert machine.size_text(12) == "12 bytes"
+    assert machine.size_text(1536) == "1.5 KiB"
+    assert machine.size_text(200 << 20) == "200 MiB"
+    assert machine.size_text(5000 << 40) == "5000 TiB"
+    assert machine.time_text(0.42) == "0.4 s"
+    assert machine.time_text(59.4) == "59 s"
+    assert machine.time_text(200) == "3 min 20 s"
+    assert machine.time_text(7500) == "2 h 05 min"
+
+
+def test_peak_memory_is_this_process() -> None:
+    assert 50 << 20 < machine.peak_memory() < 1 << 40
+
+
+def test_config_without_a_size_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="hidden_size"):
+        costs.shape_of({"num_attention_heads": 2})
+
+
+def test_rows_are_counted_as_the_store_allocates_them() -> None:
+    from esa_cli import build
+    from esa_cli.rows import Rows
+
+    method = build.method(preset.load("tiny-random"))
+    gpu = costs.Costs(costs.shape_of(TINY), method, 8, on_gpu=True)
+    for tokens in (1, 1024, 1025, 20_000, 40_000):
+        rows = Rows(1, torch.float32, torch.device("cpu"))
+        rows.append(torch.zeros(tokens, 1))
+        assert gpu.stored(tokens) == rows.capacity
+
+
+def test_tokens_read_at_once_are_the_sessions() -> None:
+    assert costs.READ_AT_ONCE == session.FEED

@@ -1,0 +1,197 @@
+"""Presets: inheritance, overrides, validation, and every shipped one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from esa_cli import build, preset
+from esa_cli.errors import PresetError
+from esa_cli.models import DEFAULT_MODEL, parse_reference
+
+SHIPPED = sorted(path.stem for path in preset.shipped_dir().glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def no_user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "user"
+    monkeypatch.setattr(preset, "user_dir", lambda: folder)
+    return folder
+
+
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_presets_load_and_build(name: str) -> None:
+    chosen = preset.load(name)
+    build.method(chosen)
+    parse_reference(chosen.model)
+    assert chosen.description
+    assert preset.find(name).read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_show_prints_is_the_same_preset(name: str, tmp_path: Path) -> None:
+    chosen = preset.load(name)
+    again = preset.load(write(tmp_path / f"{name}.yaml", preset.dump(chosen)))
+    assert again == chosen
+
+
+def test_the_default_preset_uses_the_default_model() -> None:
+    assert preset.DEFAULT in SHIPPED
+    assert preset.load().model == DEFAULT_MODEL
+
+
+def test_paper_presets_have_the_papers_settings() -> None:
+    for name in ("llama3-8b-paper", "mistral-7b-paper"):
+        chosen = preset.load(name)
+        window = chosen.window
+        assert (window.initial, window.selected, window.local) == (128, 2048, 4096)
+        assert chosen.selector["proximity"] == 3
+        assert chosen.score == {"name": "sum", "rotate": False}
+        assert chosen.compressor["rank"] == 128
+        assert chosen.reading == "select"
+        assert chosen.position["name"] == "esa"
+
+
+def test_extends_goes_up_the_chain(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "model: m\ncontext: 900\nwindow: {initial: 1, selected: 2}")
+    write(tmp_path / "b.yaml", "extends: a.yaml\nwindow: {selected: 3, local: 4, chunk: 5}")
+    top = write(tmp_path / "c.yaml", "extends: b.yaml\nwindow: {local: 6}")
+    window = preset.load(top).window
+    assert (window.initial, window.selected, window.local, window.chunk) == (1, 3, 6, 5)
+
+
+def test_extending_in_a_circle_is_refused(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.yaml", "extends: two.yaml")
+    write(tmp_path / "two.yaml", "extends: one.yaml")
+    with pytest.raises(PresetError, match="one -> two -> one"):
+        preset.load(one)
+
+
+def test_another_name_starts_a_part_afresh(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.yaml", "extends: tiny-random\ncompressor: {name: none}")
+    assert preset.load(path).compressor == {"name": "none"}
+    assert preset.load("tiny-random", ["compressor.rank=4"]).compressor["fit_tokens"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("window.selected=2048", {"window": {"selected": 2048}}),
+        ("reading=local", {"reading": "local"}),
+        ("score.rotate=true", {"score": {"rotate": True}}),
+        ("prompt.after='a = b'", {"prompt": {"after": "a = b"}}),
+        (" window.dense =", {"window": {"dense": None}}),
+    ],
+)
+def test_overrides_are_read_as_yaml(text: str, parsed: object) -> None:
+    assert preset.parse_override(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["window", "=3", "a=[", "a={b"])
+def test_broken_overrides_are_refused(text: str) -> None:
+    with pytest.raises(PresetError, match="--set"):
+        preset.parse_override(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["windows.selected=3"], "windows", "window"),
+        (["window.seleted=3"], "window.seleted", "selected"),
+        (["window.chunk=0"], "window.chunk = 0", ""),
+        (["window.local=many"], "window.local", ""),
+        (["window.selected=5000"], "more than the model's window of 512", "window.selected"),
+        (["reading=fast"], "reading", ""),
+        (["prompt.after=hello"], "{question}", ""),
+        (["model=[1]"], "model", ""),
+    ],
+)
+def test_what_does_not_hold_is_refused(overrides: list[str], message: str, hint: str) -> None:
+    with pytest.raises(PresetError) as caught:
+        preset.load("tiny-random", overrides)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["selector.name=topp"], "unknown selector 'topp'", "topk"),
+        (["selector.proximty=2"], "no setting 'proximty'", "proximity"),
+        (["selector.proximity=-1"], "negative", ""),
+        (["selector.proximity=soon"], "selector.proximity = 'soon'", ""),
+        (["compressor.rank=0"], "at least 1", ""),
+        (["kernel=fast"], "unknown kernel", "reference"),
+        (["position.distance=512"], "outside the model's window", ""),
+    ],
+)
+def test_parts_that_do_not_hold_are_refused(overrides: list[str], message: str, hint: str) -> None:
+    with pytest.raises(PresetError) as caught:
+        build.method(preset.load("tiny-random", overrides))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(PresetError) as caught:
+        preset.load("tiny-randm")
+    assert "tiny-random" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not valid YAML (line"),
+        ("- 1", "not a mapping"),
+        ("context: 5", "lacks 'model'"),
+        ("extends: [a]", "extends must be"),
+        ("extends: nosuch", "unknown preset 'nosuch'"),
+        ("\tmodel: m", "not valid YAML"),
+    ],
+)
+def test_broken_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PresetError) as caught:
+        preset.load(write(tmp_path / "p.yaml", text))
+    assert message in caught.value.message
+
+
+def test_a_missing_or_undecodable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PresetError, match="no preset file"):
+        preset.load(str(tmp_path / "none.yaml"))
+    (tmp_path / "latin.yaml").write_bytes(b"model: caf\xe9")
+    with pytest.raises(PresetError, match="cannot read"):
+        preset.load(str(tmp_path / "latin.yaml"))
+
+
+def test_presets_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        preset.load("tiny-random").context = 3  # type: ignore[misc]
+
+
+def test_users_presets_come_before_shipped_ones(no_user_presets: Path) -> None:
+    write(no_user_presets / "mine.yml", "extends: tiny-random\ndescription: mine")
+    write(no_user_presets / "qwen3-4b.yaml", "extends: tiny-random\ndescription: changed")
+    assert preset.load("mine").description == "mine"
+    assert preset.load("qwen3-4b").description == "changed"
+    assert set(SHIPPED) | {"mine"} == set(preset.available())
+
+
+def test_a_preset_cannot_make_python_objects(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.yaml", "model: !!python/object/apply:os.getcwd []")
+    with pytest.raises(PresetError, match="YAML"):
+        preset.load(path)
+
+
+def test_dump_is_plain_yaml() -> None:
+    data = yaml.safe_load(preset.dump(preset.load("tiny-random")))
+    assert data["window"]["selected"] == 64
+    assert "name" not in data

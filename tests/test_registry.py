@@ -1,0 +1,233 @@
+"""Registering, building and loading methods; every test works on a copy of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from esa_cli import builtin, registry
+from esa_cli.errors import PluginError, PresetError
+
+Write = Callable[[str], Path]
+
+HEAD = """
+from dataclasses import dataclass
+from esa_cli.registry import register
+"""
+GOOD = (
+    HEAD
+    + """
+@register("selector", "none-of-it")
+@dataclass(frozen=True)
+class NoneOfIt:
+    share: float = 0.5
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert builtin
+    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(source: str) -> Path:
+        path = tmp_path / "some-plugin.py"
+        path.write_text(source)
+        return path
+
+    return write_file
+
+
+@dataclass(frozen=True)
+class Settings:
+    count: int = 1
+    share: float = 0.5
+    rotate: bool = False
+    rule: Literal["max", "mean"] = "max"
+    word: str = "w"
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError("count must not be negative")
+
+
+def build(**options: object) -> object:
+    registry.register("score", "settings")(Settings)
+    return registry.build("score", {"name": "settings", **options})
+
+
+def test_what_is_registered_is_listed_and_found() -> None:
+    registry.register("score", "settings")(Settings)
+    assert "settings" in registry.names("score")
+    assert "settings" not in registry.names("selector")
+    assert registry.lookup("score", "settings") is Settings
+    assert registry.origin("score", "settings") == __name__
+    assert registry.origin("selector", "topk") == "esa_cli.selectors"
+
+
+def test_build_sets_fields() -> None:
+    assert build() == Settings()
+    assert build(count=3, share=1, rotate=True, most=4) == Settings(3, 1.0, True, most=4)
+    assert build(rule="mean", most=None) == Settings(rule="mean")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"count": "3"},
+        {"count": 3.0},
+        {"count": True},
+        {"rotate": 1},
+        {"rotate": "yes"},
+        {"share": "half"},
+        {"rule": "median"},
+        {"word": 3},
+        {"most": "all"},
+        {"count": -1},
+    ],
+)
+def test_build_refuses_wrong_values(options: dict[str, object]) -> None:
+    with pytest.raises(PresetError, match=next(iter(options))):
+        build(**options)
+
+
+def test_build_names_the_nearest() -> None:
+    with pytest.raises(PresetError, match="no setting 'cuont'") as setting:
+        build(cuont=3)
+    assert setting.value.hint == "did you mean 'count'?"
+    with pytest.raises(PresetError, match="unknown selector 'topp'") as method:
+        registry.build("selector", {"name": "topp"})
+    assert method.value.hint == "did you mean 'topk'?"
+    with pytest.raises(PresetError, match="unknown selector 'xyz'") as far:
+        registry.build("selector", {"name": "xyz"})
+    assert "topk" in far.value.hint
+    with pytest.raises(PresetError, match="has no name"):
+        registry.build("selector", {})
+    assert registry.nearest("a", []) == "there are none"
+
+
+def test_build_refuses_fields_no_preset_can_hold() -> None:
+    @dataclass(frozen=True)
+    class Odd:
+        weights: torch.Tensor | None = None
+
+    registry.register("score", "odd")(Odd)
+    with pytest.raises(PluginError, match=r"score\.weights"):
+        registry.build("score", {"name": "odd", "weights": 3})
+
+
+def test_register_refuses() -> None:
+    class Bare:
+        pass
+
+    @dataclass(frozen=True)
+    class Named:
+        name: str = ""
+
+    with pytest.raises(PluginError, match="not a dataclass"):
+        registry.register("selector", "bare")(Bare)
+    with pytest.raises(PluginError, match="no such kind 'selectr'") as kind:
+        registry.register("selectr", "settings")(Settings)
+    assert kind.value.hint == "did you mean 'selector'?"
+    with pytest.raises(PluginError, match="already registered by esa_cli"):
+        registry.register("selector", "topk")(Settings)
+    with pytest.raises(PluginError, match="setting 'name'"):
+        registry.register("selector", "named")(Named)
+    registry.register("score", "settings")(Settings)
+    registry.register("score", "settings")(Settings)
+
+
+def test_load_file(write: Write) -> None:
+    path = write(GOOD)
+    assert registry.load_file(path) == [("selector", "none-of-it")]
+    assert registry.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
+    assert registry.origin("selector", "none-of-it") == str(path.resolve())
+    built = registry.build("selector", {"name": "none-of-it", "share": 1})
+    assert built.share == 1.0
+
+
+def test_load_file_is_not_credited_with_what_it_imports(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_helper.py").write_text(GOOD.replace("none-of-it", "helper"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert registry.load_file(write(GOOD + "import imported_helper\n")) == [
+        ("selector", "none-of-it")
+    ]
+    assert registry.origin("selector", "helper") == "imported_helper"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "registers nothing"),
+        ("1 / 0", r"ZeroDivisionError.*some-plugin.py, line 1"),
+        ("def f(:", "SyntaxError"),
+        ("import no_such_module_at_all", "ModuleNotFoundError"),
+        (GOOD + "1 / 0", "ZeroDivisionError"),
+        (GOOD.replace("none-of-it", "topk"), "already registered by esa_cli"),
+        (GOOD + GOOD.replace("class NoneOfIt", "class Second"), "already registered"),
+    ],
+)
+def test_load_file_that_fails_registers_nothing(write: Write, source: str, message: str) -> None:
+    before = {kind: registry.names(kind) for kind in registry.KINDS}
+    path = write(source)
+    for _ in range(2):
+        with pytest.raises(PluginError, match=message):
+            registry.load_file(path)
+    assert {kind: registry.names(kind) for kind in registry.KINDS} == before
+    path.write_text(GOOD)
+    assert registry.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
+
+
+def test_load_file_needs_a_python_file(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="no plugin file"):
+        registry.load_file(tmp_path / "missing.py")
+    with pytest.raises(PluginError, match="no plugin file"):
+        registry.load_file(tmp_path)
+    text = tmp_path / "plugin.txt"
+    text.write_text(GOOD)
+    with pytest.raises(PluginError, match="not a Python file"):
+        registry.load_file(text)
+
+
+def test_type_hints_that_cannot_be_read_are_the_plugins_fault(write: Write) -> None:
+    path = write("from __future__ import annotations\n" + GOOD.replace("float", "Missing"))
+    registry.load_file(path)
+    with pytest.raises(PluginError, match="'Missing' is not defined"):
+        registry.build("selector", {"name": "none-of-it", "share": 1})
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "message"),
+    [
+        ("entry_point_good", GOOD, ""),
+        ("entry_point_broken", "1 / 0", "'third-party' .*ZeroDivisionError"),
+        ("entry_point_taken", GOOD.replace("none-of-it", "topk"), "'third-party' .*already"),
+    ],
+)
+def test_entry_points(
+    module: str, source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint("third-party", module, "esa.plugins")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    if message:
+        with pytest.raises(PluginError, match=message):
+            registry.load_entry_points()
+        return
+    registry.load_entry_points()
+    registry.load_entry_points()
+    assert registry.origin("selector", "none-of-it") == module

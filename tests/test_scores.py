@@ -1,0 +1,214 @@
+"""Scores and top_k against loops of Eq. 2-3 and of the vote."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from conftest import build_rope, build_step
+
+from esa_cli import scores as scores_module
+from esa_cli import step as step_module
+from esa_cli.compressors import Linear
+from esa_cli.scores import SumScore, VoteScore, top_k
+from esa_cli.step import Step
+
+GROUPS = [(3, 3), (6, 2), (8, 1)]
+DISTANCE = 29
+SCALE = 0.3
+DIM = 8
+
+
+def draw(heads: int, groups: int, chunk: int, middle: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(heads, chunk, DIM), torch.randn(groups, middle, DIM)
+
+
+def turned(q: torch.Tensor, rotate: bool) -> reference.Heads:
+    queries = reference.plain(q)
+    return reference.rotate_heads(queries, DISTANCE) if rotate else queries
+
+
+def same(got: torch.Tensor, want: list[float], tolerance: float = 2e-5) -> None:
+    torch.testing.assert_close(
+        got.double(), torch.tensor(want).double(), rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(("heads", "groups"), GROUPS)
+def test_sum_is_eq_2_and_3(heads: int, groups: int, chunk: int, rotate: bool) -> None:
+    q, k = draw(heads, groups, chunk, 21)
+    step = build_step(q, k, low=4, after=6)
+    want = reference.sum_scores(turned(q, rotate), reference.plain(k))
+    same(SumScore(rotate=rotate).scores(step), want)
+    assert max(want) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(("heads", "groups"), GROUPS)
+def test_sum_with_reduced_keys(heads: int, groups: int, chunk: int, rotate: bool) -> None:
+    q, k = draw(heads, groups, chunk, 21)
+    maps = Linear(torch.randn(groups * DIM, 3), torch.randn(groups * DIM, 3))
+    step = build_step(q, k, low=4, after=6, projection=maps)
+    want = reference.reduced_sum_scores(
+        turned(q, rotate),
+        reference.plain(k),
+        reference.plain(maps.query_map),
+        reference.plain(maps.key_map),
+    )
+    same(SumScore(rotate=rotate).scores(step), want, tolerance=1e-4)
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("pool", ["max", "mean"])
+@pytest.mark.parametrize("rule", ["softmax", "max"])
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize(("heads", "groups"), GROUPS)
+def test_vote(heads: int, groups: int, chunk: int, rotate: bool, rule: str, pool: str) -> None:
+    q, k = draw(heads, groups, chunk, 21)
+    step = build_step(q, k, low=4, after=6)
+    want = reference.vote_scores(turned(q, rotate), reference.plain(k), SCALE, rule, pool)
+    same(VoteScore(rule=rule, pool=pool, rotate=rotate).scores(step), want)
+
+
+@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max", pool="mean")])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_blockwise_in_two_passes_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, score: SumScore | VoteScore, reduced: bool
+) -> None:
+    """Blocks of 256, first kept between the passes and then computed twice."""
+    q, k = draw(6, 2, 3, 1400)
+    maps = Linear(torch.randn(2 * DIM, 3), torch.randn(2 * DIM, 3)) if reduced else None
+    step = build_step(q, k, low=11, after=6, projection=maps)
+    whole = score.scores(step)
+    monkeypatch.setattr(step_module, "BLOCK_ELEMENTS", 1)
+    in_blocks = score.scores(step)
+    monkeypatch.setattr(scores_module, "KEEP_ELEMENTS", 1)
+    calls: list[bool] = []
+    for name in ("sums", "head_logits"):
+        original = getattr(Step, name)
+        monkeypatch.setattr(
+            Step, name, lambda self, rotate, of=original: calls.append(rotate) or of(self, rotate)
+        )
+    twice = score.scores(step)
+    assert len(calls) == 2
+    blocks = list(step.head_logits(False))
+    assert len(blocks) > 4
+    assert [at for at, _ in blocks][:2] == [0, 256]
+    torch.testing.assert_close(in_blocks, whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(twice, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shortlist", [21, 22, 500])
+def test_a_shortlist_of_everything_is_the_whole_vote(shortlist: int) -> None:
+    q, k = draw(6, 2, 3, 21)
+    step = build_step(q, k, low=4, after=6)
+    assert torch.equal(VoteScore(shortlist=shortlist).scores(step), VoteScore().scores(step))
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(("rule", "pool"), [("softmax", "max"), ("max", "mean")])
+@pytest.mark.parametrize("shortlist", [1, 9, 20])
+def test_shortlist(shortlist: int, rule: str, pool: str, rotate: bool, reduced: bool) -> None:
+    q, k = draw(6, 2, 3, 21)
+    maps = Linear(torch.randn(2 * DIM, 3), torch.randn(2 * DIM, 3)) if reduced else None
+    step = build_step(q, k, low=4, after=6, projection=maps)
+    queries, keys = turned(q, rotate), reference.plain(k)
+    if maps is None:
+        sums = reference.sum_scores(queries, keys)
+    else:
+        both = reference.plain(maps.query_map), reference.plain(maps.key_map)
+        sums = reference.reduced_sum_scores(queries, keys, *both)
+    chosen = reference.top_k(sums, shortlist)
+    want = [-reference.INFINITY] * 21
+    votes = reference.vote_scores(queries, reference.only(keys, chosen), SCALE, rule, pool)
+    for place, vote in zip(chosen, votes, strict=True):
+        want[place] = vote
+    score = VoteScore(rule=rule, pool=pool, rotate=rotate, shortlist=shortlist)
+    assert score.features
+    same(score.scores(step), want)
+
+
+@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(shortlist=4)])
+def test_nothing_in_the_middle(score: SumScore | VoteScore) -> None:
+    q, k = draw(6, 2, 3, 0)
+    assert score.scores(build_step(q, k, low=4, after=6)).shape == (0,)
+
+
+@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max")])
+def test_scores_of_large_logits_are_finite(score: SumScore | VoteScore) -> None:
+    q, k = draw(6, 2, 3, 30)
+    step = build_step(q * 300, k * 300)
+    assert torch.isfinite(score.scores(step)).all()
+
+
+def test_scoring_changes_neither_queries_nor_keys() -> None:
+    q, k = draw(6, 2, 3, 30)
+    step = build_step(q, k)
+    before = q.clone(), step.store.span(0, 30)[0].clone()
+    for score in (SumScore(True), VoteScore(), VoteScore(shortlist=5)):
+        score.scores(step)
+    assert torch.equal(step.queries, before[0])
+    assert torch.equal(step.store.span(0, 30)[0], before[1])
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0}
+
+
+@pytest.mark.parametrize("rope_parameters", [None, YARN])
+def test_rotated_logits_are_those_attention_will_see(
+    rope_parameters: dict[str, object] | None,
+) -> None:
+    """Queries at w against keys at 0. Under yarn, a key at position 0 is scaled too."""
+    q, k = draw(6, 2, 3, 12)
+    rope = build_rope(DIM, rope_parameters=rope_parameters)
+    step = build_step(q, k, rope=rope)
+    got = torch.cat([block for _, block in step.head_logits(True)], dim=2)
+    query = rope.rotate(q, torch.full((3,), DISTANCE))
+    keys = rope.rotate(k, torch.zeros(12, dtype=torch.long)).repeat_interleave(3, 0)
+    torch.testing.assert_close(got, SCALE * query @ keys.transpose(1, 2), rtol=1e-5, atol=1e-5)
+
+
+def test_ties_go_to_the_earliest() -> None:
+    scores = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 0.0])
+    assert top_k(scores, 1).tolist() == [1]
+    assert top_k(scores, 3).tolist() == [1, 2, 3]
+    assert top_k(scores, 4).tolist() == [1, 2, 3, 4]
+    assert top_k(torch.zeros(50), 7).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("k", [-1, 0])
+def test_top_none(k: int) -> None:
+    found = top_k(torch.randn(5), k)
+    assert found.dtype == torch.int64
+    assert found.tolist() == []
+
+
+@pytest.mark.parametrize("k", [5, 6, 1000])
+def test_top_all(k: int) -> None:
+    assert top_k(torch.randn(5), k).tolist() == [0, 1, 2, 3, 4]
+    assert top_k(torch.empty(0), k).tolist() == []
+
+
+def test_minus_infinity_comes_last_but_can_be_taken() -> None:
+    low = -torch.inf
+    scores = torch.tensor([low, 1.0, low, 0.0, low])
+    assert top_k(scores, 2).tolist() == [1, 3]
+    assert top_k(scores, 4).tolist() == [0, 1, 2, 3]
+    assert top_k(torch.full((6,), low), 2).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_top_k_matches_a_stable_sort(seed: int) -> None:
+    torch.manual_seed(seed)
+    scores = torch.randint(-3, 4, (40,)).float()
+    scores[torch.rand(40) < 0.2] = -torch.inf
+    for k in range(43):
+        assert top_k(scores, k).tolist() == reference.top_k(scores.tolist(), k)

@@ -1,0 +1,528 @@
+"""Attached models against the same models with stock attention, and what `attach` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, ModelFactory
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
+
+from esa_cli.cache import EsaCache
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.method import Method, Window
+from esa_cli.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.scores import VoteScore
+from esa_cli.seam import Attachment, attach
+
+LENGTH = 70
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+SCALED = {
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+}
+
+
+def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, VOCABULARY, (1, count), generator=generator)
+
+
+def everything(chunk: int, dense: int | None) -> Method:
+    """True positions and a budget that holds all tokens; `dense=0` takes the split path."""
+    window = Window(initial=5, selected=1000, local=11, chunk=chunk, dense=dense)
+    return Method(window=window, position=TruePositions())
+
+
+def selective(chunk: int = 8, **options: Any) -> Method:
+    window = Window(initial=4, selected=12, local=8, chunk=chunk)
+    return Method(window=window, **{"position": FixedDistance(40), **options})
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Logits of these models have a standard deviation of about 1.4."""
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def in_pieces(
+    model: PreTrainedModel, cache: EsaCache, ids: torch.Tensor, size: int
+) -> torch.Tensor:
+    pieces = [model(piece, past_key_values=cache).logits for piece in ids.split(size, dim=1)]
+    return torch.cat(pieces, dim=1)
+
+
+@pytest.mark.parametrize("dense", [None, 0])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_budget_at_true_positions_is_stock_attention(
+    make_model: ModelFactory, family: str, chunk: int, dense: int | None
+) -> None:
+    model, ids = make_model(family), tokens()
+    want = model(ids).logits
+    with attach(model, everything(chunk, dense)) as attached:
+        cache = attached.new_cache()
+        close(model(ids, past_key_values=cache).logits, want)
+        assert cache.get_seq_length() == LENGTH
+
+
+@pytest.mark.parametrize(("size", "dense"), [(1, 0), (13, 0), (13, None), (64, 0), (64, None)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fed_in_pieces_then_cropped_and_replayed(
+    make_model: ModelFactory, family: str, size: int, dense: int | None
+) -> None:
+    model, ids = make_model(family), tokens()
+    want = model(ids).logits
+    other = tokens(LENGTH, seed=8)
+    # Stock attention fed token by token is itself 1.5e-5 off stock attention of the whole.
+    tolerance = 3e-5
+    with attach(model, everything(7, dense)) as attached:
+        cache = attached.new_cache()
+        close(in_pieces(model, cache, ids, size), want, tolerance)
+        cache.crop(-30)
+        model(other[:, :25], past_key_values=cache)
+        cache.truncate(40)
+        assert cache.get_seq_length() == 40
+        close(in_pieces(model, cache, ids[:, 40:], size), want[:, 40:], tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_difference_to_stock_is_rounding(make_model: ModelFactory, family: str) -> None:
+    """In float64 it shrinks to what the float32 log-sum-exp of the fusion leaves."""
+    model, ids = make_model(family).double(), tokens()
+    want = model(ids).logits
+    with attach(model, everything(7, 0)) as attached:
+        close(in_pieces(model, attached.new_cache(), ids, 23), want, 3e-6)
+        close(in_pieces(model, attached.new_cache(), ids, 1), want, 1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("kind", SCALED)
+def test_scaled_rope(make_model: ModelFactory, kind: str, chunk: int) -> None:
+    model, ids = make_model("llama", rope_parameters=SCALED[kind]), tokens()
+    assert not torch.allclose(make_model("llama")(ids).logits, model(ids).logits, atol=1e-2)
+    want = model(ids).logits
+    for dense in (None, 0):
+        with attach(model, everything(chunk, dense)) as attached:
+            close(model(ids, past_key_values=attached.new_cache()).logits, want)
+
+
+def test_three_layers_and_the_vote(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama", num_hidden_layers=3), tokens()
+    want = model(ids).logits
+    window = Window(initial=5, selected=1000, local=11, chunk=7, dense=0)
+    method = Method(window=window, position=TruePositions(), score=VoteScore())
+    with attach(model, method) as attached:
+        close(model(ids, past_key_values=attached.new_cache()).logits, want)
+
+
+def test_bfloat16_stays_near_stock(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama").bfloat16(), tokens()
+    want = model(ids).logits.float()
+    with attach(model, everything(7, 0)) as attached:
+        logits = model(ids, past_key_values=attached.new_cache()).logits
+    assert logits.dtype == torch.bfloat16
+    spread = want.std().item()
+    assert (logits.float() - want).abs().mean().item() < 0.05 * spread
+
+
+@pytest.mark.parametrize("position", [FixedDistance(40), Contiguous(40), TruePositions(40)])
+def test_a_small_budget_is_not_stock_attention(
+    make_model: ModelFactory, position: FixedDistance | Contiguous | TruePositions
+) -> None:
+    """That the tests above would notice: the same comparison fails once tokens are left out."""
+    model, ids = make_model("llama"), tokens()
+    want = model(ids).logits
+    with attach(model, selective(position=position)) as attached:
+        got = model(ids, past_key_values=attached.new_cache()).logits
+    assert torch.isfinite(got).all()
+    # 70 tokens in chunks of 8, the first of 6. The budget is 24, so the chunk that starts at 22 is
+    # the last one to which everything is attended.
+    close(got[:, :30], want[:, :30])
+    assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.1
+
+
+def test_detach_restores_everything(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want, rotary = model(ids).logits, model.base_model.rotary_emb
+    attached = attach(model, selective())
+    assert model.base_model.rotary_emb is not rotary
+    assert model.config._attn_implementation == "esa"
+    model(ids, past_key_values=attached.new_cache())
+    attached.detach()
+    assert model.base_model.rotary_emb is rotary
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, want)
+    attached.detach()
+    assert torch.equal(model(ids).logits, want)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_detach_restores_the_attention_there_was(
+    make_model: ModelFactory, implementation: str
+) -> None:
+    model, ids = make_model("qwen2", attn_implementation=implementation), tokens()
+    want = model(ids).logits
+    with attach(model, selective()):
+        pass
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(model(ids).logits, want)
+
+
+def test_detach_after_an_exception(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want, rotary = model(ids).logits, model.base_model.rotary_emb
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    attached = attach(model, selective())
+    hook = model.base_model.layers[1].self_attn.q_proj.register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt), attached:
+        model(ids, past_key_values=attached.new_cache())
+    hook.remove()
+    assert model.base_model.rotary_emb is rotary
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, want)
+
+
+def test_an_interrupted_forward_can_be_taken_back(make_model: ModelFactory) -> None:
+    """It leaves the first layer longer than the second; `truncate` makes them even again."""
+    model, ids = make_model("llama"), tokens()
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with attach(model, selective()) as attached:
+        cache = attached.new_cache()
+        model(ids[:, :50], past_key_values=cache)
+        want = model(ids[:, 50:], past_key_values=cache).logits
+        cache.truncate(50)
+        hook = model.base_model.layers[1].self_attn.q_proj.register_forward_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, 50:], past_key_values=cache)
+        hook.remove()
+        assert [layer.get_seq_length() for layer in cache.layers] == [LENGTH, 50]
+        cache.truncate(50)
+        close(model(ids[:, 50:], past_key_values=cache).logits, want)
+
+
+def test_attach_again_after_detach(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    logits = []
+    for _ in range(2):
+        with attach(model, selective()) as attached:
+            logits.append(model(ids, past_key_values=attached.new_cache()).logits)
+    assert torch.equal(*logits)
+
+
+def test_detaching_twice_leaves_the_next_attachment_alone(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    first = attach(model, selective())
+    want = model(ids, past_key_values=first.new_cache()).logits
+    first.detach()
+    with attach(model, selective()) as second:
+        first.detach()
+        assert model.config._attn_implementation == "esa"
+        assert torch.equal(model(ids, past_key_values=second.new_cache()).logits, want)
+
+
+def test_a_failed_attach_leaves_the_model_as_it_was(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    with attach(model, selective()) as attached:
+        with pytest.raises(ModelError, match="attached already"):
+            attach(model, selective())
+        model(ids, past_key_values=attached.new_cache())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def alone(model: PreTrainedModel, method: Method, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+    with attach(model, method) as attached:
+        cache = attached.new_cache()
+        return [model(piece, past_key_values=cache).logits for piece in pieces]
+
+
+def test_two_models_at_once(make_model: ModelFactory) -> None:
+    """Other methods, other families, calls by turns, and one detached before the other."""
+    first, second = make_model("llama"), make_model("qwen3", seed=1)
+    methods = selective(), selective(3, position=Contiguous(20), score=VoteScore())
+    pieces = [*tokens(60).split(17, dim=1)]
+    wanted = [alone(first, methods[0], pieces), alone(second, methods[1], pieces)]
+    one, two = attach(first, methods[0]), attach(second, methods[1])
+    caches = one.new_cache(), two.new_cache()
+    for i, piece in enumerate(pieces[:-1]):
+        assert torch.equal(first(piece, past_key_values=caches[0]).logits, wanted[0][i])
+        assert torch.equal(second(piece, past_key_values=caches[1]).logits, wanted[1][i])
+    one.detach()
+    assert torch.equal(second(pieces[-1], past_key_values=caches[1]).logits, wanted[1][-1])
+    two.detach()
+
+
+def test_two_models_made_from_one_config(make_model: ModelFactory) -> None:
+    first = make_model("llama")
+    torch.manual_seed(1)
+    second = type(first)(first.config).eval()
+    ids = tokens()
+    want = second(ids).logits
+    with attach(first, selective()) as attached:
+        first(ids, past_key_values=attached.new_cache())
+        assert torch.equal(second(ids).logits, want)
+
+
+def test_two_documents_of_one_model(make_model: ModelFactory) -> None:
+    model = make_model("llama")
+    texts = tokens(60, seed=1), tokens(60, seed=2)
+    wanted = [alone(model, selective(), [*text.split(20, dim=1)]) for text in texts]
+    with attach(model, selective()) as attached:
+        caches = attached.new_cache(), attached.new_cache()
+        for i in range(3):
+            for text, cache, want in zip(texts, caches, wanted, strict=True):
+                piece = text[:, 20 * i : 20 * i + 20]
+                assert torch.equal(model(piece, past_key_values=cache).logits, want[i])
+
+
+def test_method_can_be_replaced_between_calls(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want = model(ids).logits
+    with attach(model, selective()) as attached:
+        attached.method = everything(7, 0)
+        close(model(ids, past_key_values=attached.new_cache()).logits, want)
+
+
+def test_reading_then_asking(make_model: ModelFactory) -> None:
+    """In mode `reading` no chunk selects, in `asking` all do, in `auto` the last."""
+    model, ids = make_model("llama"), tokens()
+    logits = {}
+    for mode in ("reading", "auto", "asking"):
+        with attach(model, selective(reading="local")) as attached:
+            cache = attached.new_cache()
+            cache.mode = mode
+            logits[mode] = model(ids, past_key_values=cache).logits
+    # The last chunk of 8 tokens is the only one that `auto` does otherwise than `reading`.
+    assert torch.equal(logits["auto"][:, :-8], logits["reading"][:, :-8])
+    assert not torch.allclose(logits["auto"][:, -8:], logits["reading"][:, -8:], atol=1e-3)
+    assert not torch.allclose(logits["asking"], logits["auto"], atol=1e-3)
+
+
+def test_project_now_is_project_later(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    logits = []
+    for now in (False, True):
+        with attach(model, selective(reading="local")) as attached:
+            cache = attached.new_cache()
+            cache.mode = "reading"
+            model(ids[:, :50], past_key_values=cache)
+            if now:
+                cache.project()
+                assert [cache.memory(i).store.reduced for i in range(2)] == [50, 50]
+            cache.mode = "asking"
+            logits.append(model(ids[:, 50:], past_key_values=cache).logits)
+    torch.testing.assert_close(*logits)
+
+
+def test_reset_forgets(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    with attach(model, selective()) as attached:
+        cache = attached.new_cache()
+        assert cache.nbytes == 0
+        want = model(ids, past_key_values=cache).logits
+        # Two layers of keys and values, two heads of 8 floats each; and some reduced keys.
+        assert cache.nbytes > 2 * LENGTH * 2 * 2 * 8 * 4
+        cache.reset()
+        assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+        assert torch.equal(model(ids, past_key_values=cache).logits, want)
+
+
+def test_outside_no_grad(make_model: ModelFactory) -> None:
+    """A plain forward call, as people write it, must neither fail nor keep a graph."""
+    model, ids = make_model("llama"), tokens()
+    with attach(model, selective()) as attached:
+        want = model(ids, past_key_values=attached.new_cache()).logits
+        with torch.enable_grad():
+            cache = attached.new_cache()
+            got = model(ids, past_key_values=cache).logits
+        close(got.detach(), want)
+        assert not cache.memory(0).store.span(0, 1)[0].requires_grad
+
+
+def test_inference_mode_and_no_grad_in_turn(make_model: ModelFactory) -> None:
+    """`generate` uses no_grad; a document may have been read in inference mode."""
+    model, ids = make_model("llama"), tokens()
+    with attach(model, selective()) as attached:
+        want = model(ids, past_key_values=attached.new_cache()).logits
+        cache = attached.new_cache()
+        with torch.inference_mode():
+            model(ids[:, :50], past_key_values=cache)
+        got = model(ids[:, 50:], past_key_values=cache).logits
+        assert got.shape == want[:, 50:].shape
+
+
+@pytest.fixture
+def attached(make_model: ModelFactory) -> Iterator[Attachment]:
+    with attach(make_model("llama"), selective()) as found:
+        yield found
+
+
+@pytest.mark.parametrize("options", [{"use_cache": False}, {}, {"use_cache": True}])
+def test_no_cache(attached: Attachment, options: dict[str, bool]) -> None:
+    with pytest.raises(UsageError, match="needs its own cache") as caught:
+        attached.model(tokens(), **options)
+    assert "new_cache()" in caught.value.hint
+
+
+def test_stock_cache(attached: Attachment) -> None:
+    with pytest.raises(UsageError, match="needs its own cache"):
+        attached.model(tokens(), past_key_values=DynamicCache(config=attached.model.config))
+
+
+def test_cache_of_another_model(make_model: ModelFactory, attached: Attachment) -> None:
+    with attach(make_model("llama", seed=5), selective()) as other:
+        foreign = other.new_cache()
+        with pytest.raises(UsageError):
+            attached.model(tokens(), past_key_values=foreign)
+
+
+def test_cache_of_another_model_is_named_and_left_alone(
+    make_model: ModelFactory, attached: Attachment
+) -> None:
+    """The message for this case is in the code; the foreign cache must not swallow the tokens."""
+    with attach(make_model("llama", seed=5), selective()) as other:
+        foreign = other.new_cache()
+        with pytest.raises(UsageError, match="made for another model"):
+            attached.model(tokens(), past_key_values=foreign)
+        assert [layer.get_seq_length() for layer in foreign.layers] == [0, 0]
+        assert not other.arriving
+
+
+def test_cache_from_before_detach(make_model: ModelFactory) -> None:
+    model = make_model("llama")
+    with attach(model, selective()) as first:
+        cache = first.new_cache()
+    with attach(model, selective()), pytest.raises(UsageError):
+        model(tokens(), past_key_values=cache)
+
+
+def test_stock_model_with_our_cache(make_model: ModelFactory) -> None:
+    """After detach our cache hands on one token only, and stock attention would believe it."""
+    model = make_model("llama")
+    with attach(model, selective()) as first:
+        cache = first.new_cache()
+        model(tokens(20), past_key_values=cache)
+    with pytest.raises(UsageError):
+        model(tokens(1), past_key_values=cache)
+
+
+def test_batch_of_two(attached: Attachment) -> None:
+    cache = attached.new_cache()
+    with pytest.raises(UsageError, match="not a batch of 2"):
+        attached.model(tokens().repeat(2, 1), past_key_values=cache)
+    assert cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize("hidden", [0, 3, LENGTH - 1])
+def test_padding(attached: Attachment, hidden: int) -> None:
+    mask = torch.ones(1, LENGTH, dtype=torch.long)
+    mask[:, hidden] = 0
+    cache = attached.new_cache()
+    with pytest.raises(UsageError, match="takes no padding"):
+        attached.model(tokens(), attention_mask=mask, past_key_values=cache)
+    assert cache.get_seq_length() == 0
+
+
+def test_a_mask_of_ones_changes_nothing(attached: Attachment) -> None:
+    want = attached.model(tokens(), past_key_values=attached.new_cache()).logits
+    mask = torch.ones(1, LENGTH, dtype=torch.long)
+    got = attached.model(tokens(), attention_mask=mask, past_key_values=attached.new_cache()).logits
+    assert torch.equal(got, want)
+
+
+def test_ready_made_mask(attached: Attachment) -> None:
+    """A four-dimensional mask goes past the mask function; it must not be dropped in silence."""
+    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().bool()
+    mask[..., 3] = False
+    with pytest.raises(UsageError):
+        attached.model(tokens(), attention_mask=mask, past_key_values=attached.new_cache())
+
+
+def test_crop_wants_a_negative_number(attached: Attachment) -> None:
+    cache = attached.new_cache()
+    attached.model(tokens(), past_key_values=cache)
+    with pytest.raises(ValueError, match="negative"):
+        cache.crop(5)
+    cache.crop(0)
+    assert cache.get_seq_length() == LENGTH
+
+
+@pytest.mark.parametrize("name", ["reorder_cache", "batch_repeat_interleave"])
+def test_beams_are_refused(attached: Attachment, name: str) -> None:
+    with pytest.raises(UsageError, match="one sequence at a time"):
+        getattr(attached.new_cache(), name)(torch.tensor([0]))
+
+
+def test_unsupported_architecture() -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=VOCABULARY))
+    with pytest.raises(ModelError, match="'gpt2' are not supported") as caught:
+        attach(model, selective())
+    assert "llama" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("mistral", {"sliding_window": 16}, r"sliding_attention \(window 16\)"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+            r"sliding_attention \(window 16\)",
+        ),
+        (
+            "qwen3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 16,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            r"sliding_attention \(window 16\)",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rotary embedding of type 'dynamic'",
+        ),
+    ],
+)
+def test_unsupported_attention(
+    make_model: ModelFactory, family: str, changes: dict[str, Any], reason: str
+) -> None:
+    model, ids = make_model(family, **changes), tokens()
+    want = model(ids).logits
+    with pytest.raises(ModelError, match=reason):
+        attach(model, selective())
+    assert torch.equal(model(ids).logits, want)
+
+
+def test_windows_that_no_layer_uses_are_supported(make_model: ModelFactory) -> None:
+    changes = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 28}
+    model, ids = make_model("qwen2", **changes), tokens()
+    want = model(ids).logits
+    with attach(model, everything(7, 0)) as attached:
+        close(model(ids, past_key_values=attached.new_cache()).logits, want)

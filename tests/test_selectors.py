@@ -1,0 +1,100 @@
+"""Eq. 7 and the top-k selector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import reference
+import torch
+from conftest import build_step
+
+from esa_cli.scores import SumScore, VoteScore
+from esa_cli.selectors import TopK, proximity
+from esa_cli.step import Step
+
+
+@dataclass(frozen=True)
+class Given:
+    """A score that is what the test says."""
+
+    values: torch.Tensor
+    features: bool = False
+
+    def scores(self, step: Step) -> torch.Tensor:
+        return self.values
+
+
+@pytest.mark.parametrize("epsilon", [0, 1, 2, 3, 10, 19, 20, 21, 100])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 20])
+def test_proximity_is_eq_7(count: int, epsilon: int) -> None:
+    scores = torch.randn(count)
+    if count:
+        assert proximity(scores, epsilon).tolist() == reference.proximity(scores.tolist(), epsilon)
+    else:
+        assert proximity(scores, epsilon).shape == (0,)
+
+
+def test_proximity_of_minus_infinity() -> None:
+    low = -torch.inf
+    scores = torch.tensor([low, low, low, 1.0, low, low, low, low])
+    assert proximity(scores, 2).tolist() == [low, 1, 1, 1, 1, 1, low, low]
+
+
+def test_proximity_keeps_its_input() -> None:
+    scores = torch.randn(9)
+    before = scores.clone()
+    proximity(scores, 2)
+    assert torch.equal(scores, before)
+
+
+@pytest.mark.parametrize("middle", [0, 1, 5, 30])
+@pytest.mark.parametrize("budget", [0, 1, 4, 30, 31])
+@pytest.mark.parametrize("epsilon", [0, 1, 3])
+def test_selection_is_ascending_unique_and_as_large_as_it_can_be(
+    middle: int, budget: int, epsilon: int
+) -> None:
+    q, k = torch.randn(6, 3, 8), torch.randn(2, middle, 8)
+    found = TopK(epsilon).select(build_step(q, k, low=3, after=2), budget)
+    assert found.dtype == torch.int64
+    places = found.tolist()
+    assert places == sorted(set(places))
+    assert len(places) == min(budget, middle)
+    assert all(0 <= place < middle for place in places)
+
+
+@pytest.mark.parametrize("score", [SumScore(), SumScore(True), VoteScore(), VoteScore(shortlist=9)])
+@pytest.mark.parametrize("epsilon", [0, 1, 3])
+def test_selection_matches_loops(score: SumScore | VoteScore, epsilon: int) -> None:
+    q, k = torch.randn(6, 3, 8), torch.randn(2, 25, 8)
+    step = build_step(q, k, low=3, after=2, score=score)
+    settings = reference.Settings(
+        initial=3,
+        selected=6,
+        local=2,
+        chunk=3,
+        dense=0,
+        position="esa",
+        distance=29,
+        score="sum" if isinstance(score, SumScore) else "vote",
+        rotate=score.rotate,
+        scale=0.3,
+        epsilon=epsilon,
+        shortlist=getattr(score, "shortlist", 0),
+    )
+    scores = reference.scores_of(settings, reference.plain(q), reference.plain(k))
+    want = reference.top_k(reference.proximity(scores, epsilon), 6)
+    assert TopK(epsilon).select(step, 6).tolist() == want
+
+
+def test_neighbours_of_the_best_come_before_lesser_peaks() -> None:
+    values = torch.tensor([0.0, 0, 0, 9, 0, 0, 0, 5, 0, 0])
+    step = build_step(torch.randn(2, 1, 8), torch.randn(2, 10, 8), score=Given(values))
+    assert TopK(0).select(step, 3).tolist() == [0, 3, 7]
+    assert TopK(1).select(step, 3).tolist() == [2, 3, 4]
+    assert TopK(1).select(step, 6).tolist() == [2, 3, 4, 6, 7, 8]
+
+
+def test_negative_epsilon_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        TopK(-1)
