@@ -9,6 +9,13 @@ import typer
 from . import options
 from .options import DEFAULT_PRESET
 
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="DOC... QUESTION",
+        help="Text or Markdown files, or - for standard input; then the question, in quotes.",
+    ),
+]
 SelectorName = Annotated[str | None, typer.Option("--selector", help="The selector, by name.")]
 ScoreName = Annotated[str | None, typer.Option("--score", help="The score, by name.")]
 PositionName = Annotated[
@@ -24,13 +31,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Makes a sampled answer
 
 
 def ask(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="DOC... QUESTION",
-            help="Text or Markdown files, or - for standard input; then the question, in quotes.",
-        ),
-    ] = None,
+    arguments: Arguments = None,
     preset: options.Preset = DEFAULT_PRESET,
     model: options.Model = None,
     selector: SelectorName = None,
@@ -55,18 +56,8 @@ def ask(
     documents, question = split(arguments or [])
     options.load_plugins(plugins)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}
-    run(
-        Request(
-            documents=documents,
-            question=question,
-            preset=preset,
-            overrides=options.overrides({"model": model, **parts}, settings),
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            device=device,
-            dtype=dtype,
-        ),
-        as_json=as_json,
-        quiet=quiet,
+    given = options.overrides({"model": model, **parts}, settings)
+    request = Request(
+        documents, question, preset, given, max_new_tokens, temperature, seed, device, dtype
     )
+    run(request, as_json=as_json, quiet=quiet)
