@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .compressors import Moments, flatten_keys, fold
+from .errors import PresetError
 from .kernels import attend, merge
 from .method import Method
 from .protocols import KVStore, Projection
@@ -74,27 +75,47 @@ class Attention:
         method = self.method
         if memory.fitted or not method.score.features:
             return
-        missing = method.compressor.fit_tokens - memory.moments.count
-        if missing > 0:
+        moments = memory.moments
+        # Tokens read again after a crop are not counted twice.
+        q, start = q[:, max(0, moments.seen - start) :], max(start, moments.seen)
+        missing = method.compressor.fit_tokens - moments.count
+        if missing > 0 and q.shape[1]:
             q = q[:, :missing]
+            moments.seen = start + q.shape[1]
             if getattr(method.score, "rotate", False):
                 at = torch.full((q.shape[1],), method.position.distance, device=q.device)
                 q = self.rope.rotate(q, at)
             keys, _ = memory.store.span(start, start + q.shape[1])
-            memory.moments.add(fold(q, memory.store.heads), flatten_keys(keys))
+            moments.add(fold(q, memory.store.heads), flatten_keys(keys))
 
     def _project(self, memory: LayerMemory, upto: int) -> Projection | None:
         """The layer's projection, with reduced keys for every token before `upto`."""
         if not self.method.score.features:
             return None
         if not memory.fitted:
-            memory.projection = self.method.compressor.fit(memory.layer, memory.moments)
+            memory.projection = self._fitted(memory)
             memory.fitted = True
             memory.moments = Moments()
         if memory.projection is not None:
             for _, keys in memory.store.key_blocks(memory.store.reduced, upto):
                 memory.store.append_features(memory.projection.keys(flatten_keys(keys)))
         return memory.projection
+
+    def _fitted(self, memory: LayerMemory) -> Projection | None:
+        """The compressor's projection, tried on one key so that a wrong width is named here."""
+        projection = self.method.compressor.fit(memory.layer, memory.moments)
+        if projection is not None:
+            store = memory.store
+            keys = flatten_keys(store.span(0, min(1, len(store)))[0])
+            try:
+                projection.keys(keys)
+            except RuntimeError as error:
+                raise PresetError(
+                    f"the compressor does not fit layer {memory.layer} of this model, whose folded "
+                    f"keys have {keys.shape[1]} dimensions",
+                    "it was made for another model",
+                ) from error
+        return projection
 
     def _local(self, start: int) -> int:
         """l_L of a chunk that starts at `start`: everything cached while attention is plain."""
@@ -174,7 +195,7 @@ class Attention:
         if far.shape[0]:
             place = self.method.position.far(far, local, 1, start)
             far_keys, far_values = memory.store.gather(far)
-            positions = torch.cat((place.key.to(near.key) + near.query - place.query, near.key))
+            positions = torch.cat((place.key + near.query - place.query, near.key))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         # Only differences count; a base of zero keeps positions inside the rotary table.
         base = positions.min()

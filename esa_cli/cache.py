@@ -48,7 +48,7 @@ class EsaLayer(CacheLayerMixin):
         if self.memory is None:
             self.lazy_initialization(key_states, value_states)
         assert self.memory is not None
-        self.memory.store.append(key_states[0], value_states[0])
+        self.memory.store.append(key_states[0].detach(), value_states[0].detach())
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -96,6 +96,11 @@ class EsaCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        if not self.attachment.running:
+            raise UsageError(
+                "this cache was made for another model, or for one that is not attached any more",
+                "use new_cache() of the model's own attachment",
+            )
         chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self.attachment.arriving[layer_idx] = self
         return chunk

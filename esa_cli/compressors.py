@@ -36,6 +36,8 @@ class Moments:
     """Second moments of a layer's folded queries and keys, summed over the tokens seen."""
 
     count: int = 0
+    seen: int = 0
+    """Position behind the last token added."""
     queries: Tensor | None = field(default=None, repr=False)
     keys: Tensor | None = field(default=None, repr=False)
 
@@ -105,7 +107,9 @@ class ClosedForm:
     """Fitted on the document's own first tokens while they are read; any model works at once.
 
     Args:
-        rank: R, numbers stored per token and layer. fit_tokens: tokens to fit on.
+        rank: R, numbers stored per token and layer.
+        fit_tokens: tokens to fit on; fewer when the first selection comes earlier, which it does
+            when the window's budget is smaller.
     """
 
     rank: int = 48

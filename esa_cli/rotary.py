@@ -52,6 +52,10 @@ class Rope:
         positions = positions.to(like.device)
         return self._cos[positions], self._sin[positions]
 
+    def gain(self, like: Tensor) -> Tensor:
+        """What a key at position 0 is multiplied by: 1, or yarn's attention factor."""
+        return self.cos_sin(torch.zeros(1, dtype=torch.long, device=like.device), like)[0][0, 0]
+
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D)."""
         cos, sin = self.cos_sin(positions, x)

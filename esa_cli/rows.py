@@ -38,7 +38,9 @@ class Rows:
         while self.capacity < need:
             start = self.capacity
             size = min(LAST_SEGMENT, max(FIRST_SEGMENT, start))
-            segment = torch.empty(size, self.width, dtype=self.dtype, device=self.device)
+            # Made outside inference mode, so that what was read there can be continued elsewhere.
+            with torch.inference_mode(False):
+                segment = torch.empty(size, self.width, dtype=self.dtype, device=self.device)
             self._segments.append(segment)
             self._starts.append(start)
 
@@ -51,8 +53,9 @@ class Rows:
             yield start, self._segments[i][low:high]
             start = self._starts[i] + high
 
+    @torch.no_grad()
     def append(self, rows: Tensor) -> None:
-        """Adds rows (C, width) at the end."""
+        """Adds rows (C, width) at the end; values only, no gradients."""
         stop = self.length + rows.shape[0]
         self._grow(stop)
         for at, view in self._pieces(self.length, stop):
@@ -74,9 +77,12 @@ class Rows:
             for low in range(0, view.shape[0], most):
                 yield at + low, view[low : low + most]
 
+    @torch.no_grad()
     def gather(self, at: Tensor) -> Tensor:
         """Rows at ascending absolute positions (K,) -> (K, width)."""
         out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
+        if not at.numel():
+            return out
         edges = torch.tensor([*self._starts[1:], self.capacity], device=at.device)
         cuts = torch.searchsorted(at, edges).tolist()
         low = 0

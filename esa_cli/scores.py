@@ -89,6 +89,12 @@ class VoteScore:
     pool: Literal["max", "mean"] = "max"
     shortlist: int = 0
 
+    def __post_init__(self) -> None:
+        if self.rule not in ("softmax", "max") or self.pool not in ("max", "mean"):
+            raise ValueError("rule is softmax or max, pool is max or mean")
+        if self.shortlist < 0:
+            raise ValueError("shortlist must not be negative")
+
     @property
     def features(self) -> bool:
         return self.shortlist > 0

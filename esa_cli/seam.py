@@ -3,7 +3,8 @@
 Three public doors of the host are used, and nothing is patched:
 - `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
   that padding is refused instead of silently ignored);
-- the rotary module is replaced by one that rotates nothing, and put back by `detach`;
+- the rotary module is replaced by one that rotates nothing, and put back by `detach`; so is the
+  configuration object, because other models may have been built from the same one;
 - a `Cache` whose layers are ours.
 
 The attention function finds its method by the attention module it is called with, so several
@@ -12,6 +13,7 @@ models can be attached in one process. `_ATTACHED` holds them weakly: dropping a
 
 from __future__ import annotations
 
+import copy
 from types import TracebackType
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -80,17 +82,26 @@ class Attachment:
         if model.config._attn_implementation == NAME:
             raise ModelError("this model is attached already", "call detach() on the first")
         self._rotary = self.body.rotary_emb
-        self._implementation = model.config._attn_implementation
+        self._config = model.config
         self.rope = Rope(self._rotary)
         self.scale = float(self._modules[0].scaling)
         self.arriving: dict[int, EsaCache] = {}
+        self.running = False
         self.method = method
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
+        self._share_config(copy.deepcopy(model.config))
         model.set_attn_implementation(NAME)
-        self.body.rotary_emb = RawRotary()
+        self.body.rotary_emb = _StartOfForward(self)
         for module in self._modules:
             _ATTACHED[module] = ref(self)
+        self.attached = True
+
+    def _share_config(self, config: Any) -> None:
+        current = self.model.config
+        for module in self.model.modules():
+            if getattr(module, "config", None) is current:
+                module.config = config
 
     @property
     def method(self) -> Method:
@@ -107,10 +118,11 @@ class Attachment:
 
     def detach(self) -> None:
         """Puts the model back as it was. Does nothing the second time."""
-        if self.body.rotary_emb is self._rotary:
+        if not self.attached:
             return
+        self.attached = self.running = False
         self.body.rotary_emb = self._rotary
-        self.model.set_attn_implementation(self._implementation)
+        self._share_config(self._config)
         for module in self._modules:
             _ATTACHED.pop(module, None)
         self.arriving.clear()
@@ -124,11 +136,27 @@ class Attachment:
         self.detach()
 
 
+class _StartOfForward(RawRotary):
+    """The host calls its rotary module once at the start of a forward call: that is when an
+    attachment knows that what arrives in its cache comes from its own model."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        super().__init__()
+        self._attachment = ref(attachment)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        attachment = self._attachment()
+        if attachment is not None:
+            attachment.running = True
+        return super().forward(x, position_ids)
+
+
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
     """Attaches `method` to `model`; see `Attachment`."""
     return Attachment(model, method)
 
 
+@torch.no_grad()
 def _attention_function(
     module: nn.Module,
     query: Tensor,
@@ -139,19 +167,19 @@ def _attention_function(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The host's call: query (1, H, C, D), unrotated -> output (1, C, H, D)."""
+    """The host's call: query (1, H, C, D), unrotated -> output (1, C, H, D), without gradients."""
     found = _ATTACHED.get(module)
     attachment = found() if found else None
     if attachment is None:
         raise ModelError("this model runs attention 'esa' but has no method", "call attach(model, method)")
     index: int = module.layer_idx  # type: ignore[assignment]
+    if index == len(attachment._modules) - 1:
+        attachment.running = False
     cache = attachment.arriving.pop(index, None)
     if cache is None:
-        raise UsageError(
-            "ESA needs its own cache", "pass past_key_values=attachment.new_cache()"
-        )
-    if cache.attachment is not attachment:
-        raise UsageError("this cache was made for another model", "use new_cache() of this one")
+        raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
+    if attention_mask is not None:
+        raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
     out = attachment.attention(
         cache.memory(index), query[0], last=cache.mode == "auto", every=cache.mode == "asking"
     )

@@ -54,11 +54,11 @@ class Step:
 
     def rotated(self, rotate: bool) -> Tensor:
         """Queries (H, C, D); with `rotate` at the far distance, so that q . k is the logit that
-        attention at that distance will see (keys at position 0 are unrotated)."""
+        attention at that distance will see, keys standing at position 0."""
         if not rotate:
             return self.queries
         at = self.queries.new_full((self.queries.shape[1],), self.distance, dtype=torch.long)
-        return self.rope.rotate(self.queries, at)
+        return self.rope.rotate(self.queries, at) * self.rope.gain(self.queries)
 
     def _most(self, rows: int) -> int:
         return max(256, BLOCK_ELEMENTS // max(rows, 1))

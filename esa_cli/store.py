@@ -48,7 +48,7 @@ class LayerStore:
     def append(self, k: Tensor, v: Tensor) -> None:
         """Adds C tokens: k and v (G, C, D), unrotated."""
         rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
-        self._rows.append(rows.reshape(k.shape[1], -1))
+        self._rows.append(rows.reshape(k.shape[1], self._rows.width))
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""

@@ -22,6 +22,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
     heads, count, dim = q.shape
     groups = k.shape[0]
     if causal:
+        assert count == k.shape[1], "causal attention is for a chunk with itself"
         repeat = heads // groups
         keys = k.repeat_interleave(repeat, dim=0)
         values = v.repeat_interleave(repeat, dim=0)

@@ -15,6 +15,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
     heads, count, dim = q.shape
     groups = k.shape[0]
     if causal:
+        assert count == k.shape[1], "causal attention is for a chunk with itself"
         repeat = heads // groups
         query, keys, values = q, k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
     else:
