@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +27,14 @@ from .step import Step
 
 @dataclass
 class LayerMemory:
-    """What one layer remembers of one document: its store, and the compressor fitted on it."""
+    """What one layer remembers of one document: its store, and the compressor fitted on it.
+
+    `shared` is one dict for all layers of the document.
+    """
 
     layer: int
     store: KVStore
+    shared: dict[str, Any] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     projection: Projection | None = None
     fitted: bool = False
@@ -157,6 +162,7 @@ class Attention:
             rope=self.rope,
             score=self.method.score,
             projection=projection,
+            shared=memory.shared,
         )
 
     def chunk(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:

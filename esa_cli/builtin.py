@@ -1,5 +1,5 @@
 """Registers the built-in methods, through the same door as any plugin."""
 
-from . import compressors, positions, scores, selectors
+from . import compressors, consensus, positions, scores, selectors
 
-__all__ = ["compressors", "positions", "scores", "selectors"]
+__all__ = ["compressors", "consensus", "positions", "scores", "selectors"]

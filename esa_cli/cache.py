@@ -25,15 +25,15 @@ class EsaLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer: int) -> None:
+    def __init__(self, layer: int, shared: dict[str, Any]) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.shared = layer, shared
         self.memory: LayerMemory | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         heads, dim = key_states.shape[1], key_states.shape[3]
         store = LayerStore(heads, dim, key_states.dtype, key_states.device)
-        self.memory = LayerMemory(self.layer, store)
+        self.memory = LayerMemory(self.layer, store, self.shared)
         self.is_initialized = True
 
     def update(
@@ -65,10 +65,12 @@ class EsaLayer(CacheLayerMixin):
         if tokens_to_remove > 0:
             raise ValueError("crop takes a negative number: how many tokens to take back")
         if tokens_to_remove and self.memory:
+            self.shared.clear()
             self.memory.store.crop(tokens_to_remove)
 
     def reset(self) -> None:
         self.memory = None
+        self.shared.clear()
         self.is_initialized = False
 
     def _one_sequence(self, *args: Any) -> None:
@@ -89,7 +91,8 @@ class EsaCache(Cache):
     """
 
     def __init__(self, attachment: Attachment, layers: int) -> None:
-        super().__init__(layers=[EsaLayer(i) for i in range(layers)])
+        shared: dict[str, Any] = {}
+        super().__init__(layers=[EsaLayer(i, shared) for i in range(layers)])
         self.attachment = attachment
         self.mode = "auto"
 

@@ -69,6 +69,16 @@ class Session:
         """Puts the model back as it was."""
         self.attachment.detach()
 
+    def use(self, preset: Preset) -> None:
+        """Asks from now on with another preset of the same model; what was read is kept.
+
+        Only settings of the asking take effect: keys were made by the old reading, and reduced
+        keys by the old compressor.
+        """
+        self.attachment.method = build.method(preset)
+        self.prompt = PromptTokens(self.tokenizer, preset.prompt)
+        self.preset = preset
+
     @property
     def document_tokens(self) -> int:
         """Tokens read so far, the prompt's head included."""

@@ -7,7 +7,8 @@ tokens never builds a tensor of heads x chunk x million at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Step:
         distance: query position that stands for 'far' (keys at 0), from the position encoding.
         scale: the model's attention scale. score: the preset's score, for selectors that use it.
         projection: the fitted compressor of this layer, or None.
+        shared: side data that all layers of one document share; emptied when tokens are taken back.
     """
 
     layer: int
@@ -46,6 +48,7 @@ class Step:
     rope: Rope
     score: Score
     projection: Projection | None = None
+    shared: dict[str, Any] = field(default_factory=dict)
 
     @property
     def middle(self) -> int:

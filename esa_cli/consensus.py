@@ -1,0 +1,104 @@
+"""Selection by agreement: what earlier layers found, later layers read too.
+
+The paper selects in every layer for itself. In a small model few layers find a passage (their
+heads match the question's words), and the layers that would use it do not select it once M is
+large: that is why answers collapse between 12k and 24k tokens (docs/results.md). Here each layer
+adds its votes to those of the layers before it, and selects passages by the sum. One pass, no
+training. The last layer's selection then serves the answer's tokens.
+
+Not in the paper; measured against it in docs/results.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .registry import register
+from .scores import top_k
+from .selectors import proximity
+from .step import Step
+
+KEY = "consensus"
+
+
+@dataclass
+class Agreement:
+    """Votes for the tokens from position `low` on, summed over the layers up to `layer`."""
+
+    start: int
+    layer: int
+    low: int
+    votes: Tensor
+    chosen: Tensor | None = None
+
+
+def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
+    """Ascending offsets (count,) of the passages with the most votes.
+
+    Args:
+        votes: (M,). smooth: tokens over which votes are averaged, odd; a passage that many words
+            of the question ask for then beats a single token. epsilon: as in Eq. 7; passages are at
+            least 2 epsilon + 1 tokens long.
+    """
+    if smooth > 1 and votes.numel():
+        votes = functional.avg_pool1d(votes[None], smooth, stride=1, padding=smooth // 2)[0]
+    return top_k(proximity(votes, epsilon), count)
+
+
+@register("selector", "consensus")
+@dataclass(frozen=True)
+class Consensus:
+    """Passages that the layers so far agree on, by the sum of their scores.
+
+    Args:
+        smooth: tokens over which votes are averaged, odd. proximity: epsilon, see `passages`.
+        answer: what selects while the answer is written: `keep`, the question's agreement, or
+            `vote`, which adds the new token's votes in every step.
+    """
+
+    smooth: int = 33
+    proximity: int = 16
+    answer: Literal["keep", "vote"] = "keep"
+
+    def __post_init__(self) -> None:
+        if self.smooth < 1 or self.smooth % 2 == 0:
+            raise ValueError("smooth must be odd and at least 1")
+        if self.proximity < 0:
+            raise ValueError("proximity must not be negative")
+        if self.answer not in ("keep", "vote"):
+            raise ValueError("answer is keep or vote")
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        known: Agreement | None = step.shared.get(KEY)
+        answering = step.queries.shape[1] == 1 and known is not None and known.start < step.start
+        if answering and known is not None and self.answer == "keep":
+            return self._kept(known, step, budget)
+        base = self._base(known, step, answering)
+        votes = base + step.score.scores(step).nan_to_num(neginf=0.0)
+        step.shared[KEY] = Agreement(step.start, step.layer, step.low, votes)
+        return passages(votes, budget, self.smooth, self.proximity)
+
+    def _base(self, known: Agreement | None, step: Step, answering: bool) -> Tensor:
+        """Votes so far (M,): of earlier layers in this step, or of the question before it."""
+        base = step.queries.new_zeros(step.middle)
+        if known is None or known.low != step.low:
+            return base
+        same_step = known.start == step.start and known.layer < step.layer
+        if same_step or answering:
+            count = min(base.shape[0], known.votes.shape[0])
+            base[:count] = known.votes[:count]
+        return base
+
+    def _kept(self, known: Agreement, step: Step, budget: int) -> Tensor:
+        """The question's last agreement, worked out once for all layers and later tokens."""
+        if known.chosen is None or known.chosen.shape[0] > budget:
+            known.chosen = passages(known.votes, budget, self.smooth, self.proximity) + known.low
+        chosen = known.chosen.to(step.queries.device) - step.low
+        return chosen[(chosen >= 0) & (chosen < step.middle)]
