@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 
 def tokens(text: str) -> int:
-    """"24k" -> 24000."""
+    """ "24k" -> 24000."""
     return int(float(text[:-1]) * 1000) if text.lower().endswith("k") else int(text)
 
 
@@ -73,7 +73,9 @@ def excerpt(text: str, needle: str, size: Any, n: int) -> str:
     return "\n\n".join(parts[first : last + 1])
 
 
-def run_questions(session: Any, needles: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def run_questions(
+    session: Any, needles: Sequence[dict[str, Any]], most: int
+) -> list[dict[str, Any]]:
     out = []
     for needle in needles:
         answer = session.ask(needle["question"], max_new_tokens=most)

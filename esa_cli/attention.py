@@ -93,7 +93,7 @@ class Attention:
             keys, _ = memory.store.span(start, start + q.shape[1])
             moments.add(fold(q, memory.store.heads), flatten_keys(keys))
 
-    def _project(self, memory: LayerMemory, upto: int) -> Projection | None:
+    def project(self, memory: LayerMemory, upto: int) -> Projection | None:
         """The layer's projection, with reduced keys for every token before `upto`."""
         if not self.method.score.features:
             return None
@@ -135,7 +135,7 @@ class Attention:
         high = plan.start - local
         if not plan.select or high <= low or window.selected == 0:
             return initial
-        projection = self._project(memory, high)
+        projection = self.project(memory, high)
         step = self._step(memory, q, plan.start, low, local, projection)
         picked = self.method.selector.select(step, window.selected)
         return torch.cat((initial, picked.to(q.device) + low))

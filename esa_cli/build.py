@@ -18,12 +18,15 @@ def method(preset: Preset) -> Method:
     """
     registry.load_entry_points()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
-        raise PresetError(f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS]))
+        raise PresetError(
+            f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
+        )
     position = registry.build("position", preset.position)
     if preset.position["name"] == "esa" and position.distance >= preset.context:
         raise PresetError(
-            f"position.distance = {position.distance} lies outside the model's window of {preset.context}",
-            "about three quarters of the window measured best; see docs/results.md",
+            f"position.distance = {position.distance} lies outside the model's window of "
+            f"{preset.context}",
+            "about three quarters of the window works best; see docs/results.md",
         )
     return Method(
         window=Window(**preset.window.model_dump()),

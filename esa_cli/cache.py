@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from .seam import Attachment
 
 
-class EsaLayer(CacheLayerMixin):
+class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer: appends the chunk to its memory and hands the chunk itself on."""
 
     is_sliding = False
     is_croppable = True
 
     def __init__(self, layer: int, shared: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.layer, self.shared = layer, shared
         self.memory: LayerMemory | None = None
 
@@ -73,13 +73,13 @@ class EsaLayer(CacheLayerMixin):
         self.shared.clear()
         self.is_initialized = False
 
-    def _one_sequence(self, *args: Any) -> None:
+    def _one_sequence(self, *args: Any) -> Any:
         raise UsageError(
             "ESA attends to one sequence at a time: no beams, no several answers at once",
             "use greedy search or sampling with num_return_sequences=1",
         )
 
-    reorder_cache = batch_repeat_interleave = batch_select_indices = _one_sequence
+    reorder_cache = batch_repeat_interleave = batch_select_indices = _one_sequence  # type: ignore[assignment]
 
 
 class EsaCache(Cache):
@@ -92,7 +92,8 @@ class EsaCache(Cache):
 
     def __init__(self, attachment: Attachment, layers: int) -> None:
         shared: dict[str, Any] = {}
-        super().__init__(layers=[EsaLayer(i, shared) for i in range(layers)])
+        self.own = [EsaLayer(i, shared) for i in range(layers)]
+        super().__init__(layers=[*self.own])
         self.attachment = attachment
         self.mode = "auto"
 
@@ -109,19 +110,19 @@ class EsaCache(Cache):
         return chunk
 
     def memory(self, layer_idx: int) -> LayerMemory:
-        memory = self.layers[layer_idx].memory
+        memory = self.own[layer_idx].memory
         assert isinstance(memory, LayerMemory), "the layer has read nothing yet"
         return memory
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys, values and reduced keys in use, all layers."""
-        stores = [layer.memory.store for layer in self.layers if layer.memory]
+        stores = [layer.memory.store for layer in self.own if layer.memory]
         return sum(store.nbytes for store in stores)
 
     def truncate(self, length: int) -> None:
         """Crops to `length` tokens, also after an interrupted forward left layers uneven."""
-        for layer in self.layers:
+        for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:
                 layer.crop(-extra)
@@ -129,6 +130,6 @@ class EsaCache(Cache):
     @torch.no_grad()
     def project(self) -> None:
         """Does now what the first question would: fits compressors, computes reduced keys."""
-        for i in range(len(self.layers)):
-            if self.layers[i].memory:
-                self.attachment.attention._project(self.memory(i), len(self.memory(i).store))
+        for layer in self.own:
+            if layer.memory:
+                self.attachment.attention.project(layer.memory, len(layer.memory.store))

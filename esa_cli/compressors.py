@@ -98,7 +98,9 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     k_root, k_inverse = _roots(moments.keys / moments.count, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
-    return Linear((q_inverse @ u[:, :rank] * weight).float(), (k_inverse @ v[:rank].T * weight).float())
+    return Linear(
+        (q_inverse @ u[:, :rank] * weight).float(), (k_inverse @ v[:rank].T * weight).float()
+    )
 
 
 @register("compressor", "closed-form")
@@ -127,7 +129,7 @@ class ClosedForm:
 @register("compressor", "learned")
 @dataclass(frozen=True)
 class Learned:
-    """Maps from a safetensors file: `layers.{i}.query_map` and `layers.{i}.key_map`, each (F, R)."""
+    """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R)."""
 
     file: str
     fit_tokens: int = field(default=0, init=False)
@@ -138,7 +140,9 @@ class Learned:
 
         path = Path(self.file).expanduser()
         if not path.is_file():
-            raise PresetError(f"no compressor file {path}", "give compressor.file a path that exists")
+            raise PresetError(
+                f"no compressor file {path}", "give compressor.file a path that exists"
+            )
         try:
             return load_file(path)
         except Exception as error:

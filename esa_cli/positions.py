@@ -62,9 +62,7 @@ class Contiguous:
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
-        return Positions(
-            torch.arange(count + local, count + local + chunk), torch.arange(count)
-        )
+        return Positions(torch.arange(count + local, count + local + chunk), torch.arange(count))
 
 
 @register("position", "true")

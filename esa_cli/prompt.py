@@ -81,6 +81,8 @@ class PromptTokens:
         """
         text = text.strip()
         if not text:
-            raise UsageError("the question is empty", 'for example: esa ask book.txt "Who is Ahab?"')
+            raise UsageError(
+                "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
+            )
         pieces = ((self._between, True), (self._lead + text, False), (self._tail, True))
         return [token for piece, special in pieces for token in self._ids(piece, special)]

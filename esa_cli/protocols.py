@@ -129,6 +129,11 @@ class KVStore(Protocol):
         ...
 
     @property
+    def nbytes(self) -> int:
+        """Bytes in use, reduced keys included."""
+        ...
+
+    @property
     def reduced(self) -> int:
         """How many tokens have a reduced key."""
         ...

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -77,8 +77,8 @@ class Attachment:
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
         check_supported(model.config)
         self.model = model
-        self.body = model.base_model
-        self._modules = [layer.self_attn for layer in self.body.layers]
+        self.body = cast(Any, model.base_model)
+        self._modules: list[Any] = [layer.self_attn for layer in self.body.layers]
         if model.config._attn_implementation == NAME:
             raise ModelError("this model is attached already", "call detach() on the first")
         self._rotary = self.body.rotary_emb
@@ -131,7 +131,10 @@ class Attachment:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.detach()
 
@@ -171,7 +174,9 @@ def _attention_function(
     found = _ATTACHED.get(module)
     attachment = found() if found else None
     if attachment is None:
-        raise ModelError("this model runs attention 'esa' but has no method", "call attach(model, method)")
+        raise ModelError(
+            "this model runs attention 'esa' but has no method", "call attach(model, method)"
+        )
     index: int = module.layer_idx  # type: ignore[assignment]
     if index == len(attachment._modules) - 1:
         attachment.running = False
@@ -189,4 +194,6 @@ def _attention_function(
 def _mask_function(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
     """ESA is causal by construction and needs no mask; padding would be attended to, so refuse."""
     if attention_mask is not None and not bool(torch.all(attention_mask)):
-        raise UsageError("the attention mask hides tokens; ESA takes no padding", "pass one sequence unpadded")
+        raise UsageError(
+            "the attention mask hides tokens; ESA takes no padding", "pass one sequence unpadded"
+        )

@@ -187,7 +187,9 @@ class _Streamer:
         self.first = self.first or time.perf_counter()
         self._ids.extend(value.flatten().tolist())
         self.count = len(self._ids)
-        self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True).removesuffix("\ufffd"))
+        self._emit(
+            self.tokenizer.decode(self._ids, skip_special_tokens=True).removesuffix("\ufffd")
+        )
 
     def _emit(self, text: str) -> None:
         new = text[len(self.text) :]

@@ -16,7 +16,7 @@ from torch import Tensor
 from .rows import Rows
 
 BLOCK = 8192
-"""Tokens per block when scanning keys: 3 heads of 64 floats are then about 6 MB, which fits L2/L3."""
+"""Tokens per block when scanning keys: 6 MB with 3 heads of 64 floats, which a cache holds."""
 
 
 class LayerStore:

@@ -14,7 +14,7 @@ def usable(q: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """See `reference.attend`. flash-attn wants (batch, tokens, heads, D) and folds groups itself."""
+    """See `reference.attend`. flash-attn wants (batch, tokens, heads, D), unfolded."""
     from flash_attn import flash_attn_func
 
     out, lse, _ = flash_attn_func(

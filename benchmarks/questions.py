@@ -1,0 +1,102 @@
+"""The chronicle's questions: what share is still answered at over four times the window.
+
+Three columns, same model, same prompt, same questions:
+    excerpt   dense attention over about 600 words around the fact: the model's own ceiling
+    preset    the preset, over the whole chronicle
+    others    settings given by --also NAME=KEY=VALUE,KEY=VALUE; each with its own reading
+
+    python benchmarks/questions.py --out benchmarks/results/questions.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PAPER = (
+    "reading=select,window.local=1024,window.selected=1024,compressor.name=closed-form,"
+    "score.name=sum,selector.name=topk,selector.proximity=3,position.name=esa,"
+    "position.distance=6000"
+)
+
+
+def answered(text: str, answers: list[str]) -> bool:
+    """Whether one of the accepted answers stands in the text as whole words."""
+    return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)
+
+
+def excerpt(text: str, fact: str, words: int) -> str:
+    """About `words` words around the fact, cut at paragraphs."""
+    parts = text.split("\n\n")
+    first = last = next(i for i, part in enumerate(parts) if fact in part)
+    while len(" ".join(parts[first : last + 1]).split()) < words:
+        first, last = max(0, first - 1), min(len(parts) - 1, last + 1)
+    return "\n\n".join(parts[first : last + 1])
+
+
+def ask_all(session: Any, questions: list[dict[str, Any]], text: str, words: int) -> dict[str, Any]:
+    """Asks every question; with `words`, each over its own excerpt."""
+    started, rows = time.perf_counter(), []
+    if not words:
+        session.read(text)
+    read = time.perf_counter() - started
+    for question in questions:
+        if words:
+            session.read(excerpt(text, question["fact"], words))
+        answer = session.ask(question["question"], max_new_tokens=24)
+        good = answered(answer.text, question["answers"])
+        rows.append({"id": question["id"], "answer": answer.text, "ok": good})
+    spent = time.perf_counter() - started - read
+    return {
+        "answered": sum(row["ok"] for row in rows),
+        "of": len(rows),
+        "read_s": round(read, 1),
+        "s_per_question": round(spent / len(rows), 2),
+        "results": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--excerpt-words", type=int, default=600)
+    parser.add_argument("--also", action="append", default=[], help="NAME=KEY=VALUE,KEY=VALUE")
+    parser.add_argument("--paper", action="store_true", help="also the paper's score and positions")
+    parser.add_argument("--only", default="", help="run only this column")
+    parser.add_argument("--out", default="")
+    arguments = parser.parse_args()
+    from esa_cli import models, preset
+    from esa_cli.session import Session
+
+    text = (EXAMPLES / "chronicle.md").read_text("utf-8")
+    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
+    questions = [json.loads(line) for line in lines]
+    chosen = preset.load(arguments.preset)
+    loaded = models.load(chosen.model)
+    dense = f"window.dense={chosen.context - 1000}"
+    columns = [("excerpt", [dense], arguments.excerpt_words), ("preset", [], 0)]
+    extra = [entry.partition("=")[::2] for entry in arguments.also]
+    extra += [("paper", PAPER)] if arguments.paper else []
+    columns += [(name, settings.split(","), 0) for name, settings in extra]
+    for name, overrides, words in columns:
+        if arguments.only and name != arguments.only:
+            continue
+        with Session(
+            loaded.model, loaded.tokenizer, preset.load(chosen.name, overrides)
+        ) as session:
+            row = {"column": name, "set": overrides, **ask_all(session, questions, text, words)}
+        print(
+            f"{name}: {row['answered']} of {row['of']}, {row['s_per_question']} s each", flush=True
+        )
+        if arguments.out:
+            with open(arguments.out, "a", encoding="utf-8") as out:
+                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

