@@ -19,7 +19,7 @@ from typing import Any
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PAPER = (
-    "reading=select,window.local=1024,window.selected=1024,compressor.name=closed-form,"
+    "reading=select,window.dense=null,window.local=1024,window.selected=1024,compressor.name=closed-form,"
     "score.name=sum,selector.name=topk,selector.proximity=3,position.name=esa,"
     "position.distance=6000"
 )

@@ -42,11 +42,15 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one chunk [start, stop) is attended: which part selects, which is far, which is local."""
+    """One chunk [start, stop) of a forward call, and whether it selects.
+
+    `decoding`: it is the call's only token.
+    """
 
     start: int
     stop: int
     select: bool
+    decoding: bool = False
 
 
 def chunks(start: int, stop: int, size: int, last: bool, every: bool) -> Iterator[Plan]:
@@ -58,7 +62,8 @@ def chunks(start: int, stop: int, size: int, last: bool, every: bool) -> Iterato
     low = start
     high = start + ((stop - start - 1) % size) + 1
     while low < stop:
-        yield Plan(low, high, every or (last and high == stop))
+        select = every or (last and high == stop)
+        yield Plan(low, high, select, decoding=stop - start == 1)
         low, high = high, high + size
 
 
@@ -136,7 +141,7 @@ class Attention:
         if not plan.select or high <= low or window.selected == 0:
             return initial
         projection = self.project(memory, high)
-        step = self._step(memory, q, plan.start, low, local, projection)
+        step = self._step(memory, q, plan.start, low, local, projection, plan.decoding)
         picked = self.method.selector.select(step, window.selected)
         return torch.cat((initial, picked.to(q.device) + low))
 
@@ -148,6 +153,7 @@ class Attention:
         low: int,
         local: int,
         projection: Projection | None = None,
+        decoding: bool = False,
     ) -> Step:
         return Step(
             layer=memory.layer,
@@ -162,6 +168,7 @@ class Attention:
             rope=self.rope,
             score=self.method.score,
             projection=projection,
+            decoding=decoding,
             shared=memory.shared,
         )
 

@@ -22,7 +22,7 @@ def method(preset: Preset) -> Method:
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
     position = registry.build("position", preset.position)
-    if preset.position["name"] == "esa" and position.distance >= preset.context:
+    if position.distance >= preset.context:
         raise PresetError(
             f"position.distance = {position.distance} lies outside the model's window of "
             f"{preset.context}",

@@ -6,6 +6,9 @@ large: that is why answers collapse between 12k and 24k tokens (docs/results.md)
 adds its votes to those of the layers before it, and selects passages by the sum. One pass, no
 training. The last layer's selection then serves the answer's tokens.
 
+A forward call may hold several chunks, and the host runs all of them through a layer before the
+next layer: agreements are kept by the position at which their chunk starts.
+
 Not in the paper; measured against it in docs/results.md.
 """
 
@@ -76,22 +79,27 @@ class Consensus:
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        known: Agreement | None = step.shared.get(KEY)
-        answering = step.queries.shape[1] == 1 and known is not None and known.start < step.start
-        if answering and known is not None and self.answer == "keep":
-            return self._kept(known, step, budget)
-        base = self._base(known, step, answering)
-        votes = base + step.score.scores(step).nan_to_num(neginf=0.0)
-        step.shared[KEY] = Agreement(step.start, step.layer, step.low, votes)
+        agreements: dict[int, Agreement] = step.shared.setdefault(KEY, {})
+        earlier = [start for start in agreements if start < step.start] if step.decoding else []
+        asked = agreements[max(earlier)] if earlier else None
+        if asked is not None and self.answer == "keep":
+            return self._kept(asked, step, budget)
+        same = agreements.get(step.start)
+        if same is None or same.layer >= step.layer:
+            same = asked
+            # What lies beyond this layer is left over from an earlier pass through the layers.
+            for start in [
+                s for s, a in agreements.items() if a.layer > step.layer and a is not asked
+            ]:
+                del agreements[start]
+        votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
+        agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
         return passages(votes, budget, self.smooth, self.proximity)
 
-    def _base(self, known: Agreement | None, step: Step, answering: bool) -> Tensor:
-        """Votes so far (M,): of earlier layers in this step, or of the question before it."""
+    def _base(self, known: Agreement | None, step: Step) -> Tensor:
+        """Votes so far (M,), with zeros for middle tokens that had none."""
         base = step.queries.new_zeros(step.middle)
-        if known is None or known.low != step.low:
-            return base
-        same_step = known.start == step.start and known.layer < step.layer
-        if same_step or answering:
+        if known is not None and known.low == step.low:
             count = min(base.shape[0], known.votes.shape[0])
             base[:count] = known.votes[:count]
         return base

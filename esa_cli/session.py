@@ -15,6 +15,7 @@ import torch
 
 from . import build
 from .errors import UsageError
+from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
 from .seam import Attachment, attach
@@ -150,15 +151,17 @@ class Session:
         ids = torch.tensor([self._ids + asked], device=self.model.device)
         sampling = {"temperature": heat, "top_p": settings.top_p, "top_k": 0} if heat > 0 else {}
         try:
-            self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                past_key_values=self.cache,
-                max_new_tokens=tokens,
-                do_sample=heat > 0,
-                streamer=streamer,
-                **sampling,
-            )
+            # transformers would warn that the text is longer than the window, which is the point.
+            with quiet_transformers():
+                self.model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    past_key_values=self.cache,
+                    max_new_tokens=tokens,
+                    do_sample=heat > 0,
+                    streamer=streamer,
+                    **sampling,
+                )
         finally:
             self.cache.truncate(length)
         return Answer(

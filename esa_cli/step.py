@@ -33,6 +33,7 @@ class Step:
         distance: query position that stands for 'far' (keys at 0), from the position encoding.
         scale: the model's attention scale. score: the preset's score, for selectors that use it.
         projection: the fitted compressor of this layer, or None.
+        decoding: the forward call holds this one token only: an answer is being written.
         shared: side data that all layers of one document share; emptied when tokens are taken back.
     """
 
@@ -48,6 +49,7 @@ class Step:
     rope: Rope
     score: Score
     projection: Projection | None = None
+    decoding: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
 
     @property

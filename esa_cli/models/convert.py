@@ -18,7 +18,7 @@ from typing import Any
 from esa_cli.errors import EsaError, ModelError, ResourceError
 from esa_cli.models.ggufhead import read_string
 from esa_cli.models.progress import Progress, silent
-from esa_cli.models.quiet import gc_paused, gguf_tensors_counted, quiet_transformers
+from esa_cli.models.quiet import gc_paused, quiet_transformers, stderr_swallowed
 
 _CHUNK = 1 << 20
 
@@ -61,7 +61,7 @@ def convert(
         folder: an existing folder to write to; on an error it may hold a part of the files.
         dtype: "float32", "float16" or "bfloat16", of the weights on disk. 16 bits halve the
             space; bfloat16 loses digits that a 4-bit GGUF file still has.
-        progress: called with the stages "import", "convert" (in tensors) and "save".
+        progress: called with the stages "import", "convert" and "save".
 
     Raises:
         ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
@@ -83,9 +83,10 @@ def _write(gguf_file: Path, folder: Path, dtype: str, report: Progress) -> None:
         import torch
         import transformers  # noqa: F401
     try:
-        with quiet_transformers(), gguf_tensors_counted(report), gc_paused():
+        with quiet_transformers(), gc_paused():
             report("convert", 0, None)
-            model, tokenizer = _read(gguf_file, getattr(torch, dtype))
+            with stderr_swallowed():
+                model, tokenizer = _read(gguf_file, getattr(torch, dtype))
             report("save", 0, None)
             _without_quantization(model).save_pretrained(folder)
             tokenizer.save_pretrained(folder)

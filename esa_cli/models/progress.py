@@ -11,8 +11,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Called with what is being done, how much of it is done, and the whole, if it is known.
 
-    Counts are bytes for the stages "download", "extract" and "hash", and tensors for "convert";
-    the stages "wait" (another process is preparing the same model), "import", "save" and "load"
+    Counts are bytes for the stages "download", "extract" and "hash"; the stages "convert",
+    "wait" (another process is preparing the same model), "import", "save" and "load"
     count nothing and report 0 of None.
     """
 

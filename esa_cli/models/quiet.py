@@ -6,15 +6,14 @@ inside its context managers, and does not know of other threads that rely on the
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
 import importlib
+import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from esa_cli.models.progress import Progress
 
 
 @contextmanager
@@ -50,26 +49,6 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def gguf_tensors_counted(progress: Progress) -> Iterator[None]:
-    """The tensors that transformers reads from a GGUF file inside are reported as the stage
-    "convert", in place of the bar transformers draws whatever its settings are."""
-    module: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    gguf: Any = importlib.import_module("gguf")
-    reader = gguf.GGUFReader
-    bar = getattr(module, "tqdm", None)
-
-    def counted(items: Sequence[Any], **_: Any) -> Iterator[Any]:
-        for done, item in enumerate(items):
-            progress("convert", done, len(items))
-            yield item
-
-    module.tqdm = counted
-    # transformers parses the whole head, seconds each time, for the configuration, for the class
-    # and for the weights.
-    gguf.GGUFReader = functools.lru_cache(maxsize=1)(reader)
-    try:
-        yield
-    finally:
-        module.tqdm = bar
-        gguf.GGUFReader = reader
+def stderr_swallowed() -> contextlib.AbstractContextManager[object]:
+    """For the one bar that transformers draws whatever its settings are: reading a GGUF file."""
+    return contextlib.redirect_stderr(io.StringIO())

@@ -1,0 +1,108 @@
+"""Why answers are lost when the document grows: which layers select the needle.
+
+For every needle of `needles.jsonl`, the share of its tokens that each layer selects when the
+question is read, with each layer selecting for itself and with `consensus`.
+
+    python benchmarks/collapse.py --lengths 12k,24k --out benchmarks/results/collapse.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from recipe import ROOT, load_needles, paragraphs, planted, tokens
+from torch import Tensor
+
+COMMON = ["window.dense=null", "compressor.name=none", "reading=local", "score.name=vote"]
+SETTINGS = {
+    "each layer for itself": [
+        *("selector.name=topk", "selector.proximity=1", "window.selected=1024"),
+        *("position.name=esa", "position.distance=6000"),
+    ],
+    "consensus": [],
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A selector that notes what another one selected at the question, by layer."""
+
+    inner: Any
+    chosen: dict[int, Tensor] = field(default_factory=dict)
+
+    def select(self, step: Any, budget: int) -> Tensor:
+        offsets: Tensor = self.inner.select(step, budget)
+        self.chosen[step.layer] = offsets + step.low
+        return offsets
+
+
+def needle_tokens(session: Any, text: str, needle: str) -> range:
+    """Positions of the needle's tokens in the document."""
+    start = text.index(needle.rstrip("."))
+    low = len(session.prompt.document(text[:start]))
+    return range(low, len(session.prompt.document(text[: start + len(needle) - 1])))
+
+
+def shares(session: Any, text: str, needles: list[dict[str, Any]]) -> dict[int, float]:
+    """Mean share of the needles' tokens selected, by layer; nothing is generated."""
+    found: dict[int, list[float]] = defaultdict(list)
+    method = session.attachment.method
+    for needle in needles:
+        recorded = Recorded(method.selector)
+        session.attachment.method = dataclasses.replace(method, selector=recorded)
+        session.ask(needle["question"], max_new_tokens=1)
+        place = needle_tokens(session, text, needle["needle"])
+        for layer, chosen in recorded.chosen.items():
+            inside = ((chosen >= place.start) & (chosen < place.stop)).sum()
+            found[layer].append(float(inside) / len(place))
+    return {layer: sum(values) / len(values) for layer, values in sorted(found.items())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--haystack", default="chronicle", help="`chronicle` or a text file")
+    parser.add_argument("--lengths", default="12k,24k")
+    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--out", default="")
+    arguments = parser.parse_args()
+    from esa_cli import models, preset
+    from esa_cli.session import Session
+
+    needles = load_needles(ROOT / "benchmarks" / "needles.jsonl")
+    chosen = preset.load(arguments.preset, COMMON)
+    loaded = models.load(chosen.model)
+
+    def size(text: str) -> int:
+        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    parts = paragraphs(arguments.haystack)
+    for n in [tokens(text) for text in arguments.lengths.split(",")]:
+        text = planted(parts, needles, size, n)
+        with Session(loaded.model, loaded.tokenizer, chosen) as session:
+            session.read(text)
+            for name, settings in SETTINGS.items():
+                session.use(preset.load(arguments.preset, [*COMMON, *settings]))
+                with torch.inference_mode():
+                    by_layer = shares(session, text, needles)
+                row = {
+                    "haystack": Path(arguments.haystack).stem,
+                    "length": n,
+                    "selection": name,
+                    "selected": session.preset.window.selected,
+                    "share_by_layer": {k: round(v, 3) for k, v in by_layer.items()},
+                }
+                print(json.dumps(row), flush=True)
+                if arguments.out:
+                    with open(arguments.out, "a", encoding="utf-8") as out:
+                        out.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""ESA on a transformers model of your own: attach it, read once, and call stock `generate`.
+
+    python examples/use_as_library.py book.txt "Who is Ahab?" "Where does he sail?"
+    python examples/use_as_library.py note.md "When?" --preset tiny-random      # needs no network
+
+The lines that matter are marked. `Session` (see ask_book.py) does the same in fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TextStreamer
+
+from esa_cli import attach, build, load_preset
+from esa_cli.models.load import load
+from esa_cli.prompt import PromptTokens
+
+READ_AT_ONCE = 1024
+"""Tokens in one forward call; it bounds the memory for activations. One call for all works too."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="ESA with stock model.generate.")
+    parser.add_argument("document", type=Path)
+    parser.add_argument("questions", nargs="+")
+    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0: sample")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    preset = load_preset(given.preset)
+    loaded = load(preset.model)
+    model, tokenizer = loaded.model, loaded.tokenizer
+    # The chat template around the document and around each question.
+    prompt = PromptTokens(tokenizer, preset.prompt)
+    document = torch.tensor([prompt.document(given.document.read_text("utf-8"))]).to(model.device)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if given.temperature > 0:
+        torch.manual_seed(given.seed)
+        sampling = {"do_sample": True, "temperature": given.temperature, "top_k": 0}
+
+    with torch.inference_mode(), attach(model, build.method(preset)) as attachment:  # 1
+        cache = attachment.new_cache()  # 2
+        cache.mode = "reading"
+        for piece in document.split(READ_AT_ONCE, dim=1):
+            model.base_model(piece, past_key_values=cache)  # 3: no logits are needed to read
+        cache.mode = "asking"
+        for question in given.questions:
+            asked = torch.tensor([prompt.question(question)]).to(model.device)
+            ids = torch.cat((document, asked), dim=1)
+            print(f"> {question}")
+            model.generate(  # 4
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=cache,
+                max_new_tokens=given.max_new_tokens,
+                streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+                **sampling,
+            )
+            cache.truncate(document.shape[1])  # 5: the question goes, the document stays
+    # Here the model is again what it was before.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,433 @@
+"""Selection by agreement of the layers, against loops, and in a model.
+
+`told` gives each layer's scores, so that what a selection should be can be said from them: the sum
+over the layers so far, averaged, spread, and the best of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conftest import VOCABULARY, ModelFactory, build_step
+
+from esa_cli import registry
+from esa_cli.cache import EsaCache
+from esa_cli.consensus import Consensus, passages
+from esa_cli.errors import PresetError
+from esa_cli.method import Method, Window
+from esa_cli.positions import Contiguous
+from esa_cli.scores import VoteScore
+from esa_cli.seam import Attachment, attach
+from esa_cli.step import Step
+
+LOW, LAYERS, MIDDLE, CHUNK, BUDGET = 3, 4, 40, 5, 9
+SMOOTH, EPSILON = 5, 2
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A score that is what the test says."""
+
+    values: torch.Tensor
+    features: bool = False
+
+    def scores(self, step: Step) -> torch.Tensor:
+        return self.values
+
+
+def smoothed(votes: Sequence[float], smooth: int) -> list[float]:
+    """The average over `smooth` tokens; outside M there are zeros, which count."""
+    half = smooth // 2
+    return [
+        sum(votes[j] for j in range(i - half, i + half + 1) if 0 <= j < len(votes)) / smooth
+        for i in range(len(votes))
+    ]
+
+
+def best(votes: Sequence[float], count: int, smooth: int = SMOOTH, eps: int = EPSILON) -> list[int]:
+    return reference.top_k(reference.proximity(smoothed(votes, smooth), eps), count)
+
+
+def added(*rows: torch.Tensor) -> list[float]:
+    return [sum(column) for column in zip(*(row.tolist() for row in rows), strict=True)]
+
+
+def told(
+    values: torch.Tensor,
+    layer: int,
+    shared: dict[str, Any],
+    *,
+    start: int = 1000,
+    chunk: int = CHUNK,
+    low: int = LOW,
+) -> Step:
+    """A step at `start` whose middle tokens have the scores `values` (M,)."""
+    q, k = torch.randn(6, chunk, 8), torch.randn(2, values.shape[0], 8)
+    step = build_step(q, k, low=low, after=2, score=Given(values))
+    decoding = step.queries.shape[1] == 1
+    return replace(step, layer=layer, start=start, shared=shared, decoding=decoding)
+
+
+def scores(rows: int = LAYERS, middle: int = MIDDLE) -> torch.Tensor:
+    return torch.rand(rows, middle)
+
+
+def selector(**options: Any) -> Consensus:
+    return Consensus(**{"smooth": SMOOTH, "proximity": EPSILON, **options})
+
+
+def asked(values: torch.Tensor, shared: dict[str, Any], **options: Any) -> list[list[int]]:
+    """The question's selection in every layer."""
+    method = selector(**options)
+    return [
+        method.select(told(row, layer, shared), BUDGET).tolist() for layer, row in enumerate(values)
+    ]
+
+
+# passages
+
+
+@pytest.mark.parametrize("epsilon", [0, 1, 4, 50])
+@pytest.mark.parametrize("smooth", [1, 3, 7, 33])
+@pytest.mark.parametrize("middle", [1, 2, 9, 40])
+def test_passages_are_the_best_of_the_averaged_votes(
+    middle: int, smooth: int, epsilon: int
+) -> None:
+    votes = torch.rand(middle)
+    for count in (0, 1, 5, middle, middle + 1):
+        found = passages(votes, count, smooth, epsilon)
+        assert found.dtype == torch.int64
+        assert found.tolist() == best(votes.tolist(), count, smooth, epsilon)
+
+
+@pytest.mark.parametrize("smooth", [1, 3, 33])
+def test_passages_of_nothing(smooth: int) -> None:
+    assert passages(torch.empty(0), 3, smooth, 2).tolist() == []
+
+
+def test_zeros_outside_the_middle_count_in_the_average() -> None:
+    # Two equal peaks; the one at the border is averaged with what lies outside.
+    votes = torch.tensor([3.0, 3, 0, 0, 0, 3, 3, 3, 0])
+    assert smoothed(votes.tolist(), 3) == [2, 2, 1, 0, 1, 2, 3, 2, 1]
+    assert passages(votes, 1, 3, 0).tolist() == [6]
+    assert passages(votes, 3, 3, 0).tolist() == [0, 1, 6]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ties_go_to_the_earliest(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    votes = torch.randint(0, 3, (30,), generator=generator).float()
+    for count in range(0, 31, 3):
+        assert passages(votes, count, 3, 1).tolist() == best(votes.tolist(), count, 3, 1)
+
+
+def test_a_passage_beats_a_single_token() -> None:
+    votes = torch.zeros(40)
+    votes[5] = 2.0
+    votes[20:25] = 1.0
+    assert passages(votes, 5, 5, 2).tolist() == [20, 21, 22, 23, 24]
+    assert passages(votes, 5, 1, 2).tolist() == [3, 4, 5, 6, 7]
+
+
+def test_votes_are_left_alone() -> None:
+    votes = torch.rand(20)
+    before = votes.clone()
+    passages(votes, 4, 3, 2)
+    assert torch.equal(votes, before)
+
+
+# The layers of a question
+
+
+def test_votes_add_up_through_the_layers() -> None:
+    values = scores()
+    want = [best(added(*values[: layer + 1]), BUDGET) for layer in range(LAYERS)]
+    assert asked(values, {}) == want
+    assert len({tuple(row) for row in want}) > 1
+
+
+def test_votes_of_a_real_score_add_up() -> None:
+    shared: dict[str, Any] = {}
+    votes = [0.0] * MIDDLE
+    for layer in range(LAYERS):
+        q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
+        step = build_step(q, k, low=LOW, after=2, score=VoteScore(rotate=False))
+        step = replace(step, layer=layer, shared=shared)
+        row = reference.vote_scores(
+            reference.plain(q), reference.plain(k), step.scale, "softmax", "max"
+        )
+        votes = [a + b for a, b in zip(votes, row, strict=True)]
+        assert selector().select(step, BUDGET).tolist() == best(votes, BUDGET)
+
+
+def test_a_new_start_begins_afresh() -> None:
+    shared: dict[str, Any] = {}
+    asked(scores(), shared)
+    first, second = scores(2)
+    method = selector()
+    # Layer 3 of the step before must not be taken for an earlier layer of this one.
+    got = method.select(told(first, 0, shared, start=1000 + CHUNK), BUDGET)
+    assert got.tolist() == best(first.tolist(), BUDGET)
+    got = method.select(told(second, 1, shared, start=1000 + CHUNK), BUDGET)
+    assert got.tolist() == best(added(first, second), BUDGET)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3])
+def test_the_same_start_with_no_later_layer_begins_afresh(layer: int) -> None:
+    shared: dict[str, Any] = {}
+    asked(scores(), shared)
+    (row,) = scores(1)
+    got = selector().select(told(row, layer, shared), BUDGET)
+    assert got.tolist() == best(row.tolist(), BUDGET)
+
+
+def test_another_beginning_of_the_middle_begins_afresh() -> None:
+    shared: dict[str, Any] = {}
+    first, second = scores(2)
+    selector().select(told(first, 0, shared), BUDGET)
+    got = selector().select(told(second, 1, shared, low=LOW + 1), BUDGET)
+    assert got.tolist() == best(second.tolist(), BUDGET)
+
+
+def test_minus_infinity_counts_as_nothing() -> None:
+    values = scores(2)
+    values[0, ::3] = -INFINITY
+    values[1, :20] = -INFINITY
+    counted = values.clone()
+    counted[values == -INFINITY] = 0.0
+    want = [best(counted[0].tolist(), BUDGET), best(added(*counted), BUDGET)]
+    assert asked(values, {}) == want
+
+
+@pytest.mark.parametrize("budget", [MIDDLE, MIDDLE + 1, 1000])
+@pytest.mark.parametrize("chunk", [1, CHUNK])
+def test_a_budget_for_everything_takes_everything(budget: int, chunk: int) -> None:
+    shared: dict[str, Any] = {}
+    asked(scores(), shared)
+    step = told(scores(1)[0], 0, shared, start=2000, chunk=chunk)
+    assert selector().select(step, budget).tolist() == list(range(MIDDLE))
+
+
+def test_documents_do_not_share() -> None:
+    first, second = scores(2)
+    selector().select(told(first, 0, {}), BUDGET)
+    got = selector().select(told(second, 1, {}), BUDGET)
+    assert got.tolist() == best(second.tolist(), BUDGET)
+
+
+# The answer's tokens
+
+
+def test_the_answer_keeps_the_last_layers_passages() -> None:
+    shared: dict[str, Any] = {}
+    want = asked(scores(), shared)[-1]
+    method = selector()
+    for token in range(4):
+        start = 1000 + CHUNK + token
+        for layer in range(LAYERS):
+            # The middle grows, one token as each token of the answer pushes one out of L.
+            (row,) = scores(1, MIDDLE + token)
+            step = told(row, layer, shared, start=start, chunk=1)
+            assert method.select(step, BUDGET).tolist() == want
+
+
+def test_kept_passages_stand_at_their_place_in_the_document() -> None:
+    shared: dict[str, Any] = {}
+    want = asked(scores(), shared)[-1]
+    # With a smaller I, an offset into M is larger by the difference.
+    step = told(scores(1, MIDDLE + 2)[0], 0, shared, start=2000, chunk=1, low=LOW - 2)
+    assert selector().select(step, BUDGET).tolist() == [place + 2 for place in want]
+    # With a larger one, those that are now initial drop out.
+    step = told(scores(1, MIDDLE - 10)[0], 0, shared, start=2000, chunk=1, low=LOW + 10)
+    left = [place - 10 for place in want if place >= 10]
+    assert selector().select(step, BUDGET).tolist() == left
+
+
+def test_kept_passages_stay_inside_the_middle_and_the_budget() -> None:
+    shared: dict[str, Any] = {}
+    values = scores()
+    want = asked(values, shared)[-1]
+    method = selector()
+    short = told(scores(1, 20)[0], 0, shared, start=2000, chunk=1)
+    assert method.select(short, BUDGET).tolist() == [place for place in want if place < 20]
+    less = told(scores(1)[0], 0, shared, start=2000, chunk=1)
+    assert method.select(less, 4).tolist() == best(added(*values), 4)
+
+
+def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
+    shared: dict[str, Any] = {}
+    asked(scores(), shared)
+    method = selector()
+    method.select(told(scores(1)[0], 0, shared, start=1005, chunk=1), BUDGET)
+    (row,) = scores(1)
+    got = method.select(told(row, 0, shared, start=1006, chunk=2), BUDGET)
+    assert got.tolist() == best(row.tolist(), BUDGET)
+
+
+def test_a_question_of_one_token_is_a_question() -> None:
+    shared: dict[str, Any] = {}
+    first, second = scores(2)
+    method = selector()
+    got = method.select(told(first, 0, shared, chunk=1), BUDGET)
+    assert got.tolist() == best(first.tolist(), BUDGET)
+    got = method.select(told(second, 1, shared, chunk=1), BUDGET)
+    assert got.tolist() == best(added(first, second), BUDGET)
+
+
+def test_voting_answers_add_to_the_question() -> None:
+    shared: dict[str, Any] = {}
+    values = scores()
+    asked(values, shared, answer="vote")
+    method = selector(answer="vote")
+    votes = added(*values)
+    for token in range(3):
+        for layer in range(LAYERS):
+            (row,) = scores(1, MIDDLE + token)
+            votes += [0.0] * (MIDDLE + token - len(votes))
+            votes = [a + b for a, b in zip(votes, row.tolist(), strict=True)]
+            step = told(row, layer, shared, start=1005 + token, chunk=1)
+            assert method.select(step, BUDGET).tolist() == best(votes, BUDGET)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"smooth": 0}, "odd"),
+        ({"smooth": 4}, "odd"),
+        ({"smooth": -3}, "odd"),
+        ({"proximity": -1}, "negative"),
+        ({"answer": "forget"}, "keep or vote"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_hold(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Consensus(**options)
+    with pytest.raises(PresetError):
+        registry.build("selector", {"name": "consensus", **options})
+
+
+# In a model
+
+DOCUMENT, QUESTION, ANSWER = 60, 9, 8
+
+
+@pytest.fixture
+def attached(make_model: ModelFactory) -> Any:
+    method = Method(
+        Window(initial=4, selected=10, local=8, chunk=7),
+        selector=Consensus(smooth=3, proximity=1),
+        score=VoteScore(),
+        position=Contiguous(20),
+        reading="local",
+    )
+    model = make_model("llama", seed=2, num_hidden_layers=3, initializer_range=0.4)
+    with attach(model, method) as found:
+        yield found
+
+
+def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
+    cache = attached.new_cache()
+    cache.mode = "reading"
+    attached.model(ids[:, :DOCUMENT], past_key_values=cache)
+    cache.mode = "asking"
+    return cache
+
+
+def answer(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int]:
+    out = attached.model.generate(
+        ids, past_key_values=cache, max_new_tokens=ANSWER, do_sample=False
+    )
+    return out[0, ids.shape[1] :].tolist()
+
+
+def test_all_layers_of_a_document_share_one_agreement(attached: Attachment) -> None:
+    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
+    cache = read(attached, ids)
+    shared = cache.memory(0).shared
+    assert all(cache.memory(layer).shared is shared for layer in range(3))
+    assert shared == {}
+    answer(attached, ids, cache)
+    agreement = shared["consensus"][max(shared["consensus"])]
+    # The answer kept what the last layer of the question's last chunk found.
+    assert (agreement.layer, agreement.start, agreement.low) == (2, DOCUMENT + 2, 4)
+    assert agreement.chosen is not None
+    assert cache.memory(0).shared is not attached.new_cache().own[0].shared
+
+
+def test_taking_tokens_back_empties_the_agreement(attached: Attachment) -> None:
+    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
+    other = torch.cat((ids[:, :DOCUMENT], ids[:, -QUESTION:].flip(1)), dim=1)
+    cache = read(attached, ids)
+    first = answer(attached, ids, cache)
+    cache.truncate(DOCUMENT)
+    assert cache.memory(2).shared == {}
+    assert answer(attached, other, cache) != first
+    cache.truncate(DOCUMENT)
+    assert answer(attached, ids, cache) == first == answer(attached, ids, read(attached, ids))
+
+
+def test_a_reset_empties_the_agreement(attached: Attachment) -> None:
+    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
+    cache = read(attached, ids)
+    answer(attached, ids, cache)
+    shared = cache.memory(0).shared
+    cache.reset()
+    assert shared == {}
+
+
+@dataclass(frozen=True)
+class Heard(VoteScore):
+    """`vote`, writing down what it says: (start, layer) -> scores."""
+
+    said: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def scores(self, step: Step) -> torch.Tensor:
+        out = super().scores(step)
+        self.said[step.start, step.layer] = out.tolist()
+        return out
+
+
+@dataclass(frozen=True)
+class Watched(Consensus):
+    """`consensus`, writing down what it takes: (start, layer) -> offsets."""
+
+    taken: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+
+    def select(self, step: Step, budget: int) -> torch.Tensor:
+        out = super().select(step, budget)
+        self.taken[step.start, step.layer] = out.tolist()
+        return out
+
+
+@pytest.mark.parametrize("chunk", [7, 9, 16])
+def test_a_whole_question_and_answer(attached: Attachment, chunk: int) -> None:
+    """Every layer of the model takes the best of the sum up to it; the answer keeps the last."""
+    heard, watched = Heard(), Watched(smooth=3, proximity=1)
+    window = replace(attached.method.window, chunk=chunk)
+    attached.method = replace(attached.method, window=window, score=heard, selector=watched)
+    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
+    answer(attached, ids, read(attached, ids))
+    # The question's chunks, the short one first; each is a step of its own.
+    asked = [DOCUMENT, DOCUMENT + 2] if chunk < QUESTION else [DOCUMENT]
+    assert sorted(heard.said) == [(start, layer) for start in asked for layer in range(3)]
+    alone = []
+    for start, layer in heard.said:
+        rows = [torch.tensor(heard.said[start, before]) for before in range(layer + 1)]
+        assert watched.taken[start, layer] == best(added(*rows), 10, 3, 1)
+        alone.append(best(rows[-1].tolist(), 10, 3, 1))
+    assert alone != [watched.taken[place] for place in heard.said], "layers ignore each other"
+    # The answer's first token comes from the question's own step, the last is never fed back.
+    kept = watched.taken[asked[-1], 2]
+    steps = [start for start, layer in watched.taken if start > asked[-1] and layer == 0]
+    assert steps == list(range(DOCUMENT + QUESTION, DOCUMENT + QUESTION + ANSWER - 1))
+    assert all(watched.taken[start, layer] == kept for start in steps for layer in range(3))

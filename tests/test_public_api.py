@@ -1,0 +1,64 @@
+"""What `import esa_cli` offers, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import esa_cli
+
+ROOT = Path(__file__).parent.parent
+PUBLIC = ["Answer", "Method", "Session", "Window", "__version__", "attach", "load_preset"]
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert esa_cli.__all__ == PUBLIC
+    assert set(PUBLIC) <= set(dir(esa_cli))
+
+
+def test_every_name_has_a_place_and_no_other_has() -> None:
+    assert sorted([*esa_cli._PLACES, "__version__"]) == PUBLIC
+
+
+def test_names_are_those_of_their_modules() -> None:
+    from esa_cli import method, preset, seam, session
+
+    assert esa_cli.Session is session.Session
+    assert esa_cli.Answer is session.Answer
+    assert esa_cli.Method is method.Method
+    assert esa_cli.Window is method.Window
+    assert esa_cli.attach is seam.attach
+    assert esa_cli.load_preset is preset.load
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
+        _ = esa_cli.Sesion
+    with pytest.raises(ImportError, match="Sesion"):
+        exec("from esa_cli import Sesion")
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    done = run(
+        "import sys, esa_cli\n"
+        "esa_cli.load_preset()\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich', 'typer'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_submodules_can_still_be_imported_from_the_package() -> None:
+    done = run("from esa_cli import errors, models, preset; print(models.__name__)")
+    assert done.stdout == "esa_cli.models\n", done.stderr
