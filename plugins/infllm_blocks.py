@@ -11,14 +11,15 @@ Source: Xiao et al., "InfLLM", arXiv 2402.04617. Unlike the original,
 - one retrieval serves a chunk of the preset's size, not 512 tokens;
 - distances come from the preset's position encoding (the original's is `esa` at distance L).
 
-r lies in the store's memo, which is emptied when tokens are taken back, and cannot be recomputed:
+r lies in the store's memo and is cut with the tokens that are taken back. It cannot be recomputed:
 the queries are gone. A block for which no r is known is represented by the mean of all its keys.
+What a question's tokens gave to document tokens that were local to it stays in r after the question
+is taken back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,10 @@ class InfLLMBlocks:
         """Adds what the chunk's queries (H, C, D) give to each token of L and C."""
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         given = _given(step, first, stop)
-        received = _rows(step.store.memo, stop, given)
-        received[:, first:stop] += given
+        received = step.store.memo.setdefault(
+            RECEIVED, Received(given.new_zeros(given.shape[0], 0))
+        )
+        received.add(first, stop, given)
 
     def select(self, step: Step, budget: int) -> Tensor:
         """(K,) int64 offsets into M: the tokens of floor(budget / block) blocks."""
@@ -92,11 +95,11 @@ class InfLLMBlocks:
         heads = step.queries.shape[0]
         keys = step.store.span(start, stop)[0].float()
         keys = keys.repeat_interleave(heads // keys.shape[0], dim=0)
-        received: Tensor | None = step.store.memo.get(RECEIVED)
-        if received is None or received.shape[1] < stop or not received[:, start:stop].any():
+        known: Received | None = step.store.memo.get(RECEIVED)
+        if known is None or not known.given[:, start:stop].any():
             return keys.mean(dim=1)
         count = min(self.representatives, stop - start)
-        best = received[:, start:stop].topk(count, dim=1).indices
+        best = known.given[:, start:stop].topk(count, dim=1).indices
         return keys.gather(1, best[..., None].expand(-1, -1, keys.shape[2])).mean(dim=1)
 
 
@@ -116,14 +119,19 @@ def _given(step: Step, first: int, stop: int) -> Tensor:
     return given
 
 
-def _rows(memo: dict[str, Any], stop: int, like: Tensor) -> Tensor:
-    """The memo's r (H, capacity >= stop), zero where nothing was received; grown by doubling."""
-    old: Tensor | None = memo.get(RECEIVED)
-    if old is not None and old.shape[1] >= stop:
-        return old
-    room = max(stop, 2 * old.shape[1] if old is not None else 0)
-    grown = like.new_zeros(like.shape[0], room)
-    if old is not None:
-        grown[:, : old.shape[1]] = old
-    memo[RECEIVED] = grown
-    return grown
+@dataclass
+class Received:
+    """r (H, capacity), zero where nothing was received; cut when tokens are taken back."""
+
+    given: Tensor
+
+    def add(self, first: int, stop: int, given: Tensor) -> None:
+        """Adds what the tokens [first, stop) received, (H, stop - first)."""
+        old = self.given
+        if old.shape[1] < stop:
+            self.given = old.new_zeros(old.shape[0], max(stop, 2 * old.shape[1]))
+            self.given[:, : old.shape[1]] = old
+        self.given[:, first:stop] += given
+
+    def truncate(self, length: int) -> None:
+        self.given[:, length:] = 0
