@@ -202,18 +202,20 @@ class Attention:
     ) -> Tensor:
         """One query sees everything in one call: far keys are moved to where, seen from the near
         query's position, they are as far away as the encoding wants them."""
+        device = q.device
         near = self.method.position.near(local, 1, start, far.shape[0])
+        stand, positions = near.query.to(device), near.key.to(device)
         keys, values = memory.store.span(start - local, start + 1)
-        positions = near.key
         if far.shape[0]:
             place = self.method.position.far(far, local, 1, start)
             far_keys, far_values = memory.store.gather(far)
-            positions = torch.cat((place.key + near.query - place.query, near.key))
+            moved = place.key.to(device) + stand - place.query.to(device)
+            positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         # Only differences count; a base of zero keeps positions inside the rotary table.
         base = positions.min()
-        query = self.rope.rotate(q, (near.query - base).to(q.device))
-        keys = self.rope.rotate(keys, (positions - base).to(q.device))
+        query = self.rope.rotate(q, stand - base)
+        keys = self.rope.rotate(keys, positions - base)
         return self._attend(query, keys, values, False)[0]
 
     def __call__(

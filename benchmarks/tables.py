@@ -1,0 +1,81 @@
+"""Prints the tables of docs/results.md from the committed rows in benchmarks/results/.
+
+python benchmarks/tables.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / name
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def table(head: list[str], body: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in [head, *body]]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def recipe() -> str:
+    """Needles answered, by haystack, reading and asking setting, and length."""
+    found: dict[tuple[str, str, str], dict[int, str]] = defaultdict(dict)
+    for row in rows("recipe.jsonl"):
+        key = (row["haystack"], row["reading"], row["asking"])
+        found[key][row["length"]] = f"{row['answered']}/{row['of']}"
+    lengths = sorted({length for cells in found.values() for length in cells})
+    body = [[*key, *(cells.get(n, "-") for n in lengths)] for key, cells in found.items()]
+    return table(["haystack", "reading", "asking", *(f"{n:,}" for n in lengths)], body)
+
+
+def questions() -> str:
+    """The chronicle's questions; retained is the share of the excerpt's score."""
+    kept = rows("questions.jsonl")
+    ceiling = next((row["answered"] for row in kept if row["column"] == "excerpt"), 0)
+    body = []
+    for row in kept:
+        retained = f"{row['answered'] / ceiling:.0%}" if ceiling else "-"
+        score = f"{row['answered']}/{row['of']}"
+        body.append([row["column"], score, retained, f"{row['s_per_question']}"])
+    return table(["over", "answered", "retained", "s/question"], body)
+
+
+def collapse() -> str:
+    """Layers that select at least half of the needle's tokens, and the mean over layers."""
+    body = []
+    for row in rows("collapse.jsonl"):
+        shares = {int(layer): share for layer, share in row["share_by_layer"].items()}
+        most = [str(layer) for layer, share in shares.items() if share >= 0.5]
+        mean = sum(shares.values()) / len(shares)
+        layers = ", ".join(most) or "none"
+        body.append([f"{row['length']:,}", row["selection"], f"{mean:.0%}", layers])
+    return table(["tokens", "selection", "mean share", "layers with half or more"], body)
+
+
+def prefill() -> str:
+    body = [
+        [
+            f"{row['tokens']:,}",
+            f"{row['dense_tokens_per_s']:.0f}",
+            f"{row['esa_tokens_per_s']:.0f}",
+            f"{row['ratio']}",
+        ]
+        for row in rows("prefill.jsonl")
+    ]
+    return table(["tokens", "dense tokens/s", "esa tokens/s", "ratio"], body)
+
+
+def main() -> None:
+    for part in (recipe, questions, collapse, prefill):
+        print(f"{part.__name__}\n\n{part()}\n")
+
+
+if __name__ == "__main__":
+    main()
