@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit model check format bench clean
+.PHONY: install demo test unit check format clean
 
 install: $(STAMP)
 
@@ -13,10 +13,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: install            ## Reads a 36k-token chronicle with the default model and asks it questions.
+demo: install            ## Reads a 38k-token chronicle with the default model and asks it questions.
 	$(BIN)/python examples/demo.py
 
-test: install            ## Every test, the default model's included.
+test: check              ## Every check and every test, the default model's included.
 	$(BIN)/python -m pytest
 
 unit: install            ## Only what needs no model: under two minutes.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .compressors import Moments, flatten_keys, fold
-from .errors import PresetError
+from .errors import EsaError, PluginError, PresetError
 from .kernels import attend, merge
 from .method import Method
 from .protocols import KVStore, Projection
@@ -132,6 +132,12 @@ class Attention:
         window = self.method.window
         return start if start <= window.dense_below else min(window.local, start)
 
+    def _settled(self, memory: LayerMemory, plan: Plan) -> int:
+        """l_L of this chunk. An answer goes on as its question was read, plain or selecting: it
+        must not lose sight of the text where it happens to grow beyond `dense`."""
+        local = self._local(plan.start)
+        return plan.start if plan.decoding and memory.shared.get("plain") else local
+
     def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Tensor:
         """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
         window = self.method.window
@@ -142,8 +148,36 @@ class Attention:
             return initial
         projection = self.project(memory, high)
         step = self._step(memory, q, plan.start, low, local, projection, plan.decoding)
-        picked = self.method.selector.select(step, window.selected)
-        return torch.cat((initial, picked.to(q.device) + low))
+        return torch.cat((initial, self._picked(step, window.selected).to(q.device) + low))
+
+    def _picked(self, step: Step, budget: int) -> Tensor:
+        """The selector's choice, checked: a wrong one would read memory that holds nothing.
+
+        Raises:
+            PluginError: the selector fails, or breaks its protocol.
+        """
+        name = type(self.method.selector).__name__
+        try:
+            picked = self.method.selector.select(step, budget)
+        except (EsaError, RuntimeError, MemoryError):
+            raise  # RuntimeError: torch's way of saying that memory ran out
+        except Exception as error:
+            raise PluginError(
+                f"selector {name} fails: {type(error).__name__}: {error}",
+                "`esa plugins check FILE` shows more",
+            ) from error
+        count = picked.numel()
+        wrong = count > min(budget, step.middle)
+        if count and not wrong:
+            inside = int(picked[0]) >= 0 and int(picked[-1]) < step.middle
+            wrong = not inside or bool((picked[1:] <= picked[:-1]).any())
+        if wrong:
+            raise PluginError(
+                f"selector {name} does not return ascending offsets below {step.middle}, "
+                f"at most {min(budget, step.middle)} of them",
+                "`esa plugins check FILE` shows more",
+            )
+        return picked
 
     def _step(
         self,
@@ -178,7 +212,7 @@ class Attention:
         The chunk's own keys and values are already in the store.
         """
         start, stop = plan.start, plan.stop
-        local = self._local(start)
+        local = self._settled(memory, plan)
         far = self._select(memory, q, plan, local)
         if stop - start == 1:
             return self._decode(memory, q, far, start, local)
@@ -219,12 +253,19 @@ class Attention:
         return self._attend(query, keys, values, False)[0]
 
     def __call__(
-        self, memory: LayerMemory, q: Tensor, *, last: bool = True, every: bool = True
+        self,
+        memory: LayerMemory,
+        q: Tensor,
+        *,
+        last: bool = True,
+        every: bool = True,
+        asking: bool = False,
     ) -> Tensor:
         """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
 
         Args:
-            last: the final chunk selects. every: all chunks do (they are being asked, not read).
+            last: the final chunk selects. every: all chunks do.
+            asking: it is a question, and single tokens after it are its answer.
         """
         stop = len(memory.store)
         start = stop - q.shape[1]
@@ -237,4 +278,6 @@ class Attention:
             if observe is not None:
                 observe(self._step(memory, piece, plan.start, 0, self._local(plan.start)))
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
+            if asking and not plan.decoding:
+                memory.shared["plain"] = self._local(plan.start) == plan.start
         return out

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import registry
-from .errors import PresetError
+from .errors import PluginError, PresetError
 from .kernels import KERNELS
 from .method import Method, Window
 from .preset import Preset
+from .protocols import Compressor, PositionEncoding, Score, Selector
 from .registry import nearest
+
+PROTOCOLS = {
+    "selector": Selector,
+    "score": Score,
+    "compressor": Compressor,
+    "position": PositionEncoding,
+}
+
+
+def _part(kind: str, options: dict[str, Any]) -> Any:
+    part = registry.build(kind, options)
+    protocol = PROTOCOLS[kind]
+    if not isinstance(part, protocol):
+        raise PluginError(
+            f"{kind} {options['name']!r} is not a {protocol.__name__}: a method or attribute of "
+            "the protocol is missing",
+            "`esa plugins check FILE` shows more; docs/plugins.md has the protocol",
+        )
+    return part
 
 
 def method(preset: Preset) -> Method:
@@ -21,8 +43,9 @@ def method(preset: Preset) -> Method:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
-    position = registry.build("position", preset.position)
-    if position.distance >= preset.context:
+    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
+    position = parts["position"]
+    if preset.position["name"] == "esa" and position.distance >= preset.context:
         raise PresetError(
             f"position.distance = {position.distance} lies outside the model's window of "
             f"{preset.context}",
@@ -30,9 +53,9 @@ def method(preset: Preset) -> Method:
         )
     return Method(
         window=Window(**preset.window.model_dump()),
-        selector=registry.build("selector", preset.selector),
-        score=registry.build("score", preset.score),
-        compressor=registry.build("compressor", preset.compressor),
+        selector=parts["selector"],
+        score=parts["score"],
+        compressor=parts["compressor"],
         position=position,
         reading=preset.reading,
         kernel=preset.kernel,

@@ -98,7 +98,7 @@ class Consensus:
 
     def _base(self, known: Agreement | None, step: Step) -> Tensor:
         """Votes so far (M,), with zeros for middle tokens that had none."""
-        base = step.queries.new_zeros(step.middle)
+        base = torch.zeros(step.middle, device=step.queries.device)
         if known is not None and known.low == step.low:
             count = min(base.shape[0], known.votes.shape[0])
             base[:count] = known.votes[:count]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .compressors import Moments
-from .errors import ModelError
+from .errors import ModelError, PresetError
 from .method import Method
 from .rows import FIRST_SEGMENT, LAST_SEGMENT
 from .scores import KEEP_ELEMENTS
@@ -142,5 +142,11 @@ def rank_of(method: Method, shape: Shape) -> int:
     folded = shape.groups * shape.dim
     if method.compressor.fit_tokens == 0:
         projection = method.compressor.fit(0, Moments())
-        return projection.keys(torch.zeros(1, folded)).shape[1] if projection else 0
+        try:
+            return projection.keys(torch.zeros(1, folded)).shape[1] if projection else 0
+        except RuntimeError as error:
+            raise PresetError(
+                f"the compressor does not fit this model: folded keys have {folded} dimensions",
+                "it was made for another model",
+            ) from error
     return min(int(getattr(method.compressor, "rank", folded)), folded)

@@ -1,9 +1,9 @@
 """From the bytes of a document to its text: refuses binary files and doubtful encodings.
 
-The order is: byte order mark, known kinds of binary file, NUL bytes, strict UTF-8, and last
-charset-normalizer. Its answer is taken only when enough bytes speak for it and no other encoding
-comes close; Western text in a Windows code page often does not get that far, and is refused with
-the command that converts it rather than read with the wrong letters.
+The order is: byte order mark, known kinds of binary file, NUL bytes, strict UTF-8, Western text in
+Windows-1252, and last charset-normalizer. Its answer is taken only when enough bytes speak for it
+and no other encoding comes close; other text is refused with the command that converts it, rather
+than read with the wrong letters.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import codecs
 from dataclasses import dataclass
 
 from esa_cli.errors import DocumentError
+from esa_cli.western import is_western
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -93,7 +94,7 @@ def decode(data: bytes, called: str, path: str) -> tuple[str, str]:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError as error:
         broken = error.start
-    best, candidates = guess_encoding(data)
+    best, candidates = ("cp1252", []) if is_western(data) else guess_encoding(data)
     if best is not None:
         try:
             return data.decode(best), best

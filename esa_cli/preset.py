@@ -24,7 +24,7 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class WindowSettings(_Strict):
@@ -120,7 +120,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PresetError(f"cannot read preset {path}: {error}", "") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where else ""
         raise PresetError(
@@ -171,7 +171,7 @@ def parse_override(text: str) -> dict[str, Any]:
         )
     try:
         parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise PresetError(f"--set {text!r}: the value is not readable", "quote it") from error
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
@@ -235,9 +235,15 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
             f"+ chunk), more than the model's window of {preset.context}",
             "lower window.selected or window.local",
         )
-    if "{question}" not in preset.prompt.after:
+    if (window.dense or 0) > preset.context:
         raise PresetError(
-            f"preset {preset.name}: prompt.after does not hold {{question}}", "add it"
+            f"preset {preset.name}: window.dense = {window.dense} lies beyond the model's window "
+            f"of {preset.context}",
+            "plain attention is noise there; lower window.dense",
+        )
+    if preset.prompt.after.count("{question}") != 1:
+        raise PresetError(
+            f"preset {preset.name}: prompt.after must hold {{question}} once", "add it"
         )
     return preset
 

@@ -48,7 +48,11 @@ class PromptTokens:
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
         return str(
-            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            # Templates that know no thinking mode ignore the switch; Qwen3 would answer with its
+            # thoughts first, and run out of tokens in them.
+            self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
         )
 
     def _ids(self, text: str, special: bool) -> list[int]:

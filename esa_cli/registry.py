@@ -124,7 +124,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
             )
     except BaseException as error:
         _forget(module_name, key)
-        if isinstance(error, PluginError) or not isinstance(error, Exception):
+        if isinstance(error, PluginError) or not isinstance(error, (Exception, SystemExit)):
             raise
         raise PluginError(
             f"plugin {path} does not run: {_reason(error)}",
@@ -144,7 +144,7 @@ def _forget(module_name: str, origin: str) -> None:
     _FILES.pop(module_name, None)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The error, and the line of the plugin it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -90,6 +90,7 @@ class Rows:
             if high > low:
                 torch.index_select(segment, 0, at[low:high] - start, out=out[low:high])
             low = high
+        assert low == at.shape[0], "a position beyond the rows, or positions out of order"
         return out
 
     def truncate(self, length: int) -> None:

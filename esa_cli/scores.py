@@ -50,16 +50,17 @@ class SumScore:
         keep = step.queries.shape[1] * step.middle <= KEEP_ELEMENTS
         kept: list[tuple[int, Tensor]] = []
         top: Tensor | None = None
-        for offset, block in step.sums(self.rotate):
+        for offset, raw in step.sums(self.rotate):
+            block = raw.float()
             most = block.amax(dim=1)
             top = most if top is None else torch.maximum(top, most)
             if keep:
                 kept.append((offset, block))
-        out = step.queries.new_empty(step.middle)
+        out = torch.empty(step.middle, device=step.queries.device)
         if top is None:
             return out
         for offset, block in kept if keep else step.sums(self.rotate):
-            out[offset : offset + block.shape[1]] = (block - top[:, None]).amax(dim=0)
+            out[offset : offset + block.shape[1]] = (block.float() - top[:, None]).amax(dim=0)
         return out
 
 
@@ -110,21 +111,24 @@ class VoteScore:
         kept: list[tuple[int, Tensor]] = []
         total: Tensor | None = None
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for offset, logits in step.head_logits(self.rotate):
+        for offset, raw in step.head_logits(self.rotate):
+            logits = raw.float()
             part = self._normaliser(logits)
             total = part if total is None else join(total, part)
             if keep:
                 kept.append((offset, logits))
-        out = step.queries.new_empty(step.middle)
+        out = torch.empty(step.middle, device=step.queries.device)
         if total is None:
             return out
         for offset, logits in kept if keep else step.head_logits(self.rotate):
-            out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, self.pool)
+            out[offset : offset + logits.shape[2]] = vote(
+                logits.float(), total, self.rule, self.pool
+            )
         return out
 
     def _from_shortlist(self, step: Step) -> Tensor:
         chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
-        logits = step.head_logits_at(chosen, self.rotate)
-        out = step.queries.new_full((step.middle,), float("-inf"))
+        logits = step.head_logits_at(chosen, self.rotate).float()
+        out = torch.full((step.middle,), float("-inf"), device=logits.device)
         out[chosen] = vote(logits, self._normaliser(logits), self.rule, self.pool)
         return out

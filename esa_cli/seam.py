@@ -28,10 +28,9 @@ from .cache import EsaCache
 from .errors import ModelError, UsageError
 from .method import Method
 from .rotary import RawRotary, Rope
+from .supported import check_type
 
 NAME = "esa"
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures whose logits are tested against stock attention."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
@@ -40,10 +39,7 @@ _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDict
 def check_supported(config: Any) -> None:
     """Raises ModelError with the reason when a model of this configuration cannot be attached."""
     kind = getattr(config, "model_type", "unknown")
-    if kind not in SUPPORTED:
-        raise ModelError(
-            f"models of type {kind!r} are not supported", f"supported: {', '.join(SUPPORTED)}"
-        )
+    check_type(kind)
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     if kind == "mistral" and window is not None:
@@ -185,8 +181,9 @@ def _attention_function(
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
+    asking = cache.mode == "asking"
     out = attachment.attention(
-        cache.memory(index), query[0], last=cache.mode == "auto", every=cache.mode == "asking"
+        cache.memory(index), query[0], last=cache.mode == "auto", every=asking, asking=asking
     )
     return out.transpose(0, 1)[None], None
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import build
-from .errors import UsageError
+from .errors import PresetError, UsageError
 from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
@@ -27,13 +27,14 @@ Measured on 2 cores: 512 to 1,024 is best, larger activations leave the cache.""
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer and what it took. Times in seconds."""
+    """One answer and what it took. Times in seconds; `cut` when it reached the longest allowed."""
 
     text: str
     question_tokens: int
     answer_tokens: int
     first_token_s: float
     total_s: float
+    cut: bool = False
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Session:
         self.attachment = attach(self.model, build.method(self.preset))
         self.cache = self.attachment.new_cache()
         self._ids: list[int] = []
+        self._todo: list[int] = []
 
     def __enter__(self) -> Session:
         return self
@@ -73,10 +75,18 @@ class Session:
     def use(self, preset: Preset) -> None:
         """Asks from now on with another preset of the same model; what was read is kept.
 
-        Only settings of the asking take effect: keys were made by the old reading, and reduced
-        keys by the old compressor.
+        Only settings of the asking take effect: the keys were made by the old reading.
+
+        Raises:
+            PresetError: the method does not hold, or needs another compressor than the reading's.
         """
-        self.attachment.method = build.method(preset)
+        old, new = self.attachment.method, build.method(preset)
+        fits = new.score.features and new.compressor.fit_tokens > 0
+        if self._ids and (new.compressor != old.compressor or (fits and not old.score.features)):
+            raise PresetError(
+                "the document was read for another compressor", "read it again with this preset"
+            )
+        self.attachment.method = new
         self.prompt = PromptTokens(self.tokenizer, preset.prompt)
         self.preset = preset
 
@@ -170,6 +180,7 @@ class Session:
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,
+            cut=streamer.count >= tokens,
         )
 
 

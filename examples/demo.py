@@ -59,7 +59,8 @@ def main() -> None:
         for question in questions(count):
             screen.print(f"[bold]{question['question']}[/]  [dim](at {question['depth']:.0%})[/]")
             answer = session.ask(
-                str(question["question"]), on_text=lambda piece: screen.print(piece, end="")
+                str(question["question"]),
+                on_text=lambda piece: screen.print(piece, end="", markup=False),
             )
             right = question["answers"][0]  # type: ignore[index]
             screen.print(f"\n[dim]right: {right}; {answer.total_s:.1f} s[/]\n")

@@ -129,7 +129,10 @@ class Received:
         """Adds what the tokens [first, stop) received, (H, stop - first)."""
         old = self.given
         if old.shape[1] < stop:
-            self.given = old.new_zeros(old.shape[0], max(stop, 2 * old.shape[1]))
+            # Outside inference mode, so that it can be cut and filled outside, too.
+            with torch.inference_mode(False):
+                shape = (old.shape[0], max(stop, 2 * old.shape[1]))
+                self.given = torch.zeros(shape, dtype=old.dtype, device=old.device)
             self.given[:, : old.shape[1]] = old
         self.given[:, first:stop] += given
 

@@ -221,7 +221,7 @@ def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
         (b" \n\t", ["white space"]),
         (b"\x7fELF\0\0\1", ["program"]),
         (b"text\0text", ["binary"]),
-        (b"caf\xe9 au lait", ["UTF-8", "iconv"]),
+        (b"caf\x8e au lait", ["UTF-8", "iconv"]),
         ("folder", ["folder"]),
     ],
 )

@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "esa_cli"
 LAYERS: list[list[str]] = [
     ["__init__"],  # the version; the public names are looked up when they are used
     ["errors"],
+    ["supported", "western"],
     ["kernels", "rows", "rotary", "protocols", "registry", "machine", "document_bytes", "models"],
     ["store", "compressors", "positions", "preset", "document", "rates", "template", "doctor"],
     ["step", "prompt"],

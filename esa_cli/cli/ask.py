@@ -27,7 +27,10 @@ MaxTokens = Annotated[
 Temperature = Annotated[
     float | None, typer.Option("--temperature", min=0.0, help="0: always the likeliest word.")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Makes a sampled answer repeatable.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sampled answer repeatable."),
+]
 
 
 def ask(

@@ -43,14 +43,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 def overrides(named: dict[str, str | None], settings: Sequence[str] | None) -> list[str]:
     """`key=value` texts for `preset.load`: the options given by name first, then --set."""
-    given = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    given = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in named.items()
+        if value is not None
+    ]
     return [*given, *(settings or [])]
 
 
 def load_plugins(files: Sequence[Path] | None) -> None:
     """Runs the plugin files. Raises PluginError."""
     if files:
-        from ..registry import load_file
+        from ..registry import load_entry_points, load_file
 
+        load_entry_points()
         for file in files:
             load_file(file)

@@ -48,12 +48,12 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The selector's name.")],
     folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
 ) -> None:
-    """Write a plugin file to start from, and its test."""
+    """Write a plugin file to start from."""
+    from ..registry import load_entry_points
     from ..template import write_template
 
-    written = write_template(name, folder)
-    for path in written if isinstance(written, (list, tuple)) else [written]:
-        print(path)
+    load_entry_points()
+    print(write_template(name, folder))
 
 
 @app.command("check")

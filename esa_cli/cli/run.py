@@ -18,6 +18,7 @@ from ..machine import peak_memory, size_text, time_text
 from ..models.load import choose_device, choose_dtype
 from ..models.peek import count_tokens, peek
 from ..models.weights import read_config
+from ..supported import check_type
 from .render import Reporter, print_json
 
 WORTH_REMEMBERING = 2048
@@ -72,8 +73,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str]:
     if not arguments:
         raise UsageError("no document and no question", EXAMPLE)
     *documents, question = arguments
-    is_file = question == "-" or _exists(question)
-    if is_file and (documents or question != ""):
+    if question == "-" or _is_file(question):
         raise UsageError(f"the question is missing: {question} is a document", EXAMPLE)
     if not documents:
         raise UsageError(f"the document is missing, or the question behind {question!r}", EXAMPLE)
@@ -82,9 +82,9 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str]:
     return documents, question
 
 
-def _exists(text: str) -> bool:
+def _is_file(text: str) -> bool:
     try:
-        return bool(text) and Path(text).exists()
+        return bool(text) and Path(text).is_file()
     except (OSError, ValueError):  # too long for a path, as questions may be
         return False
 
@@ -107,6 +107,7 @@ def prepare(request: Request, reporter: Reporter) -> Prepared:
     _announce(ref, reporter)
     folder = peek(ref, reporter.stage)
     config = read_config(folder)
+    check_type(config.get("model_type"))
     longest = config.get("max_position_embeddings")
     if longest and chosen.context > longest:
         raise PresetError(
@@ -175,6 +176,8 @@ def _answer(
     else:
         print(flush=True)
         reporter.note(_summary(result))
+        if answer.cut:
+            reporter.note("the answer was cut off; --max-new-tokens allows a longer one")
 
 
 def _without_margin(reporter: Reporter) -> Any:

@@ -20,7 +20,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
         query, keys, values = q, k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
     else:
         query, keys, values = q.reshape(groups, heads // groups * count, dim), k, v
-    if q.dtype == torch.float32:
+    # Before Ampere (compute capability 8) there is no flash kernel.
+    old = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device)[0] < 8
+    if q.dtype == torch.float32 or old:
         op = torch.ops.aten._scaled_dot_product_efficient_attention
         out, lse, *_ = op(
             query[None], keys[None], values[None], None, True, 0.0, causal, scale=scale

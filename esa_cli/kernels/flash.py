@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 
+@cache
+def installed() -> bool:
+    """Whether flash-attn is there and loads; built for another torch, it does not."""
+    if find_spec("flash_attn") is None:
+        return False
+    try:
+        import_module("flash_attn")
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
+
+
 def usable(q: Tensor) -> bool:
     half = q.dtype in (torch.float16, torch.bfloat16)
-    return q.device.type == "cuda" and half and find_spec("flash_attn") is not None
+    return q.device.type == "cuda" and half and installed()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

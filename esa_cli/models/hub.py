@@ -17,6 +17,7 @@ from typing import Any
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef
+from esa_cli.models.weights import weight_files
 
 _FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _NOT = ["*/*", "consolidated*"]
@@ -40,9 +41,12 @@ def local_snapshot(ref: ModelRef) -> Path | None:
         )
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    # Another program may have fetched only the configuration or the tokenizer.
-    has_weights = any(folder.glob("*.safetensors"))
-    return folder if has_weights and (folder / "config.json").exists() else None
+    # Another program may have fetched only some of the files, or have been interrupted.
+    try:
+        weight_files(folder)
+    except ModelError:
+        return None
+    return folder if (folder / "config.json").exists() else None
 
 
 def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = None) -> Path:

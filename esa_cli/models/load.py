@@ -62,8 +62,6 @@ def load(
         ResourceError: not enough memory or disk.
     """
     report = progress or silent
-    if dtype not in DTYPES:
-        raise UsageError(f"There is no dtype '{dtype}'.", f"Choose one of {', '.join(DTYPES)}.")
     ref = as_reference(ref)
     folder = resolve(ref, progress=progress, offline=offline)
     config = read_config(folder)
@@ -168,6 +166,8 @@ def choose_dtype(dtype: str, device: str) -> Any:
     """
     import torch
 
+    if dtype not in DTYPES:
+        raise UsageError(f"There is no dtype '{dtype}'.", f"Choose one of {', '.join(DTYPES)}.")
     if dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":

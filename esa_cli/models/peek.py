@@ -53,11 +53,13 @@ def count_tokens(folder: Path, text: str) -> int:
         if file.is_file():
             from tokenizers import Tokenizer
 
-            return len(Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False))
+            tokenizer = Tokenizer.from_file(str(file))
+            tokenizer.no_truncation()
+            return len(tokenizer.encode(text, add_special_tokens=False))
         import transformers
 
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        slow: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return len(slow(text, add_special_tokens=False, verbose=False)["input_ids"])
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(

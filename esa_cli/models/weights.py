@@ -57,10 +57,10 @@ def count_parameters(folder: Path) -> int:
     Raises:
         ModelError: there is none, one that the index names is missing, or one is not whole.
     """
-    return sum(_elements(path) for path in _files(folder))
+    return sum(_elements(path) for path in weight_files(folder))
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if index.is_file() and not single.is_file():
         try:
