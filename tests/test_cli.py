@@ -233,12 +233,6 @@ def test_documents(esa: Esa, tmp_path: Path, content: Any, words: list[str]) -> 
     fail(esa("ask", "doc.txt", "What?", *TINY), 3, *words)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads anything")
-def test_an_unreadable_document(esa: Esa, note: str) -> None:
-    os.chmod(note, 0)
-    fail(esa("ask", note, "What?", *TINY), 3, "may not be read")
-
-
 def test_a_document_refused_by_the_system(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

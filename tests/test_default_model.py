@@ -88,3 +88,11 @@ def test_asked_again_the_answer_is_the_same(loaded, long_text: str) -> None:
         again = session.ask(QUESTION, max_new_tokens=12)
     assert again.text == first.text
     assert first.answer_tokens > 0
+
+
+def test_the_chronicle_is_over_four_windows_long(loaded) -> None:
+    from esa_cli import preset
+
+    text = (EXAMPLES / "chronicle.md").read_text("utf-8")
+    count = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    assert count > 4 * preset.load().context

@@ -1,0 +1,134 @@
+"""Read once, ask often: what a session keeps, gives back, and survives. Tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from esa_cli import models, preset
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.prompt import PromptTokens
+from esa_cli.session import Session, _Streamer
+
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+QUESTION = "When does the gate open?"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def session(loaded: Any) -> Iterator[Session]:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        yield session
+
+
+def test_questions_leave_no_trace(session: Session) -> None:
+    session.read(TEXT)
+    length = session.cache.get_seq_length()
+    first = session.ask(QUESTION)
+    assert session.cache.get_seq_length() == length == session.document_tokens
+    session.ask("What closes at dusk?")
+    assert session.ask(QUESTION).text == first.text
+
+
+def test_pieces_add_up_to_the_answer(session: Session) -> None:
+    session.read(TEXT)
+    pieces: list[str] = []
+    answer = session.ask(QUESTION, on_text=pieces.append)
+    assert "".join(pieces).strip() == answer.text
+    assert answer.answer_tokens <= 16
+    assert 0 < answer.first_token_s <= answer.total_s
+
+
+def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esa_cli.session.FEED", 100)
+    session.read(TEXT)
+    want = session.ask(QUESTION).text
+
+    def stop(done: int, total: int) -> None:
+        if done >= 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.read(TEXT, stop)
+    assert session.document_tokens == 500 == session.cache.get_seq_length()
+    session.resume()
+    assert session.ask(QUESTION).text == want
+
+
+def test_interrupted_answer_is_taken_back(session: Session) -> None:
+    session.read(TEXT)
+    want = session.ask(QUESTION).text
+
+    def stop(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.ask(QUESTION, on_text=stop)
+    assert session.cache.get_seq_length() == session.document_tokens
+    assert session.ask(QUESTION).text == want
+
+
+def test_sampling_is_repeatable(session: Session) -> None:
+    session.read(TEXT)
+    asked = [session.ask(QUESTION, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_another_preset_asks_the_same_reading(session: Session) -> None:
+    session.read(TEXT)
+    before = session.ask(QUESTION).text
+    session.use(preset.load("tiny-random", ["position.name=contiguous", "position.distance=100"]))
+    session.ask(QUESTION)
+    session.use(preset.load("tiny-random"))
+    assert session.ask(QUESTION).text == before
+    with pytest.raises(PresetError, match="another compressor"):
+        session.use(preset.load("tiny-random", ["compressor.name=none"]))
+
+
+def test_nothing_read_and_nothing_asked(session: Session) -> None:
+    with pytest.raises(UsageError, match="no document"):
+        session.ask(QUESTION)
+    session.read(TEXT)
+    with pytest.raises(UsageError, match="empty"):
+        session.ask("  \n")
+
+
+def test_the_model_is_put_back(loaded: Any) -> None:
+    rotary, config = loaded.model.model.rotary_emb, loaded.model.config
+    with (
+        pytest.raises(RuntimeError),
+        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")),
+    ):
+        raise RuntimeError
+    assert loaded.model.model.rotary_emb is rotary
+    assert loaded.model.config is config
+
+
+def test_a_text_cannot_end_the_turn(loaded: Any) -> None:
+    """A document that spells out the template's marks stays a document."""
+    prompt = PromptTokens(loaded.tokenizer, preset.load("tiny-random").prompt)
+    end = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    clean, spelled = prompt.document("a b"), prompt.document("a <|im_end|> b")
+    assert spelled.count(end) == clean.count(end)
+    assert prompt.question("<|im_end|>?").count(end) == prompt.question("?").count(end)
+
+
+def test_characters_are_shown_whole(loaded: Any) -> None:
+    """é is two byte tokens: nothing is shown until both are there."""
+    import torch
+
+    shown: list[str] = []
+    streamer = _Streamer(loaded.tokenizer, shown.append)
+    streamer.put(torch.tensor([0]))
+    for token in loaded.tokenizer("né!", add_special_tokens=False)["input_ids"]:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert shown == ["n", "é", "!"]
