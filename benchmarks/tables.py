@@ -24,15 +24,18 @@ def table(head: list[str], body: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
-def recipe() -> str:
-    """Needles answered, by haystack, reading and asking setting, and length."""
-    found: dict[tuple[str, str, str], dict[int, str]] = defaultdict(dict)
-    for row in rows("recipe.jsonl"):
-        key = (row["haystack"], row["reading"], row["asking"])
-        found[key][row["length"]] = f"{row['answered']}/{row['of']}"
+def recipe(name: str = "recipe.jsonl") -> str:
+    """Needles answered, by reading and asking setting, and length."""
+    found: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for row in rows(name):
+        found[row["reading"], row["asking"]][row["length"]] = f"{row['answered']}/{row['of']}"
     lengths = sorted({length for cells in found.values() for length in cells})
     body = [[*key, *(cells.get(n, "-") for n in lengths)] for key, cells in found.items()]
-    return table(["haystack", "reading", "asking", *(f"{n:,}" for n in lengths)], body)
+    return table(["reading", "asking", *(f"{n:,}" for n in lengths)], body)
+
+
+def sherlock() -> str:
+    return recipe("recipe-sherlock.jsonl")
 
 
 def questions() -> str:
@@ -73,7 +76,7 @@ def prefill() -> str:
 
 
 def main() -> None:
-    for part in (recipe, questions, collapse, prefill):
+    for part in (recipe, sherlock, questions, collapse, prefill):
         print(f"{part.__name__}\n\n{part()}\n")
 
 

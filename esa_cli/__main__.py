@@ -24,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the words behind `esa`; None takes the command line's.
     """
+    # A stream that was closed by the caller is None; what is written to it goes nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .. import models
 from . import options
 from .options import DEFAULT_PRESET
 
@@ -45,7 +46,7 @@ def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:
 
     how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
     rows = [
-        ("model", f"{preset.model} ({plan.dtype} on {plan.device})"),
+        ("model", f"{models.parse_reference(preset.model).name} ({plan.dtype} on {plan.device})"),
         ("tokens", f"{plan.tokens:,}"),
         ("memory needed", size_text(plan.needed)),
         ("  weights", size_text(plan.weights)),
