@@ -436,7 +436,13 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        # Whoever runs the tests in the background of a shell passes on that SIGINT is ignored.
+        preexec_fn=None if os.name == "nt" else listen,
     )
+
+
+def listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_help_imports_nothing_heavy() -> None:
