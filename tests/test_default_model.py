@@ -16,8 +16,9 @@ import torch
 pytestmark = pytest.mark.model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NEEDLE = "Dr. Okonkwo is allergic to strawberries."
-QUESTION = "What is Dr. Okonkwo allergic to?"
+# Asks for a fact 12,000 tokens before the question, and what plain attention cannot say of it.
+QUESTION = "What was the lighthouse keeper's one-eyed heron at Varn Point named?"
+ANSWER = "Bottle"
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +31,16 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def long_text(loaded) -> str:
-    """Over 12,000 tokens of the chronicle, the needle a quarter in."""
+    """The first 12,500 tokens of the chronicle; the fact stands near their beginning."""
     parts = (EXAMPLES / "chronicle.md").read_text("utf-8").split("\n\n")
     kept: list[str] = []
     total = 0
     while total < 12500:
         kept.append(parts[len(kept)])
         total += len(loaded.tokenizer(kept[-1] + "\n\n")["input_ids"])
-    place = len(kept) // 4
-    kept[place] = f"{kept[place]} {NEEDLE}"
-    return "\n\n".join(kept)
+    text = "\n\n".join(kept)
+    assert text.count(ANSWER) == 1
+    return text
 
 
 def test_needle_is_answered_by_esa_ask(tmp_path: Path, long_text: str) -> None:
@@ -53,7 +54,7 @@ def test_needle_is_answered_by_esa_ask(tmp_path: Path, long_text: str) -> None:
     )
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout)
-    assert "strawberr" in result["answer"].lower()
+    assert ANSWER in result["answer"]
     assert result["tokens"]["document"] > 12000
 
 
@@ -73,7 +74,7 @@ def test_needle_is_lost_on_plain_attention(loaded, long_text: str) -> None:
         loaded.model.base_model(input_ids=piece, past_key_values=cache)
     out = loaded.model.generate(ids, past_key_values=cache, max_new_tokens=24, do_sample=False)
     answer = loaded.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-    assert "strawberr" not in answer.lower()
+    assert ANSWER not in answer
 
 
 def test_asked_again_the_answer_is_the_same(loaded, long_text: str) -> None:
