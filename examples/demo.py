@@ -47,7 +47,7 @@ def main() -> None:
         )
         started = time.perf_counter()
         with Progress(*columns, console=screen) as bar:
-            task = bar.add_task("reading", total=None)
+            task = bar.add_task("reading", total=len(session.prompt.document(document.text)))
             session.read(
                 document.text, lambda done, all_: bar.update(task, completed=done, total=all_)
             )
