@@ -9,62 +9,22 @@ Knows nothing about the host model; `seam` calls it with a chunk and the layer's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .compressors import Moments, flatten_keys, fold
-from .errors import EsaError, PluginError, PresetError
+from .choice import choose
+from .chunks import Plan, chunks
+from .clipped import attend_clipped
 from .kernels import attend, merge
+from .memory import LayerMemory
 from .method import Method
-from .protocols import KVStore, Projection
-from .rotary import Rope
+from .protocols import Selection
+from .rotary import Angles, Rope
+from .seen import Seen
 from .step import Step
-
-
-@dataclass
-class LayerMemory:
-    """What one layer remembers of one document: its store, and the compressor fitted on it.
-
-    `shared` is one dict for all layers of the document.
-    """
-
-    layer: int
-    store: KVStore
-    shared: dict[str, Any] = field(default_factory=dict)
-    moments: Moments = field(default_factory=Moments)
-    projection: Projection | None = None
-    fitted: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One chunk [start, stop) of a forward call, and whether it selects.
-
-    `decoding`: it is the call's only token.
-    """
-
-    start: int
-    stop: int
-    select: bool
-    decoding: bool = False
-
-
-def chunks(start: int, stop: int, size: int, last: bool, every: bool) -> Iterator[Plan]:
-    """Cuts [start, stop) into chunks of at most `size`, the short one first.
-
-    Args:
-        last: the last chunk selects (it holds the question). every: all chunks select.
-    """
-    low = start
-    high = start + ((stop - start - 1) % size) + 1
-    while low < stop:
-        select = every or (last and high == stop)
-        yield Plan(low, high, select, decoding=stop - start == 1)
-        low, high = high, high + size
 
 
 class Attention:
@@ -72,60 +32,32 @@ class Attention:
 
     Args:
         method: the method. rope: the host's rotary embedding. scale: the host's attention scale.
+        watch: called with what each chunk attended to, after it did.
     """
 
-    def __init__(self, method: Method, rope: Rope, scale: float) -> None:
-        self.method, self.rope, self.scale = method, rope, scale
+    def __init__(
+        self,
+        method: Method,
+        rope: Rope,
+        scale: float,
+        watch: Callable[[Seen], None] | None = None,
+    ) -> None:
+        self.method, self.rope, self.scale, self.watch = method, rope, scale, watch
+        self._changed: tuple[object, Rope] | None = None
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         return attend(q, k, v, causal=causal, scale=self.scale, kernel=self.method.kernel)
 
-    def _fit(self, memory: LayerMemory, q: Tensor, start: int) -> None:
-        """Gathers the moments the compressor asks for, until it has seen enough tokens."""
-        method = self.method
-        if memory.fitted or not method.score.features:
-            return
-        moments = memory.moments
-        # Tokens read again after a crop are not counted twice.
-        q, start = q[:, max(0, moments.seen - start) :], max(start, moments.seen)
-        missing = method.compressor.fit_tokens - moments.count
-        if missing > 0 and q.shape[1]:
-            q = q[:, :missing]
-            moments.seen = start + q.shape[1]
-            if getattr(method.score, "rotate", False):
-                at = torch.full((q.shape[1],), method.position.distance, device=q.device)
-                q = self.rope.rotate(q, at)
-            keys, _ = memory.store.span(start, start + q.shape[1])
-            moments.add(fold(q, memory.store.heads), flatten_keys(keys))
-
-    def project(self, memory: LayerMemory, upto: int) -> Projection | None:
-        """The layer's projection, with reduced keys for every token before `upto`."""
-        if not self.method.score.features:
-            return None
-        if not memory.fitted:
-            memory.projection = self._fitted(memory)
-            memory.fitted = True
-            memory.moments = Moments()
-        if memory.projection is not None:
-            for _, keys in memory.store.key_blocks(memory.store.reduced, upto):
-                memory.store.append_features(memory.projection.keys(flatten_keys(keys)))
-        return memory.projection
-
-    def _fitted(self, memory: LayerMemory) -> Projection | None:
-        """The compressor's projection, tried on one key so that a wrong width is named here."""
-        projection = self.method.compressor.fit(memory.layer, memory.moments)
-        if projection is not None:
-            store = memory.store
-            keys = flatten_keys(store.span(0, min(1, len(store)))[0])
-            try:
-                projection.keys(keys)
-            except RuntimeError as error:
-                raise PresetError(
-                    f"the compressor does not fit layer {memory.layer} of this model, whose folded "
-                    f"keys have {keys.shape[1]} dimensions",
-                    "it was made for another model",
-                ) from error
-        return projection
+    def rope_at(self, length: int) -> Rope:
+        """The rotary embedding when `length` tokens are cached: the host's, or the encoding's."""
+        change = getattr(self.method.position, "frequencies", None)
+        if change is None:
+            return self.rope
+        inverse, factor = change(*self.rope.frequencies, length)
+        key = (tuple(inverse.tolist()), factor)
+        if self._changed is None or self._changed[0] != key:
+            self._changed = (key, Rope(Angles(inverse, factor)))
+        return self._changed[1]
 
     def _local(self, start: int) -> int:
         """l_L of a chunk that starts at `start`: everything cached while attention is plain."""
@@ -138,119 +70,152 @@ class Attention:
         local = self._local(plan.start)
         return plan.start if plan.decoding and memory.shared.get("plain") else local
 
-    def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Tensor:
-        """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
-        window = self.method.window
-        low = min(window.initial, plan.start - local)
-        initial = torch.arange(low, device=q.device)
-        high = plan.start - local
-        if not plan.select or high <= low or window.selected == 0:
-            return initial
-        projection = self.project(memory, high)
-        step = self._step(memory, q, plan.start, low, local, projection, plan.decoding)
-        return torch.cat((initial, self._picked(step, window.selected).to(q.device) + low))
-
-    def _picked(self, step: Step, budget: int) -> Tensor:
-        """The selector's choice, checked: a wrong one would read memory that holds nothing.
-
-        Raises:
-            PluginError: the selector fails, or breaks its protocol.
-        """
-        name = type(self.method.selector).__name__
-        try:
-            picked = self.method.selector.select(step, budget)
-        except (EsaError, RuntimeError, MemoryError):
-            raise  # RuntimeError: torch's way of saying that memory ran out
-        except Exception as error:
-            raise PluginError(
-                f"selector {name} fails: {type(error).__name__}: {error}",
-                "`esa plugins check FILE` shows more",
-            ) from error
-        count = picked.numel()
-        wrong = count > min(budget, step.middle)
-        if count and not wrong:
-            inside = int(picked[0]) >= 0 and int(picked[-1]) < step.middle
-            wrong = not inside or bool((picked[1:] <= picked[:-1]).any())
-        if wrong:
-            raise PluginError(
-                f"selector {name} does not return ascending offsets below {step.middle}, "
-                f"at most {min(budget, step.middle)} of them",
-                "`esa plugins check FILE` shows more",
-            )
-        return picked
-
-    def _step(
-        self,
-        memory: LayerMemory,
-        q: Tensor,
-        start: int,
-        low: int,
-        local: int,
-        projection: Projection | None = None,
-        decoding: bool = False,
-    ) -> Step:
+    def _step(self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, local: int) -> Step:
         return Step(
             layer=memory.layer,
-            start=start,
+            start=plan.start,
             queries=q,
             store=memory.store,
             low=low,
-            high=start - local,
+            high=plan.start - local,
             local=local,
             distance=self.method.position.distance,
             scale=self.scale,
-            rope=self.rope,
+            rope=self.rope_at(plan.stop),
             score=self.method.score,
-            projection=projection,
-            decoding=decoding,
+            decoding=plan.decoding,
             shared=memory.shared,
         )
+
+    def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Selection:
+        """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
+        window, selector = self.method.window, self.method.selector
+        low = min(window.initial, plan.start - local)
+        initial = torch.arange(low, device=q.device)
+        high = plan.start - local
+        none = window.selected == 0 and not hasattr(selector, "allowance")
+        if not plan.select or high <= low or none:
+            return initial
+        projection = memory.project(self.method, high)
+        step = replace(self._step(memory, q, plan, low, local), projection=projection)
+        picked = choose(selector, step, window.selected)
+        if isinstance(picked, Tensor):
+            return torch.cat((initial, picked.to(q.device) + low))
+        return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
+
+    def _sharpened(self, q: Tensor, start: int) -> Tensor:
+        sharpness = getattr(self.method.position, "sharpness", None)
+        if sharpness is None:
+            return q
+        at = torch.arange(start, start + q.shape[1], device=q.device)
+        scaled: Tensor = q * sharpness(at)[:, None].to(q)
+        return scaled
 
     def chunk(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:
         """Attention output (H, C, D) of the chunk's queries q (H, C, D), unrotated.
 
         The chunk's own keys and values are already in the store.
         """
-        start, stop = plan.start, plan.stop
         local = self._settled(memory, plan)
         far = self._select(memory, q, plan, local)
-        if stop - start == 1:
-            return self._decode(memory, q, far, start, local)
-        near = self.method.position.near(local, stop - start, start, far.shape[0])
-        query = self.rope.rotate(q, near.query.to(q.device))
-        keys, values = memory.store.span(start - local, stop)
-        keys = self.rope.rotate(keys, near.key.to(q.device))
+        sharp = self._sharpened(q, plan.start)
+        if plan.stop - plan.start == 1 and isinstance(far, Tensor):
+            out, lse = self._decode(memory, sharp, far, plan.start, local)
+        else:
+            count = far.shape[0] if isinstance(far, Tensor) else 0
+            parts = self._near(memory, sharp, plan, local, count)
+            if isinstance(far, Tensor):
+                parts += self._far(memory, sharp, plan, local, far)
+            else:
+                parts.append(self._far_by_head(memory, sharp, plan, local, far))
+            out, lse = merge(parts)
+        self._tell(memory, q, plan, local, far, lse)
+        return out
+
+    def _tell(
+        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: Selection, lse: Tensor
+    ) -> None:
+        observe = getattr(self.method.selector, "observe", None)
+        if observe is not None:
+            observe(replace(self._step(memory, q, plan, 0, local), lse=lse))
+        if self.watch is not None:
+            low = min(self.method.window.initial, plan.start - local)
+            store, decoding = memory.store, plan.decoding
+            self.watch(
+                Seen(memory.layer, plan.start, plan.stop, low, local, q, store, far, lse, decoding)
+            )
+
+    def _near(
+        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Attention to [L, C]; `far` tokens are attended to beside it."""
+        position, rope = self.method.position, self.rope_at(plan.stop)
+        near = position.near(local, plan.stop - plan.start, plan.start, far)
+        keys, values = memory.store.span(plan.start - local, plan.stop)
+        reach = getattr(position, "reach", None)
+        if reach is not None and local + plan.stop - plan.start > reach:
+            return [attend_clipped(q, keys, values, near, reach, rope, self.scale)]
+        query = rope.rotate(q, near.query.to(q.device))
+        keys = rope.rotate(keys, near.key.to(q.device))
         parts = [self._attend(query, keys[:, local:], values[:, local:], True)]
         if local:
             parts.append(self._attend(query, keys[:, :local], values[:, :local], False))
-        if far.shape[0]:
-            place = self.method.position.far(far, local, stop - start, start)
-            far_keys, far_values = memory.store.gather(far)
-            far_keys = self.rope.rotate(far_keys, place.key.to(q.device))
-            far_query = self.rope.rotate(q, place.query.to(q.device))
-            parts.append(self._attend(far_query, far_keys, far_values, False))
-        return merge(parts)[0]
+        return parts
+
+    def _far(
+        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Attention to the far tokens at absolute positions (n,)."""
+        if not far.shape[0]:
+            return []
+        rope = self.rope_at(plan.stop)
+        place = self.method.position.far(far, local, plan.stop - plan.start, plan.start)
+        keys, values = memory.store.gather(far)
+        keys = rope.rotate(keys, place.key.to(q.device))
+        return [self._attend(rope.rotate(q, place.query.to(q.device)), keys, values, False)]
+
+    def _far_by_head(
+        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The same where each query head has far tokens of its own. Rows of all key heads are read
+        for every head: a method that selects by head pays for it."""
+        rope, share = self.rope_at(plan.stop), q.shape[0] // memory.store.heads
+        out = torch.zeros_like(q)
+        lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
+        for head, at in enumerate(far):
+            if not at.shape[0]:
+                continue
+            place = self.method.position.far(at, local, plan.stop - plan.start, plan.start)
+            keys, values = memory.store.gather(at)
+            group = slice(head // share, head // share + 1)
+            keys = rope.rotate(keys[group], place.key.to(q.device))
+            query = rope.rotate(q[head : head + 1], place.query.to(q.device))
+            out[head], lse[head] = self._attend(query, keys, values[group], False)
+        return out, lse
 
     def _decode(
         self, memory: LayerMemory, q: Tensor, far: Tensor, start: int, local: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """One query sees everything in one call: far keys are moved to where, seen from the near
         query's position, they are as far away as the encoding wants them."""
-        device = q.device
-        near = self.method.position.near(local, 1, start, far.shape[0])
+        device, position, rope = q.device, self.method.position, self.rope_at(start + 1)
+        near = position.near(local, 1, start, far.shape[0])
         stand, positions = near.query.to(device), near.key.to(device)
+        reach = getattr(position, "reach", None)
+        if reach is not None:
+            positions = torch.maximum(positions, stand - reach)
         keys, values = memory.store.span(start - local, start + 1)
         if far.shape[0]:
-            place = self.method.position.far(far, local, 1, start)
+            place = position.far(far, local, 1, start)
             far_keys, far_values = memory.store.gather(far)
             moved = place.key.to(device) + stand - place.query.to(device)
             positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         # Only differences count; a base of zero keeps positions inside the rotary table.
         base = positions.min()
-        query = self.rope.rotate(q, stand - base)
-        keys = self.rope.rotate(keys, positions - base)
-        return self._attend(query, keys, values, False)[0]
+        query = rope.rotate(q, stand - base)
+        keys = rope.rotate(keys, positions - base)
+        return self._attend(query, keys, values, False)
 
     def __call__(
         self,
@@ -273,10 +238,7 @@ class Attention:
         out = torch.empty_like(q)
         for plan in chunks(start, stop, self.method.window.chunk, last, every):
             piece = q[:, plan.start - start : plan.stop - start]
-            self._fit(memory, piece, plan.start)
-            observe = getattr(self.method.selector, "observe", None)
-            if observe is not None:
-                observe(self._step(memory, piece, plan.start, 0, self._local(plan.start)))
+            memory.learn(self.method, self.rope_at(stop), piece, plan.start)
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
             if asking and not plan.decoding:
                 memory.shared["plain"] = self._local(plan.start) == plan.start

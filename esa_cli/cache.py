@@ -5,18 +5,31 @@ It can be given to `model(...)` and to stock `model.generate(...)` of the model 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .attention import LayerMemory
 from .errors import UsageError
+from .memory import LayerMemory
+from .protocols import KVStore
 from .store import LayerStore
 
 if TYPE_CHECKING:
     from .seam import Attachment
+
+
+MakeStore = Callable[[int, int, int, torch.dtype, torch.device], KVStore]
+"""(layer, G, D, dtype, device) -> the store of that layer."""
+
+
+def in_memory(
+    layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> KVStore:
+    """Keys and values on the device they come from."""
+    return LayerStore(heads, dim, dtype, device)
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -25,14 +38,14 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer: int, shared: dict[str, Any]) -> None:
+    def __init__(self, layer: int, shared: dict[str, Any], make: MakeStore) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.shared = layer, shared
+        self.layer, self.shared, self.make = layer, shared, make
         self.memory: LayerMemory | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         heads, dim = key_states.shape[1], key_states.shape[3]
-        store = LayerStore(heads, dim, key_states.dtype, key_states.device)
+        store = self.make(self.layer, heads, dim, key_states.dtype, key_states.device)
         self.memory = LayerMemory(self.layer, store, self.shared)
         self.is_initialized = True
 
@@ -90,9 +103,9 @@ class EsaCache(Cache):
             one forward call is given, the last chunk is taken to hold the question.
     """
 
-    def __init__(self, attachment: Attachment, layers: int) -> None:
+    def __init__(self, attachment: Attachment, layers: int, make: MakeStore = in_memory) -> None:
         shared: dict[str, Any] = {}
-        self.own = [EsaLayer(i, shared) for i in range(layers)]
+        self.own = [EsaLayer(i, shared, make) for i in range(layers)]
         super().__init__(layers=[*self.own])
         self.attachment = attachment
         self.mode = "auto"
@@ -132,4 +145,4 @@ class EsaCache(Cache):
         """Does now what the first question would: fits compressors, computes reduced keys."""
         for layer in self.own:
             if layer.memory:
-                self.attachment.attention.project(layer.memory, len(layer.memory.store))
+                layer.memory.project(self.attachment.method, len(layer.memory.store))

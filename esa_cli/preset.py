@@ -41,11 +41,13 @@ class Prompt(_Strict):
     """How the document and the question are put to the model, inside its chat template.
 
     `before` comes before the document; `after` comes behind it and holds `{question}`.
+    `chat`: inside the model's chat template, if it has one.
     """
 
     system: str | None = None
     before: str = ""
     after: str = "\n\n{question}"
+    chat: bool = True
 
 
 class Generation(_Strict):
@@ -220,13 +222,21 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
     data = merge(defaults, _extended(path))
-    data["name"] = path.stem
     for text in overrides:
         data = merge(data, parse_override(text))
+    return validated(path.stem, data)
+
+
+def validated(name: str, data: Mapping[str, Any]) -> Preset:
+    """The preset `name` with these settings.
+
+    Raises:
+        PresetError: they are malformed, or do not hold together.
+    """
     try:
-        preset = Preset.model_validate(data)
+        preset = Preset.model_validate({**data, "name": name})
     except ValidationError as error:
-        raise _explain(error, path.stem) from error
+        raise _explain(error, name) from error
     window = preset.window
     total = window.initial + window.selected + window.local + window.chunk
     if total > preset.context:

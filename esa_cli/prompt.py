@@ -28,6 +28,10 @@ class PromptTokens:
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self.tokenizer = tokenizer
+        self.chat = prompt.chat and bool(getattr(tokenizer, "chat_template", None))
+        self._end = "\n" if prompt.chat else ""
+        # A prompt that is nothing but the question is somebody else's, given to the letter.
+        self._verbatim = prompt.after == "{question}"
         user = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
         text = self._render(user, prompt.system)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
@@ -42,8 +46,8 @@ class PromptTokens:
         self._lead = between[len(self._between) :]
 
     def _render(self, user: str, system: str | None) -> str:
-        if not getattr(self.tokenizer, "chat_template", None):
-            return f"{system}\n\n{user}\n" if system else f"{user}\n"
+        if not self.chat:
+            return f"{system}\n\n{user}{self._end}" if system else f"{user}{self._end}"
         messages = [{"role": "user", "content": user}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
@@ -71,22 +75,29 @@ class PromptTokens:
         """Ids of what stands before the document."""
         bos = self.tokenizer.bos_token or ""
         ids = self._ids(self._head, special=True)
-        if not getattr(self.tokenizer, "chat_template", None) and getattr(
-            self.tokenizer, "add_bos_token", False
-        ):
+        if not self.chat and getattr(self.tokenizer, "add_bos_token", False):
             return self._ids(bos, special=True) + ids
         return ids
 
-    def question(self, text: str) -> list[int]:
+    def question(self, text: str, prime: str = "") -> list[int]:
         """Ids of everything behind the document, up to where the model begins to answer.
+
+        Args:
+            prime: the first words of the answer, put into the model's mouth.
 
         Raises:
             UsageError: the question is empty.
         """
-        text = text.strip()
-        if not text:
+        if not self._verbatim:
+            text = text.strip()
+        if not text.strip():
             raise UsageError(
                 "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
-        pieces = ((self._between, True), (self._lead + text, False), (self._tail, True))
+        pieces = (
+            (self._between, True),
+            (self._lead + text, False),
+            (self._tail, True),
+            (prime, False),
+        )
         return [token for piece, special in pieces for token in self._ids(piece, special)]

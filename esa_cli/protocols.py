@@ -40,17 +40,24 @@ class Score(Protocol):
         ...
 
 
+Selection = Tensor | list[Tensor]
+"""(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
+
+
 @runtime_checkable
 class Selector(Protocol):
     """Which middle tokens are attended to in this step.
 
-    A selector may also define `observe(step)`, called for every chunk that is read, before it is
-    attended to; side data goes into `step.store.memo`. When tokens are taken back, memo values with
-    a `truncate(length)` method are cut to the tokens left, and others are dropped.
+    Two more methods are optional:
+    - `allowance(step, budget) -> int`: how many tokens this step may take in place of `budget`,
+      for methods whose first layers, or all, attend to everything;
+    - `observe(step)`, called for every chunk after it was attended to; `step.lse` is there. Side
+      data goes into `step.store.memo`. When tokens are taken back, memo values with a
+      `truncate(length)` method are cut to the tokens left, and others are dropped.
     """
 
-    def select(self, step: Step, budget: int) -> Tensor:
-        """(K,) int64 offsets into M: ascending, unique, K <= min(budget, M)."""
+    def select(self, step: Step, budget: int) -> Selection:
+        """int64 offsets into M: ascending, unique, at most min(budget, M) of them for a head."""
         ...
 
 
@@ -82,7 +89,14 @@ class Compressor(Protocol):
 
 @runtime_checkable
 class PositionEncoding(Protocol):
-    """Where the current, local and far tokens stand (Section 3.2 of the paper)."""
+    """Where the current, local and far tokens stand (Section 3.2 of the paper).
+
+    Three more members are optional:
+    - `reach: int`: near tokens this far from a query or further are seen from exactly this far;
+    - `sharpness(at) -> Tensor`: what queries at absolute positions `at` (C,) are multiplied by;
+    - `frequencies(inverse, factor, length) -> (Tensor, float)`: other rotary frequencies (D / 2,)
+      and another factor for cosines and sines than the host's, when `length` tokens are cached.
+    """
 
     @property
     def distance(self) -> int:

@@ -8,7 +8,7 @@ RoPE is relative: R(q, m) . R(k, n) depends on m - n only. The position encoding
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,13 @@ class Rope:
         positions = positions.to(like.device)
         return self._cos[positions], self._sin[positions]
 
+    @property
+    def frequencies(self) -> tuple[Tensor, float]:
+        """The host's inverse frequencies (D / 2,), radians per token, and its factor for cosines
+        and sines (1, or yarn's)."""
+        module = cast(Any, self.module)
+        return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
+
     def gain(self, like: Tensor) -> Tensor:
         """What a key at position 0 is multiplied by: 1, or yarn's attention factor."""
         return self.cos_sin(torch.zeros(1, dtype=torch.long, device=like.device), like)[0][0, 0]
@@ -62,6 +69,26 @@ class Rope:
         half = x.shape[-1] // 2
         turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
         return x * cos + turned * sin
+
+
+class Angles(nn.Module):
+    """A rotary embedding of given frequencies, called like the host's.
+
+    Args:
+        inverse: (D / 2,) inverse frequencies, radians per token. factor: cosines and sines are
+            multiplied by it.
+    """
+
+    def __init__(self, inverse: Tensor, factor: float) -> None:
+        super().__init__()
+        self.inv_freq, self.attention_scaling = inverse.float(), factor
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (1, n, D) in the dtype and on the device of x, for position_ids (1, n)."""
+        angles = position_ids[..., None].to(x.device).float() * self.inv_freq.to(x.device)
+        both = torch.cat((angles, angles), dim=-1)
+        cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
 
 
 class RawRotary(nn.Module):

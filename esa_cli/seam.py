@@ -14,6 +14,7 @@ models can be attached in one process. `_ATTACHED` holds them weakly: dropping a
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -24,14 +25,17 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from .attention import Attention
-from .cache import EsaCache
+from .cache import EsaCache, MakeStore, in_memory
 from .errors import ModelError, UsageError
 from .method import Method
 from .rotary import RawRotary, Rope
+from .seen import Seen
 from .supported import check_type
 
 NAME = "esa"
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+Watch = Callable[[Seen], None]
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
 
@@ -83,6 +87,7 @@ class Attachment:
         self.scale = float(self._modules[0].scaling)
         self.arriving: dict[int, EsaCache] = {}
         self.running = False
+        self._watch: Watch | None = None
         self.method = method
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
@@ -106,11 +111,24 @@ class Attachment:
     @method.setter
     def method(self, method: Method) -> None:
         self._method = method
-        self.attention = Attention(method, self.rope, self.scale)
+        self.attention = Attention(method, self.rope, self.scale, self._watch)
 
-    def new_cache(self) -> EsaCache:
-        """An empty memory; give it to `model(...)` or `model.generate(...)`."""
-        return EsaCache(self, len(self._modules))
+    @property
+    def watch(self) -> Watch | None:
+        """Called with what every chunk of every layer attended to, after it did; None: nobody."""
+        return self._watch
+
+    @watch.setter
+    def watch(self, watch: Watch | None) -> None:
+        self._watch = self.attention.watch = watch
+
+    def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
+        """An empty memory; give it to `model(...)` or `model.generate(...)`.
+
+        Args:
+            store: makes each layer's store; the default keeps it where the model is.
+        """
+        return EsaCache(self, len(self._modules), store)
 
     def detach(self) -> None:
         """Puts the model back as it was. Does nothing the second time."""

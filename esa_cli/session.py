@@ -136,11 +136,13 @@ class Session:
         max_new_tokens: int | None = None,
         temperature: float | None = None,
         seed: int | None = None,
+        prime: str = "",
         on_text: Callable[[str], None] | None = None,
     ) -> Answer:
         """Asks one question; the cache is afterwards what it was before, interrupted or not.
 
         Args:
+            prime: the first words of the answer, put into the model's mouth; not in what returns.
             max_new_tokens, temperature: None takes the preset's. Temperature 0 is greedy.
             seed: for sampling. on_text: called with each piece of the answer as it comes.
 
@@ -152,7 +154,7 @@ class Session:
         settings = self.preset.generation
         tokens = max_new_tokens or settings.max_new_tokens
         heat = settings.temperature if temperature is None else temperature
-        asked = self.prompt.question(question)
+        asked = self.prompt.question(question, prime)
         if seed is not None:
             torch.manual_seed(seed)
         length, started = len(self._ids), time.perf_counter()

@@ -35,6 +35,7 @@ class Step:
         projection: the fitted compressor of this layer, or None.
         decoding: the forward call holds this one token only: an answer is being written.
         shared: side data that all layers of one document share; emptied when tokens are taken back.
+        lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
     """
 
     layer: int
@@ -51,6 +52,7 @@ class Step:
     projection: Projection | None = None
     decoding: bool = False
     shared: dict[str, Any] = field(default_factory=dict)
+    lse: Tensor | None = None
 
     @property
     def middle(self) -> int:

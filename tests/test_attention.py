@@ -235,7 +235,7 @@ def test_decode_is_the_general_path(
 
     def as_a_chunk(
         memory: LayerMemory, q: torch.Tensor, far: torch.Tensor, start: int, local: int
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         # Two copies of the query at the same place: the second's extra key is cut off below.
         place = attention.method.position.near(local, 1, start, far.shape[0])
         keys, values = memory.store.span(start - local, start + 1)
@@ -249,7 +249,8 @@ def test_decode_is_the_general_path(
             for key, _, query in parts
         ]
         values = torch.cat([value for _, value, _ in parts], 1).repeat_interleave(3, 0)
-        return torch.cat(logits, 2).softmax(-1) @ values
+        together = torch.cat(logits, 2)
+        return together.softmax(-1) @ values, together.logsumexp(-1)
 
     monkeypatch.setattr(attention, "_decode", as_a_chunk)
     close(decoded, attention.chunk(layer.memory, q, plan))
@@ -392,6 +393,62 @@ def test_observe_sees_every_chunk() -> None:
     method = method_of(selector=Watching(1), window=replace(WINDOW, dense=1000))
     layer.feed(attention_of(method), 38)
     assert layer.memory.store.memo["seen"] == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
+
+
+@dataclass(frozen=True)
+class Listening(TopK):
+    """A top-k selector that keeps the log-sum-exp it is shown."""
+
+    def observe(self, step: Step) -> None:
+        step.shared.setdefault("lse", {})[step.start] = (step.lse, step.local)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_observe_is_told_the_log_sum_exp_of_everything_attended_to(position: str) -> None:
+    """exp(logit - lse), summed over I, M_k, L and C, is one for every query, chunk and token."""
+    layer, seen = new_layer(38), []
+    attention = attention_of(method_of(position, selector=Listening(1)))
+    attention.watch = seen.append
+    layer.feed(attention, 37)
+    layer.feed(attention, 38)
+    assert [one.stop - one.start for one in seen] == [2, *[5] * 7, 1]
+    for one in seen:
+        lse, local = layer.memory.shared["lse"][one.start]
+        assert torch.equal(lse, one.lse)
+        assert local == one.local
+        assert isinstance(one.far, torch.Tensor)
+        weight = weight_of(attention, layer, one.start, one.stop, one.local, one.far, lse)
+        torch.testing.assert_close(weight, torch.ones_like(weight), rtol=1e-4, atol=1e-4)
+    assert seen[-1].decoding
+    assert not seen[-2].decoding
+    assert seen[-1].far.shape[0] == 3 + 7
+
+
+def weight_of(
+    attention: Attention,
+    layer: Layer,
+    start: int,
+    stop: int,
+    local: int,
+    far: torch.Tensor,
+    lse: torch.Tensor,
+) -> torch.Tensor:
+    """(H, C): every query's attention weights added up, one key at a time."""
+    position, chunk = attention.method.position, stop - start
+    near = position.near(local, chunk, start, far.shape[0])
+    away = position.far(far, local, chunk, start)
+    total = torch.zeros(HEADS, chunk)
+    keys = [
+        *((int(at), away.query, away.key[i]) for i, at in enumerate(far)),
+        *((start - local + i, near.query, near.key[i]) for i in range(local + chunk)),
+    ]
+    for at, query, place in keys:
+        q = attention.rope.rotate(layer.q[:, start:stop], query)
+        k = attention.rope.rotate(layer.k[:, at : at + 1], place[None])
+        logits = (q * k.repeat_interleave(HEADS // GROUPS, 0)).sum(-1) * SCALE
+        visible = torch.arange(start, stop) >= at
+        total += torch.exp(logits - lse) * visible
+    return total
 
 
 def test_observing_does_not_change_what_the_compressor_is_fitted_on() -> None:

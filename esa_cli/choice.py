@@ -1,0 +1,64 @@
+"""Asks a selector for its tokens, and checks what it says before memory is read by it.
+
+A wrong offset would read rows that hold nothing; a selection beyond the budget would make a
+comparison at equal budgets worthless. Both name the selector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .errors import EsaError, PluginError
+from .protocols import Selection, Selector
+from .step import Step
+
+
+def allowance(selector: Selector, step: Step, budget: int) -> int:
+    """How many middle tokens this step may take: the budget, or what the method asks for."""
+    own = getattr(selector, "allowance", None)
+    return budget if own is None else int(own(step, budget))
+
+
+def choose(selector: Selector, step: Step, budget: int) -> Selection:
+    """The selector's offsets into M: (K,), or one such tensor for each of H query heads.
+
+    Raises:
+        PluginError: the selector fails, or breaks its protocol.
+    """
+    name = type(selector).__name__
+    try:
+        budget = allowance(selector, step, budget)
+        picked = selector.select(step, budget)
+    except (EsaError, RuntimeError, MemoryError):
+        raise  # RuntimeError: torch's way of saying that memory ran out
+    except Exception as error:
+        raise PluginError(
+            f"selector {name} fails: {type(error).__name__}: {error}",
+            "`esa plugins check FILE` shows more",
+        ) from error
+    heads = step.queries.shape[0]
+    rows: Sequence[Tensor] = [picked] if isinstance(picked, Tensor) else picked
+    most = min(budget, step.middle)
+    if not isinstance(picked, Tensor) and len(rows) != heads:
+        raise _broken(name, f"one selection, or {heads}, one for each query head")
+    if any(_wrong(row, most, step.middle) for row in rows):
+        raise _broken(name, f"ascending offsets below {step.middle}, at most {most} of them")
+    return picked
+
+
+def _wrong(row: Tensor, most: int, middle: int) -> bool:
+    count = row.numel()
+    if count > most:
+        return True
+    if not count:
+        return False
+    inside = int(row[0]) >= 0 and int(row[-1]) < middle
+    return not inside or bool((row[1:] <= row[:-1]).any())
+
+
+def _broken(name: str, wanted: str) -> PluginError:
+    return PluginError(
+        f"selector {name} does not return {wanted}", "`esa plugins check FILE` shows more"
+    )

@@ -1,0 +1,36 @@
+"""A forward call cut into chunks of current tokens, C, and which of them select.
+
+Knows nothing about tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One chunk [start, stop) of a forward call, and whether it selects.
+
+    `decoding`: it is the call's only token.
+    """
+
+    start: int
+    stop: int
+    select: bool
+    decoding: bool = False
+
+
+def chunks(start: int, stop: int, size: int, last: bool, every: bool) -> Iterator[Plan]:
+    """Cuts [start, stop) into chunks of at most `size`, the short one first.
+
+    Args:
+        last: the last chunk selects (it holds the question). every: all chunks select.
+    """
+    low = start
+    high = start + ((stop - start - 1) % size) + 1
+    while low < stop:
+        select = every or (last and high == stop)
+        yield Plan(low, high, select, decoding=stop - start == 1)
+        low, high = high, high + size

@@ -1,0 +1,84 @@
+"""One layer's memory of one document: its store, and the compressor fitted while reading.
+
+Eq. 4-5: the compressor's maps come from the document's first tokens (or from a file), and reduced
+keys are made when the first selection needs them. Knows nothing about windows or kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .compressors import Moments, flatten_keys, fold
+from .errors import PresetError
+from .method import Method
+from .protocols import KVStore, Projection
+from .rotary import Rope
+
+
+@dataclass
+class LayerMemory:
+    """What one layer remembers of one document: its store, and the compressor fitted on it.
+
+    `shared` is one dict for all layers of the document.
+    """
+
+    layer: int
+    store: KVStore
+    shared: dict[str, Any] = field(default_factory=dict)
+    moments: Moments = field(default_factory=Moments)
+    projection: Projection | None = None
+    fitted: bool = False
+
+    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Gathers the moments the compressor asks for, until it has seen enough tokens.
+
+        Args:
+            q: (H, C, D) unrotated queries of the tokens from position `start` on, whose keys are
+                in the store.
+        """
+        if self.fitted or not method.score.features:
+            return
+        moments = self.moments
+        # Tokens read again after a crop are not counted twice.
+        q, start = q[:, max(0, moments.seen - start) :], max(start, moments.seen)
+        missing = method.compressor.fit_tokens - moments.count
+        if missing > 0 and q.shape[1]:
+            q = q[:, :missing]
+            moments.seen = start + q.shape[1]
+            if getattr(method.score, "rotate", False):
+                at = torch.full((q.shape[1],), method.position.distance, device=q.device)
+                q = rope.rotate(q, at)
+            keys, _ = self.store.span(start, start + q.shape[1])
+            moments.add(fold(q, self.store.heads), flatten_keys(keys))
+
+    def project(self, method: Method, upto: int) -> Projection | None:
+        """The layer's projection, with reduced keys for every token before `upto`."""
+        if not method.score.features:
+            return None
+        if not self.fitted:
+            self.projection = self._fit(method)
+            self.fitted = True
+            self.moments = Moments()
+        if self.projection is not None:
+            for _, keys in self.store.key_blocks(self.store.reduced, upto):
+                self.store.append_features(self.projection.keys(flatten_keys(keys)))
+        return self.projection
+
+    def _fit(self, method: Method) -> Projection | None:
+        """The compressor's projection, tried on one key so that a wrong width is named here."""
+        projection = method.compressor.fit(self.layer, self.moments)
+        if projection is not None:
+            keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
+            try:
+                projection.keys(keys)
+            except RuntimeError as error:
+                raise PresetError(
+                    f"the compressor does not fit layer {self.layer} of this model, whose folded "
+                    f"keys have {keys.shape[1]} dimensions",
+                    "it was made for another model",
+                ) from error
+        return projection

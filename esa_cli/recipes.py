@@ -1,0 +1,148 @@
+"""Whole methods by name: which selector, score, positions and windows a published method means.
+
+A selector alone is half a method: InfLLM is its blocks and its positions together. A recipe lays a
+method's settings over a preset at the preset's own token budget I + K + L, so that methods can be
+compared. Recipes register themselves where the method is written, built in or in a plugin.
+Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import registry
+from .errors import PluginError, PresetError, UsageError
+from .preset import Preset, merge, validated
+
+
+class Base(NamedTuple):
+    """What a recipe is laid over.
+
+    Args:
+        preset: model, prompt and token budget. length: tokens the document will have; 0: unknown.
+    """
+
+    preset: Preset
+    length: int = 0
+
+    @property
+    def stretch(self) -> float:
+        """How many times the trained window the document is long, at least 1."""
+        return max(1.0, self.length / self.preset.context)
+
+    def local_only(self) -> dict[str, int]:
+        """Windows that spend the whole budget on the most recent tokens."""
+        window = self.preset.window
+        return {"selected": 0, "local": window.selected + window.local}
+
+
+Settings = Callable[[Base], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method, described and made.
+
+    Args:
+        about: one line. source: the paper. cost: of one step, in the letters of `protocols`.
+        settings: what is laid over a preset. full: it attends to everything, whatever the budget.
+        origin: the module it stands in.
+    """
+
+    name: str
+    about: str
+    source: str
+    cost: str
+    settings: Settings
+    full: bool
+    origin: str
+
+
+_RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(
+    name: str, *, about: str, source: str, cost: str, full: bool = False
+) -> Callable[[Settings], Settings]:
+    """Decorator of the function that returns a method's settings; see `Recipe`.
+
+    Raises:
+        PluginError: the name is taken by another module.
+    """
+
+    def keep(settings: Settings) -> Settings:
+        known = _RECIPES.get(name)
+        if known is not None and known.origin != settings.__module__:
+            raise PluginError(
+                f"method {name!r} is already described by {known.origin}", "choose another name"
+            )
+        _RECIPES[name] = Recipe(name, about, source, cost, settings, full, settings.__module__)
+        return settings
+
+    return keep
+
+
+def known() -> list[Recipe]:
+    """Every recipe, built in and from plugins, by name."""
+    registry.load_entry_points()
+    return [_RECIPES[name] for name in sorted(_RECIPES)]
+
+
+def find(name: str) -> Recipe:
+    """The recipe of this name; a selector without one stands for itself in the preset's settings.
+
+    Raises:
+        UsageError: there is neither; the message names the nearest.
+    """
+    registry.load_entry_points()
+    if name in _RECIPES:
+        return _RECIPES[name]
+    selectors = registry.names("selector")
+    if name in selectors:
+        return Recipe(
+            name,
+            "the preset's settings with this selector",
+            registry.origin("selector", name),
+            "",
+            lambda base: {"selector": {"name": name}},
+            False,
+            registry.origin("selector", name),
+        )
+    hint = registry.nearest(name, [*_RECIPES, *selectors])
+    raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all")
+
+
+def apply(name: str, preset: Preset, length: int = 0) -> Preset:
+    """The preset with the method `name` at its token budget.
+
+    Args:
+        length: tokens the document will have; some position encodings stretch to it.
+
+    Raises:
+        UsageError: no such method. PresetError: its settings do not hold, or it takes more tokens.
+    """
+    found = find(name)
+    settings = found.settings(Base(preset, length))
+    made = validated(preset.name, merge(preset.model_dump(exclude={"name"}), settings))
+    if not found.full and budget(made) != budget(preset):
+        raise PresetError(
+            f"method {name!r} takes {budget(made)} tokens where the preset has {budget(preset)}",
+            "a recipe must keep initial + selected + local",
+        )
+    return made
+
+
+def budget(preset: Preset) -> int:
+    """Cached tokens attended to in a step: I + K + L."""
+    window = preset.window
+    return window.initial + window.selected + window.local
+
+
+def overrides(name: str, preset: Preset, length: int = 0) -> list[str]:
+    """The same as `KEY=VALUE` texts for `preset.load`."""
+    made = apply(name, preset, length).model_dump()
+    keys = ("window", "selector", "score", "compressor", "position", "reading")
+    return [f"{key}={json.dumps(made[key])}" for key in keys]
