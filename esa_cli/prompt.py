@@ -67,6 +67,21 @@ class PromptTokens:
         )
         return list(out["input_ids"])
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """First and last character of each token of a document; those of `head` are not in it."""
+        out = self.tokenizer(
+            text,
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        return [(int(low), int(high)) for low, high in out["offset_mapping"]]
+
+    def text(self, question: str, prime: str = "") -> str:
+        """What the model reads behind the document, as text."""
+        return self._between + self._lead + question + self._tail + prime
+
     def document(self, text: str) -> list[int]:
         """Ids of everything up to the end of the document."""
         return self.head() + self._ids(text, special=False)

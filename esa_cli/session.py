@@ -59,6 +59,7 @@ class Session:
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         self.attachment = attach(self.model, build.method(self.preset))
         self.cache = self.attachment.new_cache()
+        self._read_by = self.attachment.method
         self._ids: list[int] = []
         self._todo: list[int] = []
 
@@ -80,15 +81,21 @@ class Session:
         Raises:
             PresetError: the method does not hold, or needs another compressor than the reading's.
         """
-        old, new = self.attachment.method, build.method(preset)
+        old, new = self._read_by, build.method(preset)
         fits = new.score.features and new.compressor.fit_tokens > 0
-        if self._ids and (new.compressor != old.compressor or (fits and not old.score.features)):
+        other = new.score.features and new.compressor != old.compressor
+        if self._ids and (other or (fits and not old.score.features)):
             raise PresetError(
                 "the document was read for another compressor", "read it again with this preset"
             )
         self.attachment.method = new
         self.prompt = PromptTokens(self.tokenizer, preset.prompt)
         self.preset = preset
+
+    def forget(self) -> None:
+        """Drops what was read, and frees its memory."""
+        self.cache = self.attachment.new_cache()
+        self._ids, self._todo = [], []
 
     @property
     def document_tokens(self) -> int:
@@ -105,8 +112,8 @@ class Session:
         Args:
             text: the whole document. progress: called with (tokens read, tokens in all).
         """
-        self.cache = self.attachment.new_cache()
-        self._ids = []
+        self.forget()
+        self._read_by = self.attachment.method
         self._todo = self.prompt.document(text)
         self.resume(progress)
 

@@ -132,3 +132,38 @@ def test_characters_are_shown_whole(loaded: Any) -> None:
         streamer.put(torch.tensor([token]))
     streamer.end()
     assert shown == ["n", "é", "!"]
+
+
+def test_a_prime_stands_where_the_answer_begins(session: Session) -> None:
+    session.read(TEXT)
+    plain, primed = (session.prompt.question(QUESTION, prime) for prime in ("", "At nine"))
+    assert primed[: len(plain)] == plain
+    assert session.tokenizer.decode(primed[len(plain) :]) == "At nine"
+    answer = session.ask(QUESTION, prime="At nine")
+    assert answer.question_tokens == len(primed)
+    assert session.cache.get_seq_length() == session.document_tokens
+
+
+def test_a_prompt_without_chat_is_taken_to_the_letter(loaded: Any) -> None:
+    """A benchmark's own prompt: nothing of a template, no line break added or taken away."""
+    prompt = preset.Prompt(before="Read this.\n", after="{question}", chat=False)
+    tokens = PromptTokens(loaded.tokenizer, prompt)
+    ids = [*tokens.document("The text."), *tokens.question("\nQ: who? \nA:")]
+    assert loaded.tokenizer.decode(ids) == "Read this.\nThe text.\nQ: who? \nA:"
+
+
+def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
+    text = "Zwölf Käuze — und <|im_end|> sonst nichts.\n\nNo more."
+    ids, spans = session.prompt.document(text), session.prompt.offsets(text)
+    assert len(ids) == len(session.prompt.head()) + len(spans)
+    assert spans[0][0] == 0
+    assert spans[-1][1] == len(text)
+    assert all(low <= high for low, high in spans)
+
+
+def test_forgetting_frees_what_was_read(session: Session) -> None:
+    session.read(TEXT)
+    session.forget()
+    assert session.document_tokens == session.cache.nbytes == 0
+    with pytest.raises(UsageError, match="no document"):
+        session.ask(QUESTION)
