@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from esa_cli.encodings.infllm import InfLLM
+from esa_cli.encodings.interpolation import Interpolation
+from esa_cli.encodings.lm_infinite import LMInfinite
+from esa_cli.encodings.ntk import NTK, DynamicNTK
+from esa_cli.encodings.rerope import ReRoPE
+from esa_cli.encodings.streaming import Streaming
+from esa_cli.encodings.yarn import YaRN
 from esa_cli.positions import Contiguous, FixedDistance, TruePositions, consecutive
-from esa_cli.protocols import Positions
+from esa_cli.protocols import PositionEncoding, Positions
 
+STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]
+ENCODINGS = [
+    *(FixedDistance(70), Contiguous(), TruePositions()),
+    *(InfLLM(), LMInfinite(), Streaming(), ReRoPE(), *STRETCHED),
+]
 CASES = [(0, 1, 0), (0, 5, 9), (4, 1, 9), (4, 5, 9), (8, 8, 100)]
 AT = torch.tensor([0, 1, 2, 10, 11, 40, 57, 58])
 
@@ -22,11 +36,11 @@ def true_apart(local: int, chunk: int, start: int) -> torch.Tensor:
     return queries[:, None] - torch.arange(start - local, start + chunk)[None]
 
 
-@pytest.mark.parametrize("encoding", [FixedDistance(70), Contiguous(), TruePositions()])
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize(("local", "chunk", "start"), CASES)
 @pytest.mark.parametrize("far", [0, 3, 8])
 def test_near_tokens_are_as_far_as_they_are(
-    encoding: FixedDistance | Contiguous | TruePositions,
+    encoding: PositionEncoding,
     local: int,
     chunk: int,
     start: int,
@@ -74,8 +88,59 @@ def test_true_is_exact(local: int, chunk: int) -> None:
     assert torch.equal(near.query, far.query)
 
 
-@pytest.mark.parametrize("encoding", [FixedDistance(), Contiguous(), TruePositions()])
-def test_no_far_tokens(encoding: FixedDistance | Contiguous | TruePositions) -> None:
+@pytest.mark.parametrize("local", [0, 1, 4, 30])
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_one_fixed_distance_for_all_far_tokens(local: int, chunk: int) -> None:
+    """By the window's length, or w; whatever the scoring distance is."""
+    rules = {
+        InfLLM(77): max(local - 1, 0),
+        # Their minimum with all the tokens there are, less one.
+        LMInfinite(77): min(local, 100 + chunk - 1),
+        ReRoPE(77): 77,
+    }
+    for encoding, distance in rules.items():
+        far = encoding.far(AT, local, chunk, 100)
+        assert torch.equal(apart(far), torch.full((chunk, len(AT)), distance))
+        assert encoding.distance == 77
+
+
+@pytest.mark.parametrize("local", [0, 1, 4, 30])
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_streaming_puts_sinks_in_order_a_window_away(local: int, chunk: int) -> None:
+    sinks = torch.arange(6)
+    far = Streaming().far(sinks, local, chunk, 100)
+    assert far.key.tolist() == [0, 1, 2, 3, 4, 5]
+    assert far.query.tolist() == [local + 6 - 1] * chunk
+    # Selected tokens close up behind the sinks.
+    assert Streaming().far(AT, local, chunk, 100).key.tolist() == list(range(len(AT)))
+
+
+def test_rerope_reaches_as_far_as_w() -> None:
+    assert (ReRoPE().distance, ReRoPE().reach) == (512, 512)
+    assert ReRoPE(9).reach == 9
+
+
+def test_rerope_sharpens_queries_beyond_the_trained_window_only() -> None:
+    at = torch.tensor([0, 1, 14, 15, 16, 63, 255])
+    assert ReRoPE(9).sharpness(at).tolist() == [1.0] * 7
+    got = ReRoPE(9, trained=16).sharpness(at)
+    want = [max(1.0, math.log(i + 1) / math.log(16)) for i in at.tolist()]
+    torch.testing.assert_close(got, torch.tensor(want))
+    assert (got[:4] == 1).all()
+    assert (got[4:] > 1).all()
+    assert got[-1].item() == pytest.approx(2)
+
+
+@pytest.mark.parametrize("encoding", STRETCHED, ids=lambda one: type(one).__name__)
+def test_stretching_leaves_positions_true(encoding: PositionEncoding) -> None:
+    assert isinstance(encoding, TruePositions)
+    far, want = encoding.far(AT, 4, 5, 100), TruePositions().far(AT, 4, 5, 100)
+    assert torch.equal(far.query, want.query)
+    assert torch.equal(far.key, want.key)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda one: type(one).__name__)
+def test_no_far_tokens(encoding: PositionEncoding) -> None:
     far = encoding.far(torch.arange(0), 4, 5, 9)
     assert (far.query.shape, far.key.shape) == ((5,), (0,))
 

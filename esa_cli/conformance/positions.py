@@ -1,7 +1,8 @@
 """Checks of position encodings: positions exist for every shape of step, and order is kept.
 
 Required: shapes, a number type, finite, not negative, and no far query before a far key. Whether
-near tokens stand at their true distances is the encoding's own business.
+near tokens stand at their true distances is the encoding's own business. The optional members are
+checked where an encoding has them.
 """
 
 from __future__ import annotations
@@ -112,6 +113,76 @@ PLACED: dict[str, Callable[[Placed], str]] = {
 }
 
 
+QUERIES = {"the first tokens": (0, 8), "one token": (200, 1), "far on": (1_000_000, 40)}
+"""Absolute position of the first query and how many there are."""
+
+RATES = {
+    "short": (8, 10_000.0, 1),
+    "longer than any window": (128, 500_000.0, 10_000_000),
+    "D = 64": (64, 10_000.0, 30_000),
+}
+"""D, the base of the host's frequencies, and how many tokens are cached."""
+
+
+def _reach(encoding: Any) -> str:
+    value = encoding.reach
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return "" if whole else f"reach is {value!r}, not a whole number from 1"
+
+
+def _sharpness(encoding: Any, device: str, start: int, count: int) -> str:
+    at = torch.arange(start, start + count, device=device)
+    out, alone = encoding.sharpness(at), encoding.sharpness(at[-1:])
+    if not isinstance(out, Tensor) or out.shape != (count,):
+        return f"not one factor a query: {_kind(out)} for {count} queries"
+    if not out.is_floating_point():
+        return f"factors are {out.dtype}"
+    bad = int((~(out.isfinite() & (out > 0))).sum())
+    if bad:
+        return f"{bad} factors are not finite and above 0"
+    if not torch.allclose(out[-1:], alone):
+        return f"the last query's factor is {out[-1]:.3g}, but alone it has {alone.item():.3g}"
+    return ""
+
+
+def _frequencies(encoding: Any, device: str, dim: int, base: float, length: int) -> str:
+    inverse = base ** (-torch.arange(0, dim, 2, device=device) / dim)
+    before = inverse.clone()
+    out, factor = encoding.frequencies(inverse, 1.0, length)
+    again, _ = encoding.frequencies(before.clone(), 1.0, length)
+    if not torch.equal(inverse, before):
+        return "changes the frequencies it is given"
+    if not isinstance(out, Tensor) or out.shape != inverse.shape:
+        return f"not D / 2 = {dim // 2} frequencies: {_kind(out)}"
+    if not out.is_floating_point() or not bool((out.isfinite() & (out >= 0)).all()):
+        return "frequencies are not finite floats from 0"
+    if (
+        isinstance(factor, bool)
+        or not isinstance(factor, (int, float))
+        or not 0 < factor < torch.inf
+    ):
+        return f"the factor is {factor!r}, not a number above 0"
+    return "" if torch.equal(out, again) else "gives other frequencies the second time"
+
+
+def _kind(out: Any) -> str:
+    return f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+
+
+def _optional(encoding: Any, device: str) -> list[Finding]:
+    """Checks of the members that an encoding may have."""
+    findings: list[Finding] = []
+    if getattr(encoding, "reach", None) is not None:
+        findings.append(attempt("declares reach", partial(_reach, encoding)))
+    if getattr(encoding, "sharpness", None) is not None:
+        look = partial(_sharpness, encoding, device)
+        findings.append(each("sharpness (C,)", QUERIES, lambda queries: look(*queries)))
+    if getattr(encoding, "frequencies", None) is not None:
+        change = partial(_frequencies, encoding, device)
+        findings.append(each("frequencies (D / 2,)", RATES, lambda rates: change(*rates)))
+    return findings
+
+
 def check_position(encoding: Any, device: str) -> list[Finding]:
     """Every check of a position encoding; positions may be on any device."""
     if not isinstance(encoding, PositionEncoding):
@@ -136,4 +207,4 @@ def check_position(encoding: Any, device: str) -> list[Finding]:
     findings.append(each("shapes (C,), (L + C,) and (n,)", results, _shapes))
     whole = {case: placed for case, placed in results.items() if not _shapes(placed)}
     findings += [each(name, whole, complaint) for name, complaint in PLACED.items()]
-    return [*findings, attempt("deterministic", repeats)]
+    return [*findings, attempt("deterministic", repeats), *_optional(encoding, device)]

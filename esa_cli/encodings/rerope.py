@@ -1,0 +1,50 @@
+"""ReRoPE's positions: distances min(i - j, w), and queries that grow with the log of their place.
+
+    far        query at w, keys at 0
+    near       true distances, cut off at w by `reach`
+    sharpness  query i times max(1, ln(i + 1) / ln L_train)
+Exact where L holds at least w tokens, or everything is near: far tokens closer than w are put at w.
+Source: Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023. The ESA paper takes the distances
+and does not mention the factor, so it is off unless `trained` is given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..positions import FixedDistance
+from ..registry import register
+
+
+@register("position", "rerope")
+@dataclass(frozen=True)
+class ReRoPE(FixedDistance):
+    """Nothing is further away than w.
+
+    Args:
+        distance: w, in tokens. trained: L_train of the sharpness, the model's trained window in
+            tokens; 0: queries stay as they are.
+    """
+
+    distance: int = 512
+    trained: int = 0
+
+    def __post_init__(self) -> None:
+        if self.distance < 1:
+            raise ValueError("distance must be at least 1")
+        if self.trained < 0 or self.trained == 1:
+            raise ValueError("trained must be 0, or the model's window in tokens")
+
+    @property
+    def reach(self) -> int:
+        return self.distance
+
+    def sharpness(self, at: Tensor) -> Tensor:
+        """(C,) factors of the queries at absolute positions `at` (C,)."""
+        if not self.trained:
+            return torch.ones(at.shape, device=at.device)
+        return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)

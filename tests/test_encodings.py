@@ -1,0 +1,422 @@
+"""Encodings of the baselines against loops, and against transformers' frequencies and models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conftest import VOCABULARY, ModelFactory, build_rope
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from esa_cli import recipes, registry
+from esa_cli.attention import Attention, LayerMemory
+from esa_cli.conformance import check
+from esa_cli.encodings.infllm import InfLLM
+from esa_cli.encodings.interpolation import Interpolation
+from esa_cli.encodings.lm_infinite import LMInfinite
+from esa_cli.encodings.ntk import NTK, DynamicNTK
+from esa_cli.encodings.rerope import ReRoPE
+from esa_cli.encodings.streaming import Streaming
+from esa_cli.encodings.yarn import YaRN
+from esa_cli.errors import PresetError
+from esa_cli.method import Method, Window
+from esa_cli.methods.full import Full
+from esa_cli.positions import TruePositions
+from esa_cli.preset import Preset
+from esa_cli.protocols import PositionEncoding
+from esa_cli.seam import attach
+from esa_cli.store import LayerStore
+
+NAMES = [
+    *("infllm", "streaming", "lm-infinite", "rerope"),
+    *("interpolation", "ntk", "ntk-dynamic", "yarn"),
+]
+HEADS, GROUPS, DIM, COUNT, SCALE = 6, 2, 8, 38, 0.4
+LENGTH, TRAINED = 70, 32
+THETA = 10_000.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conforms(name: str) -> None:
+    assert [finding for finding in check("position", name, {}) if not finding.passed] == []
+
+
+# One layer in loops: apart(i, j) is how far key j stands before query i, None where i does not
+# see j; weight(i) is what query i is multiplied by.
+
+Apart = Callable[[int, int], int | None]
+
+
+def attended(
+    method: Method, pieces: tuple[int, ...], apart: Apart, weight: Callable[[int], float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention (H, COUNT, D) fed up to each of `pieces` in turn, and the same in loops."""
+    q, k, v = (torch.randn(n, COUNT, DIM) * 1.5 for n in (HEADS, GROUPS, GROUPS))
+    memory = LayerMemory(0, LayerStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
+    attention, got, at = Attention(method, build_rope(DIM), SCALE), [], 0
+    for upto in pieces:
+        memory.store.append(k[:, at:upto], v[:, at:upto])
+        got.append(attention(memory, q[:, at:upto]))
+        at = upto
+    want: list[Any] = [[] for _ in range(HEADS)]
+    queries, keys, values = (reference.plain(x) for x in (q, k, v))
+    for h, head in enumerate(queries):
+        group = reference.group_of(h, HEADS, GROUPS)
+        for i, query in enumerate(head):
+            logits, seen = [], []
+            for j in range(i + 1):
+                distance = apart(i, j)
+                if distance is not None:
+                    turned = reference.rotate(query, distance)
+                    logits.append(SCALE * weight(i) * reference.dot(turned, keys[group][j]))
+                    seen.append(values[group][j])
+            want[h].append(reference.softmax_over(logits, seen, DIM)[0])
+    return torch.cat(got, dim=1), torch.tensor(want)
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want.to(got), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("pieces", [(COUNT,), (20, *range(21, COUNT + 1)), (13, 14, 30, COUNT)])
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("w", "trained", "dense"),
+    [(6, 0, 0), (6, 0, 1000), (6, 16, 0), (6, 16, 1000), (1, 16, 0), (1000, 0, 1000)],
+)
+def test_rerope_is_attention_at_clipped_distances(
+    w: int, trained: int, dense: int, chunk: int, pieces: tuple[int, ...]
+) -> None:
+    """Near tokens alone, or far ones where L holds at least w tokens."""
+    window = Window(initial=3, selected=1000, local=7, chunk=chunk, dense=dense)
+    got, want = attended(
+        Method(window=window, position=ReRoPE(w, trained)),
+        pieces,
+        lambda i, j: min(i - j, w),
+        lambda i: max(1.0, math.log(i + 1) / math.log(trained)) if trained else 1.0,
+    )
+    same(got, want)
+
+
+FIXED: dict[str, tuple[PositionEncoding, Callable[[int, int], int]]] = {
+    "infllm": (InfLLM(77), lambda far, j: 5 - 1),
+    "lm-infinite": (LMInfinite(77), lambda far, j: 5),
+    "streaming": (Streaming(77), lambda far, j: 5 + far - 1 - j),
+}
+"""The encoding, and the distance at L = 5 of far token j, the far tokens being 0 .. far - 1."""
+
+
+@pytest.mark.parametrize("decoded", [0, 6])
+@pytest.mark.parametrize("selected", [0, 1000])
+@pytest.mark.parametrize("chunk", [1, 5, 7])
+@pytest.mark.parametrize("name", FIXED)
+def test_far_tokens_stand_where_they_are_said_to(
+    name: str, chunk: int, selected: int, decoded: int
+) -> None:
+    encoding, distance = FIXED[name]
+    read = COUNT - decoded
+
+    def apart(i: int, j: int) -> int | None:
+        # The short chunk comes first, so borders are counted from the end of what is read at once.
+        start = i if i >= read else max(0, read - chunk * math.ceil((read - i) / chunk))
+        near = start - 5 if start > 9 else 0
+        far = near if selected else min(4, near)
+        if j >= near:
+            return i - j
+        return distance(far, j) if j < far else None
+
+    window = Window(initial=4, selected=selected, local=5, chunk=chunk, dense=9)
+    pieces = tuple(range(read, COUNT + 1))
+    got, want = attended(Method(window=window, position=encoding), pieces, apart, lambda i: 1.0)
+    same(got, want)
+
+
+# Frequencies.
+
+
+def plain_rates(dim: int, theta: float) -> torch.Tensor:
+    return build_rope(
+        dim, rope_parameters={"rope_type": "default", "rope_theta": theta}
+    ).frequencies[0]
+
+
+def their_rates(
+    kind: str, dim: int, theta: float, trained: int, length: int | None = None, **rope: Any
+) -> tuple[torch.Tensor, float]:
+    """What transformers computes."""
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = trained
+    config = LlamaConfig(
+        hidden_size=dim,
+        num_attention_heads=1,
+        head_dim=dim,
+        max_position_embeddings=trained,
+        rope_parameters={"rope_type": kind, "rope_theta": theta, **rope},
+    )
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+
+
+def equal_rates(got: tuple[torch.Tensor, float], want: tuple[torch.Tensor, float]) -> None:
+    assert got[0].dtype == torch.float32
+    torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=0)
+    assert got[1] == pytest.approx(want[1], rel=1e-12)
+
+
+DIMS = [4, 64, 80, 128]
+THETAS = [100.0, 10_000.0, 5_000_000.0]
+FACTORS = [1.0, 1.5, 32.0]
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("theta", THETAS)
+@pytest.mark.parametrize("dim", DIMS)
+class TestFrequenciesAreThoseOfTransformers:
+    def test_interpolation(self, dim: int, theta: float, factor: float) -> None:
+        got = Interpolation(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
+        equal_rates(got, their_rates("linear", dim, theta, 2048, factor=factor))
+
+    def test_ntk(self, dim: int, theta: float, factor: float) -> None:
+        """A model that was made with the larger base; and the dynamic form with factor 1, at the
+        length where its stretch is s."""
+        got = NTK(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)
+        larger = theta * factor ** (dim / (dim - 2))
+        equal_rates(got, (plain_rates(dim, larger), 1.0))
+        length = round(2048 * factor)
+        equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=1.0))
+        slowest = Interpolation(factor=factor).frequencies(plain_rates(dim, theta), 1.0, 100)[0][-1]
+        torch.testing.assert_close(got[0][-1], slowest, rtol=1e-6, atol=0)
+
+    def test_ntk_dynamic(self, dim: int, theta: float, factor: float) -> None:
+        inverse, encoding = plain_rates(dim, theta), DynamicNTK(factor=factor, trained=2048)
+        for length in (1, 2047, 2048, 2049, 5000, 262_144):
+            got = encoding.frequencies(inverse, 1.0, length)
+            equal_rates(got, their_rates("dynamic", dim, theta, 2048, length, factor=factor))
+            assert torch.equal(got[0], inverse) == (length <= 2048)
+
+    @pytest.mark.parametrize("beta", [{}, {"beta_fast": 8.0, "beta_slow": 2.0}], ids=str)
+    def test_yarn(self, dim: int, theta: float, factor: float, beta: dict[str, float]) -> None:
+        """Also where the ramp's bounds meet, or are the wrong way round."""
+        for trained in (3, 7, 32, 2048, 8192, 32_768):
+            encoding = YaRN(factor=factor, trained=trained, **beta)
+            got = encoding.frequencies(plain_rates(dim, theta), 1.0, 100)
+            equal_rates(got, their_rates("yarn", dim, theta, trained, factor=factor, **beta))
+
+
+def test_yarn_keeps_fast_frequencies_and_divides_slow_ones() -> None:
+    """The shape its paper draws."""
+    inverse = plain_rates(128, THETA)
+    made, factor = YaRN(factor=8.0, trained=4096).frequencies(inverse, 1.0, 100)
+    turns = 4096 * inverse / (2 * math.pi)
+    torch.testing.assert_close(made[turns > 40], inverse[turns > 40])
+    torch.testing.assert_close(made[turns < 0.8], inverse[turns < 0.8] / 8)
+    between = (made / inverse)[(turns > 1.3) & (turns < 25)]
+    assert ((between > 1 / 8) & (between < 1)).all()
+    assert factor == pytest.approx(1 + 0.1 * math.log(8))
+
+
+SCALED = {
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": THETA,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": THETA,
+        "factor": 4.0,
+        "original_max_position_embeddings": TRAINED,
+    },
+    "linear": {"rope_type": "linear", "rope_theta": THETA, "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("encoding", [NTK(), DynamicNTK(), YaRN()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("kind", SCALED)
+def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
+    inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
+    with pytest.raises(PresetError, match="no plain series"):
+        encoding.frequencies(inverse, factor, 1)
+
+
+@pytest.mark.parametrize("rates", [[1.0], [1.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.1, 0.2]])
+def test_what_is_no_series_is_refused(rates: list[float]) -> None:
+    with pytest.raises(PresetError, match="no plain series"):
+        NTK().frequencies(torch.tensor(rates), 1.0, 1)
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_interpolation_divides_any_frequencies(kind: str) -> None:
+    inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
+    got, kept = Interpolation(factor=2.0).frequencies(inverse, factor, 1)
+    assert torch.equal(got, inverse / 2)
+    assert kept == factor
+
+
+@pytest.mark.parametrize("encoding", [NTK(), DynamicNTK(), YaRN()], ids=lambda x: type(x).__name__)
+def test_frequencies_in_half_precision_still_are_a_series(encoding: Any) -> None:
+    """What `model.bfloat16()` leaves of them."""
+    inverse = plain_rates(128, 500_000.0)
+    want = encoding.frequencies(inverse, 1.0, 30_000)[0]
+    got = encoding.frequencies(inverse.bfloat16(), 1.0, 30_000)[0]
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "interpolation", "factor": 0.5}, "factor must be at least 1"),
+        ({"name": "ntk", "factor": float("inf")}, "factor must be at least 1"),
+        ({"name": "ntk-dynamic", "factor": 0}, "factor must be at least 1"),
+        ({"name": "ntk-dynamic", "trained": 0}, "trained must be at least 1"),
+        ({"name": "yarn", "factor": -1}, "factor must be at least 1"),
+        ({"name": "yarn", "trained": -5}, "trained must be at least 1"),
+        ({"name": "yarn", "beta_slow": 40.0}, "beta_fast not below it"),
+        ({"name": "yarn", "beta_slow": 0.0}, "beta_slow must be above 0"),
+        ({"name": "rerope", "distance": 0}, "distance must be at least 1"),
+        ({"name": "rerope", "trained": 1}, "trained must be 0"),
+    ],
+    ids=str,
+)
+def test_senseless_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PresetError, match=message):
+        registry.build("position", options)
+
+
+# Whole models: one made with the scaling and stock attention, one without it and ours attached.
+
+
+def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, VOCABULARY, (1, count), generator=generator)
+
+
+def everything(position: PositionEncoding, chunk: int, dense: int | None) -> Method:
+    window = Window(initial=5, selected=3, local=11, chunk=chunk, dense=dense)
+    return Method(window=window, selector=Full(), position=position)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=3e-5, atol=3e-5)
+
+
+STATIC: dict[str, tuple[PositionEncoding, dict[str, Any]]] = {
+    "yarn": (YaRN(factor=4.0, trained=TRAINED), SCALED["yarn"]),
+    "linear": (Interpolation(factor=4.0), SCALED["linear"]),
+    "ntk": (
+        NTK(factor=4.0),
+        {"rope_type": "default", "rope_theta": THETA * 4 ** (DIM / (DIM - 2))},
+    ),
+}
+
+
+@pytest.mark.parametrize("dense", [None, 0])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("kind", STATIC)
+def test_a_plain_model_with_the_encoding_is_a_scaled_model(
+    make_model: ModelFactory, kind: str, chunk: int, dense: int | None
+) -> None:
+    encoding, rope = STATIC[kind]
+    plain, ids = make_model("llama"), tokens()
+    want = make_model("llama", rope_parameters=rope)(ids).logits
+    assert not torch.allclose(plain(ids).logits, want, atol=1e-2)
+    with attach(plain, everything(encoding, chunk, dense)) as attached:
+        close(plain(ids, past_key_values=attached.new_cache()).logits, want)
+
+
+@pytest.mark.parametrize("dense", [None, 0])
+@pytest.mark.parametrize("kind", STATIC)
+def test_the_same_when_decoding_and_cropping(
+    make_model: ModelFactory, kind: str, dense: int | None
+) -> None:
+    encoding, rope = STATIC[kind]
+    plain, ids = make_model("llama"), tokens()
+    want = make_model("llama", rope_parameters=rope)(ids).logits
+    with attach(plain, everything(encoding, 7, dense)) as attached:
+        cache = attached.new_cache()
+        first = [plain(ids[:, :50], past_key_values=cache).logits]
+        first += [plain(ids[:, at : at + 1], past_key_values=cache).logits for at in range(50, 60)]
+        close(torch.cat(first, dim=1), want[:, :60])
+        cache.crop(-25)
+        plain(tokens(20, seed=8), past_key_values=cache)
+        cache.crop(-20)
+        again = [plain(ids[:, at : at + 1], past_key_values=cache).logits for at in range(35, 45)]
+        again.append(plain(ids[:, 45:], past_key_values=cache).logits)
+        close(torch.cat(again, dim=1), want[:, 35:])
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": THETA, "factor": 3.0}
+
+
+@pytest.mark.parametrize("count", [40, 48, 49, LENGTH])
+def test_dynamic_ntk_in_one_forward_call(make_model: ModelFactory, count: int) -> None:
+    """transformers takes the length of the whole call, so the whole has to be one chunk."""
+    ids, encoding = tokens(count), DynamicNTK(factor=3.0, trained=48)
+    plain = make_model("llama", max_position_embeddings=48)
+    want = make_model("llama", max_position_embeddings=48, rope_parameters=DYNAMIC)(ids).logits
+    stock = plain(ids).logits
+    assert torch.allclose(stock, want, atol=1e-5) == (count <= 48)
+    with attach(plain, everything(encoding, 1000, None)) as attached:
+        close(plain(ids, past_key_values=attached.new_cache()).logits, want)
+
+
+@pytest.mark.parametrize("dense", [1000, 0])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_dynamic_ntk_in_chunks_is_that_of_each_chunks_end(
+    make_model: ModelFactory, chunk: int, dense: int
+) -> None:
+    """In a model of one layer a chunk's logits are those of a call that ends with it."""
+    config = {"num_hidden_layers": 1, "max_position_embeddings": 48}
+    plain, ids = make_model("llama", **config), tokens()
+    theirs = make_model("llama", rope_parameters=DYNAMIC, **config)
+    encoding = DynamicNTK(factor=3.0, trained=48)
+    with attach(plain, everything(encoding, chunk, dense)) as attached:
+        cache = attached.new_cache()
+        read = plain(ids[:, :63], past_key_values=cache).logits
+        for stop in range(chunk, 64, chunk):
+            close(read[:, stop - chunk : stop], theirs(ids[:, :stop]).logits[:, -chunk:])
+        for stop in range(64, LENGTH + 1):
+            answer = plain(ids[:, stop - 1 : stop], past_key_values=cache).logits
+            close(answer, theirs(ids[:, :stop]).logits[:, -1:])
+
+
+def test_a_scaled_model_says_what_is_wrong(make_model: ModelFactory) -> None:
+    model = make_model("llama", rope_parameters=SCALED["llama3"])
+    with attach(model, everything(YaRN(), 7, None)) as attached:
+        cache = attached.new_cache()
+        with pytest.raises(PresetError, match="no plain series"):
+            model(tokens(), past_key_values=cache)
+
+
+# Recipes.
+
+PRESET = Preset(name="any", model="any", context=8192)
+
+
+@pytest.mark.parametrize("name", ["origin", "interpolation", "ntk", "ntk-dynamic", "yarn"])
+@pytest.mark.parametrize(
+    ("length", "factor"), [(0, 1), (100, 1), (8192, 1), (8193, 2), (32_768, 4), (32_769, 5)]
+)
+def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
+    made = recipes.apply(name, PRESET, length)
+    assert recipes.find(name).full
+    assert made.selector == {"name": "full"}
+    assert not registry.build("score", made.score).features, "nothing is scored or reduced"
+    assert made.reading == "select"
+    assert made.window == PRESET.window
+    encoding = registry.build("position", made.position)
+    if name == "origin":
+        assert encoding == TruePositions()
+        return
+    assert made.position["name"] == name
+    assert encoding.factor == factor
+    assert getattr(encoding, "trained", 8192) == 8192
+    assert ("trained" in made.position) == (name in ("yarn", "ntk-dynamic"))
