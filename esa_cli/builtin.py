@@ -1,5 +1,13 @@
 """Registers the built-in methods, through the same door as any plugin."""
 
-from . import compressors, consensus, positions, scores, selectors
+from . import compressors, consensus, encodings, methods, positions, scores, selectors
 
-__all__ = ["compressors", "consensus", "positions", "scores", "selectors"]
+__all__ = [
+    "compressors",
+    "consensus",
+    "encodings",
+    "methods",
+    "positions",
+    "scores",
+    "selectors",
+]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +82,13 @@ def _roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     return vectors * roots @ vectors.T, vectors / roots @ vectors.T
 
 
+def _means(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Mean second moments of the queries and of the keys seen, each (F, F)."""
+    assert moments.queries is not None, "no tokens seen"
+    assert moments.keys is not None, "no tokens seen"
+    return moments.queries / moments.count, moments.keys / moments.count
+
+
 def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     """The best rank-R pair under Eq. 6, by the SVD of Sq^(1/2) Sk^(1/2).
 
@@ -92,15 +98,33 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     Args:
         rank: R, at most F. ridge: added to the spectra, relative to their largest value.
     """
-    assert moments.queries is not None, "no tokens seen"
-    assert moments.keys is not None, "no tokens seen"
-    q_root, q_inverse = _roots(moments.queries / moments.count, ridge)
-    k_root, k_inverse = _roots(moments.keys / moments.count, ridge)
+    query_moment, key_moment = _means(moments)
+    q_root, q_inverse = _roots(query_moment, ridge)
+    k_root, k_inverse = _roots(key_moment, ridge)
     u, s, v = torch.linalg.svd(q_root @ k_root)
     weight = s[:rank].sqrt()
     return Linear(
         (q_inverse @ u[:, :rank] * weight).float(), (k_inverse @ v[:rank].T * weight).float()
     )
+
+
+def spectrum(moments: Moments) -> Tensor:
+    """Singular values (F,) of Sq^(1/2) Sk^(1/2), descending: the sum of the squares from R on is
+    the error of Eq. 6 that `closed_form` leaves at rank R, per pair of a query and a key."""
+    query_root, key_root = (_roots(moment, 0.0)[0] for moment in _means(moments))
+    values: Tensor = torch.linalg.svdvals(query_root @ key_root)
+    return values
+
+
+def pca(moments: Moments, rank: int) -> Linear:
+    """Queries and keys both projected on the R directions in which the keys are largest.
+
+    The eigenvectors of the keys' second moment, not centred: a mean that all keys share is a
+    direction like any other. The paper's Section 4 compares its maps with this.
+    """
+    _, vectors = torch.linalg.eigh(_means(moments)[1])
+    directions = vectors.flip(1)[:, :rank].float()
+    return Linear(directions, directions)
 
 
 @register("compressor", "closed-form")
@@ -121,32 +145,56 @@ class ClosedForm:
         if self.rank < 1 or self.fit_tokens < 1:
             raise ValueError("rank and fit_tokens must be at least 1")
 
-    def fit(self, layer: int, moments: Moments) -> Projection | None:
+    def _rank(self, moments: Moments) -> int:
         assert moments.queries is not None, "no tokens seen"
-        return closed_form(moments, min(self.rank, moments.queries.shape[0]))
+        return min(self.rank, moments.queries.shape[0])
+
+    def fit(self, layer: int, moments: Moments) -> Projection | None:
+        return closed_form(moments, self._rank(moments))
+
+
+@register("compressor", "pca")
+@dataclass(frozen=True)
+class Pca(ClosedForm):
+    """As `closed-form`, with the same settings, but by the keys alone; what the paper compares."""
+
+    def fit(self, layer: int, moments: Moments) -> Projection | None:
+        return pca(moments, self._rank(moments))
 
 
 @register("compressor", "learned")
 @dataclass(frozen=True)
 class Learned:
-    """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R)."""
+    """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
+
+    R may differ from layer to layer. `esa calibrate` writes such files.
+    """
 
     file: str
     fit_tokens: int = field(default=0, init=False)
 
     @cached_property
-    def _weights(self) -> dict[str, Tensor]:
+    def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        from safetensors import safe_open
         from safetensors.torch import load_file
 
-        path = Path(self.file).expanduser()
-        if not path.is_file():
-            raise PresetError(
-                f"no compressor file {path}", "give compressor.file a path that exists"
-            )
         try:
-            return load_file(path)
+            path = Path(self.file).expanduser()
+        except RuntimeError as error:  # ~somebody who is not a user here
+            raise PresetError(f"no compressor file {self.file}: {error}", _NO_FILE) from error
+        if not path.is_file():
+            raise PresetError(f"no compressor file {path}", _NO_FILE)
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+            return load_file(path), metadata
         except Exception as error:
             raise PresetError(f"{path} is not a safetensors file: {error}", "") from error
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself; see `calibrate.fingerprint` for the model it is for."""
+        return self._contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         """The file's maps of `layer`.
@@ -154,8 +202,9 @@ class Learned:
         Raises:
             PresetError: the file has none, or two that do not belong together.
         """
+        weights = self._contents[0]
         try:
-            pair = [self._weights[f"layers.{layer}.{name}"] for name in ("query_map", "key_map")]
+            pair = [weights[f"layers.{layer}.{name}"] for name in ("query_map", "key_map")]
         except KeyError as error:
             raise PresetError(
                 f"{self.file} has no {error.args[0]}", "it was made for another model"
@@ -166,12 +215,18 @@ class Learned:
         return Linear(*pair)
 
 
-def save_learned(path: str | Path, layers: list[Linear]) -> None:
-    """Writes maps for `Learned`; the same names, one pair a layer."""
+_NO_FILE = "give compressor.file a path that exists"
+
+
+def save_learned(
+    path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes maps for `Learned`: one pair a layer, and what the file says of itself."""
     from safetensors.torch import save_file
 
-    weights: dict[str, Any] = {}
+    weights: dict[str, Tensor] = {}
     for i, maps in enumerate(layers):
-        weights[f"layers.{i}.query_map"] = maps.query_map.contiguous()
-        weights[f"layers.{i}.key_map"] = maps.key_map.contiguous()
-    save_file(weights, str(path))
+        # Copies: PCA has one map for both, which safetensors takes for a mistake.
+        weights[f"layers.{i}.query_map"] = maps.query_map.clone().contiguous()
+        weights[f"layers.{i}.key_map"] = maps.key_map.clone().contiguous()
+    save_file(weights, str(path), metadata=metadata)

@@ -39,6 +39,9 @@ class Base(NamedTuple):
         return {"selected": 0, "local": window.selected + window.local}
 
 
+OWN_SCORE: dict[str, Any] = {"score": {"name": "vote"}}
+"""For selectors that score by themselves: `vote` needs no reduced keys, so none are made."""
+
 Settings = Callable[[Base], dict[str, Any]]
 
 

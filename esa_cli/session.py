@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import build
+from .calibrate import fingerprint
 from .errors import PresetError, UsageError
 from .models.quiet import quiet_transformers
 from .preset import Preset
@@ -47,7 +48,8 @@ class Session:
         model, tokenizer: of transformers. preset: method, prompt and generation settings.
 
     Raises:
-        ModelError: the model cannot be supported. PresetError: the method does not hold.
+        ModelError: the model cannot be supported. PresetError: the method does not hold, or its
+            compressor was made for another model.
     """
 
     model: Any
@@ -57,7 +59,9 @@ class Session:
 
     def __post_init__(self) -> None:
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
-        self.attachment = attach(self.model, build.method(self.preset))
+        method = build.method(self.preset)
+        fingerprint.check(method.compressor, self.model)
+        self.attachment = attach(self.model, method)
         self.cache = self.attachment.new_cache()
         self._read_by = self.attachment.method
         self._ids: list[int] = []
@@ -82,6 +86,7 @@ class Session:
             PresetError: the method does not hold, or needs another compressor than the reading's.
         """
         old, new = self._read_by, build.method(preset)
+        fingerprint.check(new.compressor, self.model)
         fits = new.score.features and new.compressor.fit_tokens > 0
         other = new.score.features and new.compressor != old.compressor
         if self._ids and (other or (fits and not old.score.features)):

@@ -1,4 +1,4 @@
-"""Folding, the closed form of Eq. 6, and maps from a file."""
+"""Folding, the closed form of Eq. 6, PCA, and maps from a file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from esa_cli.compressors import (
     Linear,
     Moments,
     NoCompression,
+    Pca,
     closed_form,
     flatten_keys,
     fold,
+    pca,
     save_learned,
+    spectrum,
 )
 from esa_cli.errors import PresetError
 
@@ -154,10 +157,55 @@ def test_closed_form_fit_takes_at_most_the_dimensions_there_are() -> None:
     assert maps.query_map.shape == (WIDTH, WIDTH)
 
 
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_the_spectrum_says_what_a_rank_leaves(rank: int) -> None:
+    queries, keys = samples()
+    moments = moments_of(queries, keys)
+    values = spectrum(moments)
+    assert values.shape == (WIDTH,)
+    assert bool((values[:-1] >= values[1:]).all())
+    left = values[rank:].square().sum().item() * SAMPLES**2
+    assert left == pytest.approx(error(queries, keys, closed_form(moments, rank)), rel=1e-2)
+
+
+@pytest.mark.parametrize("rank", [1, 4, WIDTH])
+def test_pca_is_the_svd_of_the_keys(rank: int) -> None:
+    """The same plane: a direction's sign, and turns inside the plane, change no product."""
+    queries, keys = samples()
+    maps = pca(moments_of(queries, keys), rank)
+    directions = torch.linalg.svd(keys.double(), full_matrices=False).Vh[:rank].T
+    plane = maps.key_map.double()
+    assert plane.shape == (WIDTH, rank)
+    torch.testing.assert_close(plane @ plane.T, directions @ directions.T, rtol=0, atol=1e-4)
+    assert torch.equal(maps.query_map, maps.key_map)
+
+
+def test_pca_takes_its_directions_from_the_keys_alone() -> None:
+    queries, keys = samples()
+    maps, other = (pca(moments_of(q, keys), 3) for q in (queries, torch.randn_like(queries)))
+    assert torch.equal(maps.key_map, other.key_map)
+    assert error(queries, keys, maps) > error(
+        queries, keys, closed_form(moments_of(queries, keys), 3)
+    )
+
+
+def test_pca_fits_as_closed_form_does() -> None:
+    queries, keys = samples()
+    moments = moments_of(queries, keys)
+    maps = Pca(rank=1000, fit_tokens=SAMPLES).fit(0, moments)
+    assert isinstance(maps, Linear)
+    assert maps.key_map.shape == (WIDTH, WIDTH)
+    torch.testing.assert_close(
+        maps.queries(queries) @ maps.keys(keys).T, queries @ keys.T, rtol=1e-3, atol=1e-3
+    )
+    assert Pca(4, 8) != ClosedForm(4, 8), "a session asks whether two compressors are the same"
+
+
+@pytest.mark.parametrize("kind", [ClosedForm, Pca])
 @pytest.mark.parametrize("options", [{"rank": 0}, {"fit_tokens": 0}, {"rank": -1}])
-def test_closed_form_refuses_nonsense(options: dict[str, int]) -> None:
+def test_nonsense_is_refused(kind: type, options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        ClosedForm(**options)
+        kind(**options)
 
 
 def test_no_compression_fits_nothing() -> None:
@@ -183,9 +231,34 @@ def test_learned_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert found.keys(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_learned_file_is_missing(tmp_path: Path) -> None:
+def test_learned_layers_may_differ_in_rank_and_share_a_map(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    same = torch.randn(WIDTH, 5)
+    save_learned(path, [Linear(torch.randn(WIDTH, 2), torch.randn(WIDTH, 2)), Linear(same, same)])
+    widths = []
+    for layer in range(2):
+        found = Learned(str(path)).fit(layer, Moments())
+        assert found is not None
+        widths.append(found.keys(torch.randn(3, WIDTH)).shape[1])
+    assert widths == [2, 5]
+
+
+def test_learned_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    layers = [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))]
+    save_learned(path, layers)
+    assert Learned(str(path)).metadata == {}
+    save_learned(path, layers, {"fingerprint": "a llama", "method": "pca"})
+    assert Learned(str(path)).metadata == {"fingerprint": "a llama", "method": "pca"}
+
+
+@pytest.mark.parametrize("name", ["none.safetensors", "~nosuchuser/maps.safetensors", "."])
+def test_learned_file_is_missing(name: str, tmp_path: Path) -> None:
+    file = name if name.startswith("~") else str(tmp_path / name)
     with pytest.raises(PresetError, match="no compressor file"):
-        Learned(str(tmp_path / "none.safetensors")).fit(0, Moments())
+        Learned(file).fit(0, Moments())
+    with pytest.raises(PresetError, match="no compressor file"):
+        _ = Learned(file).metadata
 
 
 def test_learned_file_is_something_else(tmp_path: Path) -> None:

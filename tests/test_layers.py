@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "esa_cli"
 LAYERS: list[list[str]] = [
     ["__init__"],  # the version; the public names are looked up when they are used
     ["errors"],
-    ["supported", "western"],
+    ["supported", "western", "machine"],
     [
         "kernels",
         "rows",
@@ -40,8 +40,9 @@ LAYERS: list[list[str]] = [
     ["attention", "builtin"],
     ["cache", "plan", "conformance"],
     ["seam"],
+    ["calibrate"],
     ["session"],
-    ["report", "selftest", "calibrate", "bench"],
+    ["report", "selftest", "bench"],
     ["cli"],
     ["__main__"],
 ]

@@ -8,7 +8,7 @@ import typer
 import typer.main
 
 from .. import __version__
-from . import ask, doctor, models, plan, plugins, presets
+from . import ask, calibrate, compare, doctor, methods, models, plan, plugins, presets, selftest
 
 app = typer.Typer(
     name="esa",
@@ -19,6 +19,10 @@ app = typer.Typer(
 )
 app.command("ask")(ask.ask)
 app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
+app.command("selftest")(selftest.selftest)
+app.command("methods")(methods.methods)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(presets.app, name="presets")
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(models.app, name="models")

@@ -149,10 +149,7 @@ def _answer(
     from ..models.quiet import quiet_transformers
     from ..session import Session
 
-    _check_supported(ready.folder)
-    loaded = models.load(
-        ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
-    )
+    loaded = load(ready, request, reporter)
     with quiet_transformers(), Session(loaded.model, loaded.tokenizer, ready.preset) as session:
         timing.load_s = timing.lap()
         with reporter.reading(ready.plan.tokens, ready.plan.seconds) as progress:
@@ -178,6 +175,14 @@ def _answer(
         reporter.note(_summary(result))
         if answer.cut:
             reporter.note("the answer was cut off; --max-new-tokens allows a longer one")
+
+
+def load(ready: Prepared, request: Request, reporter: Reporter) -> Any:
+    """The model and its tokenizer. Raises ModelError, ResourceError."""
+    _check_supported(ready.folder)
+    return models.load(
+        ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
+    )
 
 
 def _without_margin(reporter: Reporter) -> Any:

@@ -1,0 +1,126 @@
+"""One calibration from end to end, for whoever shows its progress: open, collect, study, save."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, build
+from ..compressors import Learned, save_learned
+from ..errors import PresetError, UsageError
+from ..method import Method
+from ..models.load import LoadedModel
+from ..preset import Preset
+from ..prompt import PromptTokens
+from ..seam import attach
+from .collect import Progress, collect, uncompressed
+from .fingerprint import KEY, Fingerprint, fingerprint
+from .fit import Fitting
+from .shards import Shards, open_folder
+from .study import Study, choose_ranks, study
+
+LEAST = 64
+"""Fewer tokens than this cannot be divided into what is fitted on and what is held out."""
+DEFAULT_RANK = 48
+_MADE_BY = "esa_version"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text, a model, and the folder that keeps what was read.
+
+    `settings` is all that shapes what is read, as JSON.
+    """
+
+    loaded: LoadedModel
+    preset: Preset
+    method: Method
+    ids: list[int]
+    shards: Shards
+    of_model: Fingerprint
+    settings: dict[str, Any]
+
+    def collect(self, progress: Progress | None = None) -> None:
+        """Reads the tokens that are not kept yet."""
+        with attach(self.loaded.model, self.method) as attachment:
+            collect(attachment, self.ids, self.shards, progress)
+
+    def study(
+        self,
+        rank: int | None,
+        total_rank: int | None,
+        fitting: Fitting,
+        ks: Sequence[int],
+        progress: Progress | None = None,
+    ) -> Study:
+        """Fits and measures.
+
+        Args:
+            rank: of every layer; None takes the preset's. total_rank: over all layers, instead.
+
+        Raises:
+            UsageError: the total rank does not fit the model.
+        """
+        layers = self.of_model.layers
+        ranks = [rank or int(self.preset.compressor.get("rank", DEFAULT_RANK))] * layers
+        if total_rank:
+            ranks = choose_ranks(self.shards, layers, total_rank)
+        device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
+        return study(self.shards, ranks, fitting, ks, device, progress)
+
+    def save(self, path: Path, done: Study, fitting: Fitting) -> None:
+        """Writes the best method's maps, with what they were made of."""
+        trained = asdict(fitting.training) if done.best == "learned" else {}
+        metadata = {
+            _MADE_BY: __version__,
+            KEY: self.of_model.as_text(),
+            "method": done.best,
+            "ranks": json.dumps(done.ranks),
+            "training": json.dumps(trained, sort_keys=True),
+            "reading": json.dumps(self.settings, sort_keys=True),
+        }
+        save_learned(path, done.results[done.best].maps, metadata)
+
+
+def open_job(
+    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
+) -> Job:
+    """Cuts the text into at most `tokens` tokens, and opens the folder that keeps what is read.
+
+    Raises:
+        UsageError: the text is too short, or the folder belongs to something else.
+    """
+    ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
+    if len(ids) < LEAST:
+        raise UsageError(
+            f"{len(ids)} tokens are too few to fit on", f"{LEAST} is the least, 50,000 is better"
+        )
+    of_model, chosen = fingerprint(loaded.model), preset.model_dump()
+    parts = ("window", "selector", "score", "position", "reading", "prompt", "kernel")
+    settings = {
+        "model": of_model.as_text(),
+        "text": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+        "number of tokens": len(ids),
+        "dtype": str(loaded.dtype),
+        **{part: chosen[part] for part in parts},
+    }
+    shards = open_folder(folder, settings, resume)
+    method = uncompressed(build.method(preset))
+    return Job(loaded, preset, method, ids, shards, of_model, settings)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises UsageError for a file that `Job.save` did not write, so that none is overwritten."""
+    try:
+        ours = _MADE_BY in Learned(str(path)).metadata
+    except PresetError:
+        ours = False
+    if not ours:
+        raise UsageError(
+            f"{path} is there already, and `esa calibrate` did not make it",
+            "name another file with --out",
+        )

@@ -1,0 +1,158 @@
+"""A folder that keeps what a model computed while it read: folded queries, keys, and values.
+
+    esa-calibration.json             what was read, by which model, with which method
+    part-START-STOP.safetensors      queries.I and keys.I, (n, F) each, for every layer I
+    values-START-STOP.safetensors    values.I (n, F), until the last token is there
+
+One part for each piece of text that the model was fed. A part is written under another name and
+then renamed, so it is whole or not there: a run that was killed goes on behind the last part.
+Values serve that purpose only; with them and the keys the model's memory is filled again.
+
+Numbers are kept in the model's own type, float32 where it runs in float32. Half the digits would
+do to fit maps, but a memory that is filled again must be the one there was, to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import UsageError
+
+SETTINGS = "esa-calibration.json"
+MAPS = "maps"
+"""How the names of fitted maps begin, which `fit` keeps in the same folder."""
+_PART, _VALUES, _SUFFIX, _UNFINISHED = "part", "values", ".safetensors", ".unfinished"
+
+
+def save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file that is whole or not there."""
+    unfinished = path.with_suffix(_UNFINISHED)
+    save_file(dict(tensors), str(unfinished))
+    os.replace(unfinished, path)
+
+
+class Shards:
+    """The parts of one folder, from the first token on, without a gap.
+
+    Args:
+        folder: of `open_folder`; each layer's number of tokens is the same.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._names: list[str] = []
+        self.tokens = 0
+        """Tokens kept so far."""
+        for path in sorted(folder.glob(f"{_PART}-*-*{_SUFFIX}")):
+            _, start, stop = path.stem.split("-")
+            if int(start) == self.tokens:
+                self._names.append(f"{start}-{stop}")
+                self.tokens = int(stop)
+
+    def _path(self, kind: str, name: str) -> Path:
+        return self.folder / f"{kind}-{name}{_SUFFIX}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    def add(
+        self, queries: Sequence[Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> None:
+        """Keeps the next n tokens; one tensor (n, F) a layer of each."""
+        stop = self.tokens + queries[0].shape[0]
+        name = f"{self.tokens:08}-{stop:08}"
+        # The part comes last: where there is one, its values are there too.
+        save(
+            {f"values.{i}": x.contiguous() for i, x in enumerate(values)},
+            self._path(_VALUES, name),
+        )
+        part = {f"queries.{i}": x.contiguous() for i, x in enumerate(queries)}
+        part |= {f"keys.{i}": x.contiguous() for i, x in enumerate(keys)}
+        save(part, self._path(_PART, name))
+        self._names.append(name)
+        self.tokens = stop
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Folded queries and keys of one layer, (tokens, F) float32 each."""
+        queries, keys = [], []
+        for name in self._names:
+            with self._opened(name) as file:
+                queries.append(file.get_tensor(f"queries.{index}"))
+                keys.append(file.get_tensor(f"keys.{index}"))
+        return torch.cat(queries).float(), torch.cat(keys).float()
+
+    def _opened(self, name: str) -> Any:
+        path = self._path(_PART, name)
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise UsageError(
+                f"{path} cannot be read: {error}", "delete it; what is missing is made again"
+            ) from error
+
+    def memories(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yields for every part each layer's keys and values, (n, F); needs `values` files."""
+        for name in self._names:
+            values = load_file(self._path(_VALUES, name))
+            with self._opened(name) as file:
+                yield [
+                    (file.get_tensor(f"keys.{i}"), values[f"values.{i}"])
+                    for i in range(len(values))
+                ]
+
+    def drop_values(self) -> None:
+        """Deletes what only a run that was killed would need."""
+        for path in self.folder.glob(f"{_VALUES}-*{_SUFFIX}"):
+            path.unlink()
+
+
+def _empty(folder: Path) -> None:
+    """Deletes what calibrations keep in a folder, and nothing else."""
+    for path in folder.glob("*-*"):
+        kind, known = path.name.split("-")[0], (_SUFFIX, _UNFINISHED)
+        if kind in (_PART, _VALUES, MAPS) and path.suffix in known:
+            path.unlink()
+    (folder / SETTINGS).unlink()
+
+
+def open_folder(folder: Path, settings: Mapping[str, Any], resume: bool = True) -> Shards:
+    """The shards in `folder`, which is made, or emptied unless `resume`.
+
+    Args:
+        settings: of JSON; what was kept under other settings is not taken for this run's.
+
+    Raises:
+        UsageError: the folder holds another run's data, or something else altogether.
+    """
+    file = folder / SETTINGS
+    if folder.exists() and not file.is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"{folder} is not a folder that `esa calibrate` made", "name another with --work"
+        )
+    if file.is_file() and not resume:
+        _empty(folder)
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(_UNFINISHED)
+        unfinished.write_text(json.dumps(settings, indent=2, sort_keys=True), "utf-8")
+        os.replace(unfinished, file)
+    kept = json.loads(file.read_text("utf-8"))
+    wanted = json.loads(json.dumps(settings))
+    for key in sorted({*kept, *wanted}):
+        if kept.get(key) != wanted.get(key):
+            raise UsageError(
+                f"{folder} holds what was read with another {key}",
+                "--no-resume starts afresh there; --work names another folder",
+            )
+    return Shards(folder)

@@ -1,0 +1,249 @@
+"""`esa calibrate`: fits compressors on a text and compares what they find again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+from ..registry import nearest
+from . import options
+from .options import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from ..calibrate.job import Job
+    from ..calibrate.study import Study
+    from .render import Reporter
+    from .run import Prepared
+
+Texts = Annotated[
+    list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
+]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Read at most so many tokens.")]
+Method = Annotated[
+    str, typer.Option("--method", help="all, closed-form, pca or learned: what is fitted.")
+]
+Rank = Annotated[
+    int | None, typer.Option("--rank", min=1, help="Numbers per token and layer, in every layer.")
+]
+TotalRank = Annotated[
+    int | None,
+    typer.Option("--total-rank", min=1, help="Share out so many over the layers, by need."),
+]
+K = Annotated[list[int] | None, typer.Option("--k", min=1, help="Recall at k. Repeatable.")]
+Epochs = Annotated[int, typer.Option("--epochs", min=0, help="Of learned: passes over the text.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Of learned: queries and keys a step.")]
+Lr = Annotated[float, typer.Option("--lr", min=0.0, help="Of learned: Adam's learning rate.")]
+Loss = Annotated[
+    str, typer.Option("--loss", help="Of learned: mse, the paper's, or rank, the keys' order.")
+]
+Init = Annotated[str, typer.Option("--init", help="Of learned: start at random or closed-form.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Of learned.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FILE", help="Where the maps go: safetensors.")
+]
+RecallOut = Annotated[
+    Path | None, typer.Option("--recall-out", metavar="FILE", help="Write the JSON object there.")
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw recall per layer as PNG.")
+]
+Work = Annotated[
+    Path | None,
+    typer.Option("--work", metavar="DIR", help="Keep what was read there, not beside --out."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume/--no-resume", help="Go on where an earlier run stopped.")
+]
+DEFAULT_OUT = Path("compressor.safetensors")
+
+
+WORDS = {
+    "method": ("all", "closed-form", "pca", "learned"),
+    "loss": ("mse", "rank"),
+    "init": ("random", "closed-form"),
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for, besides what `run.Request` holds."""
+
+    tokens: int
+    rank: int | None
+    total_rank: int | None
+    ks: Sequence[int]
+    method: str
+    training: dict[str, Any]
+    out: Path
+    recall_out: Path | None
+    plot: Path | None
+    work: Path
+    resume: bool
+
+    def check(self) -> None:
+        """Finds out before an hour of reading what would fail after it. Raises UsageError."""
+        for option, word in {"method": self.method, **self.training}.items():
+            if option in WORDS and word not in WORDS[option]:
+                raise UsageError(f"--{option} {word!r} is unknown", nearest(word, [*WORDS[option]]))
+        if self.rank and self.total_rank:
+            raise UsageError("--rank and --total-rank exclude each other", "leave one out")
+        for path in (self.out, self.recall_out, self.plot):
+            if path is not None and (path.is_dir() or not path.parent.is_dir()):
+                raise UsageError(f"{path} cannot be written", "name a file in a folder there is")
+        if self.out.exists():
+            from ..calibrate.job import refuse_foreign
+
+            refuse_foreign(self.out)
+
+
+def calibrate(
+    texts: Texts,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    tokens: Tokens = 50_000,
+    method: Method = "all",
+    rank: Rank = None,
+    total_rank: TotalRank = None,
+    k: K = None,
+    epochs: Epochs = 10,
+    batch: Batch = 128,
+    lr: Lr = 5e-4,
+    loss: Loss = "mse",
+    init: Init = "random",
+    seed: Seed = 0,
+    out: Out = DEFAULT_OUT,
+    recall_out: RecallOut = None,
+    plot: Plot = None,
+    work: Work = None,
+    resume: Resume = True,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Fit compressors on a text and compare what they find again.
+
+    esa calibrate book.txt --out book.safetensors
+    """
+    from .run import Request
+
+    learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "init": init, "seed": seed}
+    files = (out, recall_out, plot, work or out.with_suffix(".work"))
+    wanted = Wanted(tokens, rank, total_rank, k or [1024], method, learned, *files, resume)
+    wanted.check()
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    request = Request(texts, "", preset, given, device=device, dtype=dtype)
+    _run(request, wanted, as_json, quiet)
+
+
+def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
+    from .render import Reporter, print_json
+
+    reporter = Reporter(quiet)
+    try:
+        done, result = _steps(request, wanted, reporter)
+    except KeyboardInterrupt:
+        reporter.settle()
+        if wanted.work.exists():
+            reporter.note(f"esa: {wanted.work} keeps what was done; the same command goes on")
+        raise
+    finally:
+        reporter.settle()
+    if as_json:
+        print_json(result)
+    else:
+        _show(done)
+        file = shlex.quote(str(wanted.out))
+        reporter.note(f"{done.best} is in {file}; use it with", dim=False)
+        reporter.note(f"  --set compressor.name=learned --set compressor.file={file}", dim=False)
+        reporter.note(f"{wanted.work} serves further runs on this text, and may be deleted")
+
+
+def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> tuple[Study, dict[str, Any]]:
+    """Reads, fits, measures and writes; the study, and the JSON object."""
+    from .. import models
+    from ..calibrate.fit import fitting_of
+    from ..calibrate.job import open_job
+    from ..models.quiet import quiet_transformers
+    from .run import prepare
+
+    ready = prepare(request, reporter)
+    loaded = models.load(
+        ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
+    )
+    job = open_job(loaded, ready.preset, ready.text, wanted.tokens, wanted.work, wanted.resume)
+    if not job.method.score.features:
+        reporter.note("esa: this preset's score reads whole keys, and will not use a compressor")
+    with quiet_transformers():
+        _collect(job, ready, reporter)
+
+    def progress(layers: int, of: int) -> None:
+        reporter.stage("fitting and measuring", layers, of)
+
+    fitting = fitting_of(wanted.method, wanted.training)
+    done = job.study(wanted.rank, wanted.total_rank, fitting, wanted.ks, progress)
+    job.save(wanted.out, done, fitting)
+    return done, _result(wanted, ready, done)
+
+
+def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
+    from .. import plan
+
+    total, read = len(job.ids), job.shards.tokens
+    if read:
+        reporter.note(f"esa: {read:,} of {total:,} tokens were read before")
+    if read >= total:
+        return job.collect()
+    estimate = plan.estimate(
+        ready.preset, ready.config, total, dtype=job.loaded.dtype, device=ready.plan.device
+    )
+    estimate.check()
+    with reporter.reading(total, estimate.seconds) as progress:
+        return job.collect(progress)
+
+
+def _result(wanted: Wanted, ready: Prepared, done: Study) -> dict[str, Any]:
+    """The JSON object; writes it, and the picture, where that is wanted."""
+    result = {"model": ready.preset.model, "preset": ready.preset.name, **done.as_dict()}
+    result["training"] = wanted.training
+    result["written"] = {"file": str(wanted.out), "method": done.best}
+    if wanted.recall_out:
+        wanted.recall_out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    if wanted.plot:
+        from ..report.png import recall_chart
+
+        series = {name: found.series() for name, found in done.results.items()}
+        title = f"recall@{done.ks[-1]} per layer, {ready.preset.name}"
+        recall_chart(series, wanted.plot, title=title)
+    return result
+
+
+def _show(study: Study) -> None:
+    from ..calibrate.recall import STORED
+    from .render import print_table
+
+    names, results = list(study.results), study.results
+    series = {name: results[name].series() for name in names}
+    rows = [
+        [str(layer), str(rank), *(f"{series[name][layer]:.3f}" for name in names)]
+        for layer, rank in enumerate(study.ranks)
+    ]
+    rows.append(["mean", str(sum(study.ranks)), *(f"{results[n].mean():.3f}" for n in names)])
+    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in names)), rows)
+    print()
+    means = [
+        [name, stored, *(f"{results[name].mean(stored, at):.3f}" for at in range(len(study.ks)))]
+        for name in names
+        for stored in STORED
+    ]
+    print_table(("method", "reduced keys", *(f"mean @{k}" for k in study.ks)), means)

@@ -1,0 +1,117 @@
+"""`esa compare`: one question by several methods, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+from .ask import Arguments, MaxTokens
+from .options import DEFAULT_PRESET
+
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
+    ),
+]
+Passages = Annotated[
+    int, typer.Option("--passages", min=0, help="Selected passages to show for each method.")
+]
+if TYPE_CHECKING:
+    from ..selftest.compare import Compared
+    from .run import Request
+
+DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
+
+
+def compare(
+    arguments: Arguments = None,
+    methods: Methods = DEFAULT_METHODS,
+    passages: Passages = 2,
+    max_new_tokens: MaxTokens = None,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer one question by several methods at the same token budget.
+
+    esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
+    """
+    from .run import Request, split
+
+    documents, question = split(arguments or [])
+    options.load_plugins(plugins)
+    overrides = options.overrides({"model": model}, settings)
+    request = Request(
+        documents, question, preset, overrides, max_new_tokens, device=device, dtype=dtype
+    )
+    names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    _run(request, names, passages, as_json=as_json, quiet=quiet)
+
+
+def _run(
+    request: Request, names: tuple[str, ...], passages: int, *, as_json: bool, quiet: bool
+) -> None:
+    from dataclasses import asdict
+
+    from ..selftest.compare import compare as run_compare
+    from ..selftest.plan import Settings, groups
+    from . import progress
+    from . import run as steps
+    from .render import Reporter, print_json
+
+    reporter = Reporter(quiet)
+    try:
+        ready = steps.prepare(request, reporter)
+        settings = Settings((), names, (ready.plan.tokens,), dense=False)
+        grouped = groups(settings, ready.preset, ready.plan.tokens)
+        ready.plan.check()
+        loaded = steps.load(ready, request, reporter)
+
+        def reading(names: Sequence[str]) -> progress.Progress:
+            return progress.reading(reporter, f"reading for {', '.join(names)}")
+
+        results = run_compare(
+            loaded,
+            ready.preset,
+            grouped,
+            ready.text,
+            request.question,
+            count=passages,
+            reading=reading,
+            most=request.max_new_tokens,
+        )
+    finally:
+        reporter.settle()
+    if as_json:
+        rows = [asdict(result) for result in results]
+        for row in rows:
+            for passage in row["passages"]:
+                passage["text"] = ready.text[passage["start"] : passage["end"]]
+        print_json({"question": request.question, "model": ready.preset.model, "methods": rows})
+    else:
+        _print(results, ready.text)
+
+
+def _print(results: Sequence[Compared], text: str) -> None:
+    from ..machine import size_text, time_text
+    from .render import clean, print_table
+
+    rows = []
+    for result in results:
+        read = time_text(result.read_s) + (" shared" if result.shared else "")
+        memory = size_text(result.cache_bytes)
+        shown = [clean(" ".join(p.text(text).split())) for p in result.passages]
+        seen = "\n".join(
+            f"{p.weight:.0%} {one[:160]}" for p, one in zip(result.passages, shown, strict=True)
+        )
+        rows.append((result.method, result.answer, read, time_text(result.answer_s), memory, seen))
+    print_table(("method", "answer", "reading", "answering", "memory", "selected passages"), rows)

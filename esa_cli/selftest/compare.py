@@ -1,0 +1,103 @@
+"""One question, many methods: answers, times and the passages each had in view."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import build
+from ..machine import peak_memory
+from ..passages import Passage, best
+from ..preset import Preset
+from ..seen import Seen
+from ..session import Session
+from .plan import Group
+from .shared import shared_reading
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class InView:
+    """How many layers and heads had each token among their selected while answering."""
+
+    counts: Tensor
+
+    def __call__(self, seen: Seen) -> None:
+        """Counts a chunk's selected tokens; what every layer sees, I and L, is not selected."""
+        rows: Sequence[Tensor] = [seen.far] if isinstance(seen.far, Tensor) else seen.far
+        for row in rows:
+            chosen = row[seen.initial :].cpu()
+            self.counts[chosen[chosen < self.counts.shape[0]]] += 1.0 / len(rows)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one method made of the question. Seconds; bytes at the process's highest so far."""
+
+    method: str
+    answer: str
+    read_s: float
+    shared: bool
+    first_token_s: float
+    answer_s: float
+    cache_bytes: int
+    peak_bytes: int
+    passages: list[Passage] = field(default_factory=list)
+
+
+def compare(
+    loaded: Any,
+    preset: Preset,
+    groups: Sequence[Group],
+    text: str,
+    question: str,
+    *,
+    count: int = 3,
+    reading: Callable[[Sequence[str]], Progress],
+    most: int | None = None,
+) -> list[Compared]:
+    """Asks the question by every method.
+
+    Args:
+        groups: of `plan.groups`. count: passages for each method. reading: called with the names a
+            text is about to be read for; returns progress(done, total). most: new tokens.
+    """
+    out = []
+    with Session(loaded.model, loaded.tokenizer, preset) as session:
+        spans = session.prompt.offsets(text)
+        head = len(session.prompt.head())
+        for group in groups:
+            session.forget()
+            session.use(group.presets[0])
+            if group.shared:
+                made = [build.method(one) for one in group.presets]
+                session.attachment.method = shared_reading(build.method(preset), made)
+            started = time.perf_counter()
+            session.read(text, reading(group.names))
+            read = time.perf_counter() - started
+            for name, one in zip(group.names, group.presets, strict=True):
+                session.use(one)
+                view = InView(torch.zeros(session.document_tokens))
+                session.attachment.watch = view
+                answer = session.ask(question, max_new_tokens=most)
+                session.attachment.watch = None
+                out.append(
+                    Compared(
+                        name,
+                        answer.text,
+                        read,
+                        group.shared,
+                        answer.first_token_s,
+                        answer.total_s,
+                        session.cache.nbytes,
+                        peak_memory(str(loaded.device)),
+                        best(view.counts[head:], spans, text, count),
+                    )
+                )
+    return out

@@ -1,0 +1,75 @@
+"""Was the fact in view? The share of its tokens that each layer attended to when it answered.
+
+Taken from the question's last chunk: what was in view when the answer began. Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..seen import Seen
+
+IN_VIEW = 0.5
+"""A layer has a fact in view when at least this share of its tokens is."""
+LAYERS = 0.25
+"""A fact was selected when at least this share of the layers had it in view. Ours: of the default
+model's layers a quarter or so carry a found passage on (docs/results.md)."""
+
+
+@dataclass
+class Recall:
+    """Watches an attachment while a question is read; see `Attachment.watch`."""
+
+    last: dict[int, Seen] = field(default_factory=dict)
+
+    def __call__(self, seen: Seen) -> None:
+        if not seen.decoding:
+            self.last[seen.layer] = seen
+
+    def shares(self, facts: Sequence[range]) -> list[float]:
+        """For each layer, the mean share of the facts' tokens in view.
+
+        Args:
+            facts: absolute positions of each fact's tokens.
+        """
+        return [
+            sum(_share(self.last[layer], fact) for fact in facts) / len(facts)
+            for layer in sorted(self.last)
+        ]
+
+
+def _share(seen: Seen, fact: range) -> float:
+    """Share of the fact's tokens among I, the selected and L; the mean over heads."""
+    near = seen.start - seen.local
+    inside = sum(1 for at in fact if at >= near)
+    rows: Sequence[Tensor] = [seen.far] if isinstance(seen.far, Tensor) else seen.far
+    found = [int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in rows]
+    return (inside + sum(found) / len(found)) / max(1, len(fact))
+
+
+def selected(shares: Sequence[float]) -> bool:
+    """Whether enough layers had the facts in view to call them selected."""
+    return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
+
+
+def why(score: float, shares: Sequence[float]) -> str:
+    """Why a question was missed: the selection, or the model with the fact before its eyes."""
+    if score >= 1:
+        return "answered"
+    return "selected, not used" if selected(shares) else "not selected"
+
+
+def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
+    """Absolute positions of the tokens that cover characters [start, end).
+
+    Args:
+        spans: each document token's first and last character. head: tokens before the document.
+    """
+    starts = torch.tensor([span[0] for span in spans])
+    ends = torch.tensor([span[1] for span in spans])
+    inside = torch.nonzero((ends > start) & (starts < end))[:, 0]
+    return range(int(inside[0]) + head, int(inside[-1]) + 1 + head) if inside.numel() else range(0)

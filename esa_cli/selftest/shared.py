@@ -1,0 +1,46 @@
+"""One reading for many methods: keys are cached unrotated and nothing is evicted, so every method
+that selects only when asked can ask over the same memory.
+
+What differs from each method reading for itself: keys and values come from sink + local attention
+at the preset's positions. `--reading own` lets each method read as its paper does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..method import Method
+from ..protocols import Selection, Selector
+from ..step import Step
+
+
+@dataclass(frozen=True)
+class Observing:
+    """A selector beside which others look on, so that what they keep is there when they ask."""
+
+    inner: Selector
+    others: tuple[Selector, ...]
+
+    def select(self, step: Step, budget: int) -> Selection:
+        return self.inner.select(step, budget)
+
+    def observe(self, step: Step) -> None:
+        for other in self.others:
+            other.observe(step)  # type: ignore[attr-defined]
+
+
+def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
+    """The base method, reading by I and L only, with every observing method looking on and the
+    methods' compressor being fitted (they have the same one)."""
+    lookers = [m.selector for m in methods if hasattr(m.selector, "observe")]
+    distinct = tuple(dict.fromkeys(lookers))
+    selector = Observing(base.selector, distinct) if distinct else base.selector
+    fitting = next((m for m in methods if m.score.features), base)
+    return replace(
+        base,
+        selector=selector,
+        score=fitting.score,
+        compressor=fitting.compressor,
+        reading="local",
+    )
