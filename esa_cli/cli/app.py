@@ -8,7 +8,7 @@ import typer
 import typer.main
 
 from .. import __version__
-from . import ask, calibrate, compare, doctor, methods, models, plan, plugins, presets, selftest
+from . import ask, bench, calibrate, compare, doctor, methods, models, plan, plugins, presets, selftest
 
 app = typer.Typer(
     name="esa",
@@ -21,6 +21,7 @@ app.command("ask")(ask.ask)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
 app.command("selftest")(selftest.selftest)
+app.command("bench")(bench.bench)
 app.command("methods")(methods.methods)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(presets.app, name="presets")

@@ -1,0 +1,103 @@
+"""Fetches a benchmark's official files from the Hugging Face hub, when a person asks for it.
+
+Tokens, mirrors (HF_ENDPOINT) and the offline switch (HF_HUB_OFFLINE) are huggingface_hub's
+business. Counting-Stars and RULER are not on the hub by their authors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from esa_cli.errors import DocumentError, UsageError
+
+_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A repository of the hub. `licence` is what its authors say."""
+
+    repo: str
+    licence: str
+    patterns: Sequence[str]
+
+
+DATASETS = {
+    "longbench": Dataset(
+        "THUDM/LongBench", "MIT; the texts keep the licences of their sources", ["data.zip"]
+    ),
+    "infinitebench": Dataset(
+        "xinrongzhang2022/InfiniteBench",
+        "MIT; the texts keep the licences of their sources",
+        [
+            "passkey.jsonl", "number_string.jsonl", "kv_retrieval.jsonl", "math_find.jsonl",
+            "longbook_choice_eng.jsonl", "code_debug.jsonl",
+        ],
+    ),
+    "needlebench": Dataset(
+        "opencompass/NeedleBench",
+        "see the page of the dataset",
+        ["PaulGrahamEssays.jsonl", "needles.jsonl", "multi_needle_reasoning_en.json"],
+    ),
+}  # fmt: skip
+
+
+def dataset(name: str, source: str) -> Dataset:
+    """Raises UsageError where there is nothing on the hub."""
+    if name not in DATASETS:
+        raise UsageError(f"{name} cannot be downloaded", f"official files: {source}")
+    return DATASETS[name]
+
+
+def download(chosen: Dataset, folder: Path, *, bars: bool = True) -> None:
+    """Puts the files into the folder; `bars` shows how far it is.
+
+    Raises:
+        DocumentError: they cannot be fetched or unpacked.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(
+            chosen.repo,
+            repo_type="dataset",
+            local_dir=folder,
+            allow_patterns=list(chosen.patterns),
+            etag_timeout=_TIMEOUT_S,
+            tqdm_class=None if bars else _silent(),
+        )
+        for archive in folder.glob("data.zip"):
+            unpack(archive, folder)
+    except Exception as error:
+        reason = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
+        raise DocumentError(
+            f"cannot fetch {chosen.repo} from the hub: {reason}",
+            "check the network, proxy and HF_ENDPOINT; or copy the files into --data yourself",
+        ) from error
+
+
+def _silent() -> Any:
+    """A progress bar that shows nothing."""
+    tqdm: Any = importlib.import_module("tqdm.std").tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+
+    return Bar
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """The JSON lines in an archive, side by side in the folder, whatever folders it has inside."""
+    with zipfile.ZipFile(archive) as packed:
+        for member in packed.namelist():
+            name = PurePosixPath(member).name
+            if name.endswith(".jsonl"):
+                with packed.open(member) as source, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(source, target)

@@ -1,0 +1,117 @@
+"""Reads the JSON lines that benchmarks are published as.
+
+Says which file and line is wrong. It knows nothing of what the fields mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import DocumentError
+
+FOLDERS = ("", "data")
+"""Where files lie below the folder a person names."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a file."""
+
+    path: Path
+    line: int
+    data: dict[str, Any]
+
+    def wrong(self, what: str) -> DocumentError:
+        return DocumentError(
+            f"{self.path}, line {self.line}: {what}", "fetch the official file again"
+        )
+
+    def text(self, key: str) -> str:
+        value = self.data.get(key)
+        if not isinstance(value, str):
+            raise self.wrong(f"{key!r} is not a text")
+        return value
+
+    def number(self, key: str) -> int:
+        value = self.data.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.wrong(f"{key!r} is not a whole number")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts or numbers, or a single one; at least one."""
+        value = self.data.get(key)
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(v, str | int | float) for v in values):
+            raise self.wrong(f"{key!r} is not a text or a list of texts")
+        return tuple(str(v) for v in values)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        value = self.data.get(key)
+        if not isinstance(value, list) or not value or not all(type(v) is int for v in value):
+            raise self.wrong(f"{key!r} is not a list of whole numbers")
+        return tuple(value)
+
+
+def find(folder: Path, *names: str) -> Path | None:
+    """The first of the files that is in the folder or in its data/."""
+    for name in names:
+        for below in FOLDERS:
+            path = folder / below / name
+            if path.is_file():
+                return path
+    return None
+
+
+def need(folder: Path, source: str, *names: str) -> Path:
+    """The same. Raises DocumentError when none of them is there."""
+    path = find(folder, *names)
+    if path is None:
+        raise DocumentError(f"{folder / names[0]} is missing", f"official files: {source}")
+    return path
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The objects of a file of JSON lines; empty lines are skipped.
+
+    Raises:
+        DocumentError: the file cannot be read, or a line is not a JSON object.
+    """
+    line = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line, text in enumerate(lines, start=1):
+                if text.strip():
+                    yield _row(path, line, text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(
+            f"{path}, line {line + 1}: cannot be read: {error}", "fetch the official file again"
+        ) from error
+
+
+def array(path: Path) -> list[Row]:
+    """The objects of a file that is one JSON array; the line is the place in it."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DocumentError(
+            f"{path} cannot be read: {error}", "fetch the official file again"
+        ) from error
+    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+        raise DocumentError(f"{path} is not a list of objects", "fetch the official file again")
+    return [Row(path, place, one) for place, one in enumerate(data, start=1)]
+
+
+def _row(path: Path, line: int, text: str) -> Row:
+    try:
+        data = json.loads(text)
+    except ValueError:  # a broken object, or a number too long to be one
+        data = None
+    row = Row(path, line, data if isinstance(data, dict) else {})
+    if not isinstance(data, dict):
+        raise row.wrong("not a JSON object")
+    return row

@@ -1,0 +1,238 @@
+"""`esa bench`: public long-context benchmarks, from their official files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options
+from .options import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from ..bench import Benchmark, Record
+    from ..bench.order import Order
+    from ..journal import Journal
+    from ..preset import Preset
+    from .progress import Progress
+    from .render import Reporter
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
+    ),
+]
+Data = Annotated[Path | None, typer.Option("--data", help="The folder with the official files.")]
+Download = Annotated[
+    bool, typer.Option("--download", help="Fetch the files into --data first, from the hub.")
+]
+Tasks = Annotated[
+    str | None, typer.Option("--tasks", help="Tasks with commas; else those whose files are there.")
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
+    ),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Records of each task.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", min=0, metavar="MINUTES", help="Begin nothing after so long."),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
+]
+Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the table, as table.md.")]
+
+
+def bench(
+    name: Name,
+    data: Data = None,
+    download: Download = False,
+    tasks: Tasks = None,
+    methods: Methods = "preset",
+    limit: Limit = None,
+    time_limit: TimeLimit = None,
+    out: Out = None,
+    markdown: Markdown = None,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a public benchmark from its official files, and print a table like the paper's.
+
+    esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
+    """
+    from ..bench import find
+    from ..errors import UsageError
+    from ..preset import load
+    from .render import Reporter
+
+    benchmark, reporter = find(name), Reporter(quiet)
+    if data is None:
+        hint = f"official files: {benchmark.SOURCE}"
+        raise UsageError(f"{name} needs its files: --data DIR", hint)
+    if markdown is not None and not markdown.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {markdown.absolute().parent}", "make it first")
+    options.load_plugins(plugins)
+    chosen = load(preset, options.overrides({"model": model}, settings))
+    run = Run(name, chosen, methods, device, dtype, time_limit, out, markdown, as_json)
+    try:
+        if download:
+            _download(name, benchmark, data, reporter)
+        from ..bench import order
+
+        asked = None if tasks is None else _names(tasks)
+        found = order.tasks(benchmark, data, asked)
+        _go(run, order.Order(benchmark, data, found, limit), reporter, told=asked is None)
+    finally:
+        reporter.settle()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the person asked for, beside the records."""
+
+    name: str
+    preset: Preset
+    methods: str
+    device: str
+    dtype: str
+    minutes: float | None
+    out: Path | None
+    markdown: Path | None
+    as_json: bool
+
+
+def _names(text: str) -> list[str]:
+    """Names with commas between them, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
+    from ..bench.download import dataset, download
+
+    found = dataset(name, benchmark.SOURCE)
+    reporter.note(f"esa: fetching the dataset {found.repo} (licence: {found.licence})", dim=False)
+    download(found, folder, bars=not reporter.quiet)
+
+
+def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
+    """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
+    from ..bench import runner
+    from ..bench.order import presets
+    from ..journal import Journal
+
+    until = None if run.minutes is None else time.monotonic() + 60 * run.minutes
+    if told and order.left_out():
+        left = ", ".join(order.left_out())
+        reporter.note(f"esa: left out, their files are not in {order.folder}: {left}")
+    survey = order.survey()
+    reporter.stage("import", 0, None)
+    made = presets(run.preset, _names(run.methods), survey.length)
+    header = _header(run, survey.length)
+    journal = Journal(run.out, header, same=("benchmark", "settings"), key=runner.KEY)
+    if journal.rows:
+        reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+    try:
+        with journal:
+            complete = _ask(run, order, made, journal, reporter, survey.places, until)
+    except KeyboardInterrupt:
+        reporter.settle()
+        if journal.rows:
+            _show(run, order, journal, complete=False)
+            where = f"; the same command with --out {run.out} goes on" if run.out else ""
+            reporter.note(f"esa: stopped after {len(journal.rows)} records{where}")
+        raise
+    reporter.settle()
+    if not complete:
+        reporter.note("esa: the time limit was reached; the same command goes on")
+    _show(run, order, journal, complete=complete)
+
+
+def _header(run: Run, length: int) -> dict[str, Any]:
+    import platform
+    import shlex
+    import sys
+
+    from .. import __version__
+    from ..models.load import choose_device, choose_dtype
+
+    method = run.preset.model_dump(exclude={"name", "description", "prompt", "generation"})
+    dtype = choose_dtype(run.dtype, choose_device(run.device))
+    return {
+        "esa": __version__,
+        "command": shlex.join(["esa", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "benchmark": run.name,
+        "model": run.preset.model,
+        "preset": run.preset.name,
+        "settings": {"preset": method, "dtype": str(dtype), "length": length},
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def _ask(
+    run: Run,
+    order: Order,
+    made: dict[str, Preset],
+    journal: Journal,
+    reporter: Reporter,
+    places: dict[tuple[str, str], int],
+    until: float | None,
+) -> bool:
+    """Method by method; False when the time was up before the end."""
+    from .. import models
+    from ..bench.asker import Asker
+    from ..bench.runner import run as ask_all
+    from ..models.quiet import quiet_transformers
+    from ..session import Session
+    from . import progress
+
+    with quiet_transformers():
+        loaded = models.load(
+            run.preset.model, device=run.device, dtype=run.dtype, progress=reporter.stage
+        )
+    reporter.settle()
+    with quiet_transformers(), Session(loaded.model, loaded.tokenizer, run.preset) as session:
+        for method, preset in made.items():
+
+            def reading(record: Record, method: str = method) -> Progress:
+                place = f"{places[record.task, record.id]} of {len(places)}"
+                return progress.reading(reporter, f"{method}: {record.task}, record {place}")
+
+            asker = Asker(session, preset, reading)
+            score = order.benchmark.score
+            if not ask_all(order.records(), asker, score, journal, method=method, until=until):
+                return False
+    return True
+
+
+def _show(run: Run, order: Order, journal: Journal, *, complete: bool) -> None:
+    """The table on standard output, and in the file that was asked for."""
+    from ..bench import table
+    from .render import print_json, print_table
+
+    found = table.scores(journal.rows)
+    headers, lines = table.table(order.benchmark, found)
+    if run.markdown is not None:
+        notes = "".join(f"\n{note}\n" for note in order.notes())
+        run.markdown.write_text(table.markdown(headers, lines) + notes, encoding="utf-8")
+    if run.as_json:
+        scores = table.as_dict(order.benchmark, found)
+        result = {"complete": complete, "scores": scores, "notes": order.notes()}
+        print_json({**journal.header, **result, "rows": journal.rows})
+        return
+    print_table(headers, lines)
+    for note in order.notes():
+        print(f"note: {note}")
