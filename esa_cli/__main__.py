@@ -6,9 +6,12 @@ first moment on.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
+from typing import TextIO
 
 from .errors import INTERRUPTED, EsaError, ResourceError
 
@@ -16,6 +19,8 @@ BUG = 1
 USAGE = 2
 PIPE_CLOSED = 141
 """What a shell reports for a program that wrote to a closed pipe."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""How writing fails where nothing more can be written: a full disk, a stream opened to read."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the words behind `esa`; None takes the command line's.
     """
-    # A stream that was closed by the caller is None; what is written to it goes nowhere.
+    # A stream that was closed by the caller is None; what is written to it goes nowhere. In this
+    # order each takes its own number, and no file opened later is written to by mistake.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
@@ -38,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         _interrupted(leave=arguments is None)
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_output()
+        _settle(sys.stdout)
+        _settle(sys.stderr)
         return PIPE_CLOSED
     except Exception as error:
         return _report(error)
@@ -79,8 +87,9 @@ def _report(error: Exception) -> int:
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
-        traceback.print_exc()
-    known = error if isinstance(error, EsaError) else _out_of_memory(error)
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    known = error if isinstance(error, EsaError) else _out_of_memory(error) or _no_room(error)
     if known is not None:
         _say(known.message, known.hint)
         return known.exit_code
@@ -109,30 +118,37 @@ def _out_of_memory(error: Exception) -> ResourceError | None:
     )
 
 
+def _no_room(error: Exception) -> ResourceError | None:
+    """Answers and tables that cannot be written; files that can be named say so themselves."""
+    if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+        return None
+    what = error.filename or "the output"
+    return ResourceError(
+        f"{what} cannot be written: {error.strerror}",
+        "send it to another place, or free some space",
+    )
+
+
 def _one_line(text: str) -> str:
     """Without line breaks and control characters, which a file's name may bring along."""
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()
 
 
 def _say(message: str, hint: str = "") -> None:
-    try:
-        sys.stdout.flush()
+    _settle(sys.stdout)
+    with contextlib.suppress(OSError):
         print(f"esa: {_one_line(message)}", file=sys.stderr)
         if hint:
             print(f"     {_one_line(hint)}", file=sys.stderr)
-        sys.stderr.flush()
-    except OSError:
-        _discard_output()
+    _settle(sys.stderr)
 
 
-def _discard_output() -> None:
-    """Points what is left to write at nothing, or Python complains about it while it ends."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            os.dup2(nothing, stream.fileno())
+def _settle(stream: TextIO) -> None:
+    """Writes what is left, to nowhere if need be, or Python complains about it while it ends."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -9,14 +9,17 @@ import importlib.metadata
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import __version__, machine
+from .errors import EsaError
 from .models import DEFAULT_MODEL, list_models, path_of
 from .models.cache import home
 from .models.load import choose_dtype
 
+T = TypeVar("T")
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flash-attn")
 
 
@@ -66,14 +69,27 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
+def _look(broken: list[str], part: Callable[[], T], otherwise: T) -> T:
+    """What `part` finds; where it cannot, `otherwise`, and the reason goes into `broken`."""
+    try:
+        return part()
+    except EsaError as error:
+        broken.append("; ".join(text.rstrip(".") for text in (error.message, error.hint) if text))
+    except (OSError, RuntimeError) as error:
+        broken.append(str(error))
+    return otherwise
+
+
 def report() -> dict[str, Any]:
     """Everything, as one mapping that JSON can hold; sizes in bytes."""
     import psutil
 
     from .kernels import available
 
-    gpus = devices()
-    default = path_of(DEFAULT_MODEL)
+    broken: list[str] = []
+    gpus: list[dict[str, Any]] = _look(broken, devices, [])
+    cache = _look(broken, home, Path(os.environ.get("ESA_HOME", "")))
+    default = _look(broken, lambda: path_of(DEFAULT_MODEL), None)
     facts: dict[str, Any] = {
         "esa": __version__,
         "python": platform.python_version(),
@@ -82,18 +98,18 @@ def report() -> dict[str, Any]:
         "processor": processor(),
         "memory": {
             "total": psutil.virtual_memory().total,
-            "available": machine.available_memory(),
-            "limit": machine.memory_limit(),
+            "available": _look(broken, machine.available_memory, machine.free_memory()),
+            "limit": _look(broken, machine.memory_limit, None),
         },
         "devices": gpus,
         "kernels": [name for name, usable in available().items() if usable],
         "dtype": str(choose_dtype("auto", gpus[0]["device"] if gpus else "cpu"))[6:],
         "default_model": str(default) if default else None,
-        "models": len(list_models()),
-        "cache": str(home()),
-        "free_disk": shutil.disk_usage(_existing(home())).free,
+        "models": _look(broken, lambda: len(list_models()), 0),
+        "cache": str(cache),
+        "free_disk": _look(broken, lambda: shutil.disk_usage(_existing(cache)).free, 0),
     }
-    return {**facts, "hints": hints(facts)}
+    return {**facts, "hints": [*dict.fromkeys(broken), *hints(facts)]}
 
 
 def hints(facts: dict[str, Any]) -> list[str]:

@@ -1,4 +1,8 @@
-"""What this machine has: memory, processor features, and what this process has used of them."""
+"""What this machine has: memory, users' home folders, and what this process has used of it.
+
+Of the limits on memory it knows $ESA_MEMORY_LIMIT and a container's (cgroup v2), not those of a
+slice of systemd or of `ulimit`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-import psutil
-
-from .errors import UsageError
+from .errors import EsaError, UsageError
 
 LIMIT = "ESA_MEMORY_LIMIT"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -46,12 +48,8 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     return most - used + int(stat.get("inactive_file", 0))
 
 
-def available_memory(device: str = "cpu") -> int:
-    """Bytes free on a device of torch ("balanced": on all GPUs), at most $ESA_MEMORY_LIMIT.
-
-    Raises:
-        UsageError: the limit is not a size.
-    """
+def free_memory(device: str = "cpu") -> int:
+    """Bytes free on a device of torch ("balanced": on all GPUs), in the container if in one."""
     if device.startswith("cuda") or device == "balanced":
         import torch
 
@@ -59,11 +57,22 @@ def available_memory(device: str = "cpu") -> int:
         places = [*range(torch.cuda.device_count())] if every else [torch.device(device)]
         free = sum(torch.cuda.mem_get_info(place)[0] for place in places)
     else:
+        import psutil
+
         free = psutil.virtual_memory().available
         inside = _cgroup_free()
         free = free if inside is None else min(free, inside)
+    return free
+
+
+def available_memory(device: str = "cpu") -> int:
+    """Bytes free on a device of torch, as `free_memory`, but at most $ESA_MEMORY_LIMIT.
+
+    Raises:
+        UsageError: the limit is not a size.
+    """
     limit = memory_limit()
-    return free if limit is None else min(free, limit)
+    return free_memory(device) if limit is None else min(free_memory(device), limit)
 
 
 def peak_memory(device: str = "cpu") -> int:
@@ -76,9 +85,29 @@ def peak_memory(device: str = "cpu") -> int:
     try:
         import resource
     except ImportError:  # Windows
+        import psutil
+
         return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
+    """The path with a leading `~` or `~user` replaced by that home folder.
+
+    Args:
+        path: as a person wrote it. what: what the message calls it. error: the class to raise.
+
+    Raises:
+        error: there is no such user on this machine.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as cause:
+        raise error(
+            f"{what} {path}: there is no home folder {Path(path).parts[0]}",
+            "write the path out in full",
+        ) from cause
 
 
 def size_text(count: float) -> str:

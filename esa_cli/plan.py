@@ -55,9 +55,10 @@ class Plan:
         """Raises ResourceError, with what would make it fit, when it does not."""
         if self.fits:
             return
+        has = "ESA_MEMORY_LIMIT allows" if _capped(self.device) else f"{self.device} has"
         raise ResourceError(
             f"{self.tokens:,} tokens need {machine.size_text(self.needed)} of memory, and "
-            f"{self.device} has {machine.size_text(self.available)} available",
+            f"{has} {machine.size_text(self.available)}",
             "; or ".join(self.remedies),
         )
 
@@ -75,6 +76,12 @@ def _probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
     return 2.0 * x.numel() * shape.inner * done / spent
 
 
+def _capped(device: str) -> bool:
+    """Whether a person's limit, not the memory there is, decides."""
+    limit = machine.memory_limit()
+    return limit is not None and limit < machine.free_memory(device)
+
+
 def _remedies(costs: Costs, tokens: int, dtype: torch.dtype, device: str, memory: int) -> list[str]:
     out = []
     if dtype.itemsize > 2 and costs.needed(tokens, 2) <= memory:
@@ -82,9 +89,13 @@ def _remedies(costs: Costs, tokens: int, dtype: torch.dtype, device: str, memory
     if costs.on_gpu and costs.needed(tokens, dtype.itemsize) <= machine.available_memory("cpu"):
         out.append("use --device cpu, where it fits")
     most = costs.most_tokens(memory, dtype.itemsize)
+    half = costs.most_tokens(memory, 2)
     if most > 0:
         out.append(f"give fewer or shorter documents: {most:,} tokens fit")
-    return [*out, "use a smaller model with --model", "free some memory"]
+    elif half > 0:
+        out.append(f"give shorter documents and --dtype bfloat16: {half:,} tokens fit")
+    more = "raise ESA_MEMORY_LIMIT" if _capped(device) else "free some memory"
+    return [*out, "use a smaller model with --model", more]
 
 
 def estimate(

@@ -2,8 +2,8 @@
 
     extends -> merged mapping -> overrides (--set) -> validated, frozen Preset
 
-Unknown keys are errors that name the nearest known one. A preset cannot run code: methods are
-looked up by name, and only the command line loads plugin files.
+Unknown keys are errors that name the nearest known one, and so are keys that are given twice. A
+preset cannot run code: methods are looked up by name, and only the command line loads plugin files.
 """
 
 from __future__ import annotations
@@ -13,14 +13,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PresetError
+from .preset_files import available, find, read_file, shipped, shipped_dir, user_dir
 from .registry import KINDS, nearest
+from .strict_yaml import strictly, written
 
 DEFAULT = "smollm2-135m"
-SUFFIXES = (".yaml", ".yml")
+__all__ = [
+    "DEFAULT",
+    "Generation",
+    "Preset",
+    "Prompt",
+    "available",
+    "dump",
+    "find",
+    "load",
+    "merge",
+    "shipped_dir",
+    "user_dir",
+    "validated",
+]
 
 
 class _Strict(BaseModel):
@@ -75,64 +89,6 @@ class Preset(_Strict):
     generation: Generation = Generation()
 
 
-def shipped_dir() -> Path:
-    """The folder of the presets that come with the package (beside it in a source checkout)."""
-    inside = Path(__file__).parent / "presets"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "presets"
-
-
-def user_dir() -> Path:
-    """The user's own presets."""
-    return user_config_path("esa") / "presets"
-
-
-def available() -> dict[str, Path]:
-    """Preset name -> file, the user's own over the shipped ones."""
-    found: dict[str, Path] = {}
-    for folder in (shipped_dir(), user_dir()):
-        if folder.is_dir():
-            for path in sorted(folder.iterdir()):
-                if path.suffix in SUFFIXES:
-                    found[path.stem] = path
-    return found
-
-
-def find(name: str, near: Path | None = None) -> Path:
-    """The file of a preset given by name or path; a path may be relative to `near`.
-
-    Raises:
-        PresetError: there is no such preset; the message names the nearest.
-    """
-    if name.endswith(SUFFIXES) or "/" in name:
-        for base in ([near] if near else []) + [Path()]:
-            path = base / Path(name).expanduser()
-            if path.is_file():
-                return path
-        raise PresetError(
-            f"no preset file {name}", "check the path, or use a name from `esa presets list`"
-        )
-    known = available()
-    if name not in known:
-        raise PresetError(f"unknown preset {name!r}", nearest(name, list(known)))
-    return known[name]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PresetError(f"cannot read preset {path}: {error}", "") from error
-    except (yaml.YAMLError, ValueError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        raise PresetError(
-            f"preset {path} is not valid YAML{line}", "YAML needs spaces, not tabs"
-        ) from error
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise PresetError(f"preset {path} is not a mapping of settings", "see `esa presets show`")
-    return data
-
-
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid upon `base`, mapping by mapping; a part with another name starts afresh."""
     out = dict(base)
@@ -151,13 +107,17 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in chain:
         loop = " -> ".join(step.stem for step in (*chain, path))
         raise PresetError(f"presets extend each other in a circle: {loop}", "remove one `extends`")
-    data = _read(path)
+    data = read_file(path)
     parent = data.pop("extends", None)
     if parent is None:
         return data
     if not isinstance(parent, str):
         raise PresetError(f"{path}: extends must be the name of one preset", "")
-    return merge(_extended(find(parent, near=path.parent), (*chain, path)), data)
+    chain = (*chain, path)
+    below = find(parent, near=path.parent)
+    if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
+        below = shipped().get(parent, below)
+    return merge(_extended(below, chain), data)
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -172,7 +132,7 @@ def parse_override(text: str) -> dict[str, Any]:
             f"--set {text!r} is not KEY=VALUE", "for example --set window.selected=2048"
         )
     try:
-        parsed = yaml.safe_load(value)
+        parsed = strictly(value)
     except (yaml.YAMLError, ValueError) as error:
         raise PresetError(f"--set {text!r}: the value is not readable", "quote it") from error
     for part in reversed(key.strip().split(".")):
@@ -224,6 +184,8 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     data = merge(defaults, _extended(path))
     for text in overrides:
         data = merge(data, parse_override(text))
+    if "name" in data:
+        raise PresetError("--set cannot change a preset's name", "save it under another file name")
     return validated(path.stem, data)
 
 
@@ -261,4 +223,4 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
 def dump(preset: Preset) -> str:
     """The whole preset as YAML that can be saved and used as one."""
     data = preset.model_dump(exclude={"name"})
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return written(data)

@@ -248,6 +248,7 @@ def test_a_document_refused_by_the_system(
     [
         (["-p", "tiny-randm"], ["unknown preset", "tiny-random"]),
         (["-p", "nosuch.yaml"], ["no preset file"]),
+        (["-p", "~no-such-user/p.yaml"], ["no home folder ~no-such-user"]),
         ([*TINY, "--set", "window.seleted=3"], ["window.seleted", "selected"]),
         ([*TINY, "--set", "window"], ["KEY=VALUE"]),
         ([*TINY, "--selector", "topp"], ["unknown selector 'topp'", "topk"]),
@@ -274,6 +275,7 @@ def test_presets_and_plugins(
         ("nosuch.gguf", ["nosuch.gguf"]),
         ("random:gpt", ["random:llama"]),
         ("a b", ["not a model reference"]),
+        ("~no-such-user/m", ["no home folder ~no-such-user"]),
     ],
 )
 def test_models(esa: Esa, note: str, tmp_path: Path, model: str, words: list[str]) -> None:
@@ -390,9 +392,33 @@ def test_models_commands(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -
     assert (Path(folder) / "config.json").is_file()
     assert esa("models", "path", "random:llama").out.strip() == folder
     assert "random:llama" in esa("models", "list").out
+    (listed,) = json.loads(esa("models", "list", "--json").out)["models"]
+    assert listed["name"] == listed["reference"] == "random:llama"
+    assert listed["folder"] == folder
+    assert listed["bytes"] > 1000
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     fail(esa("models", "rm", "random:llama"), 2, "--yes")
     fail(esa("models", "path"), 5, "not on this machine")
+
+
+def test_a_model_has_a_short_name(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esa_cli.models import DEFAULT_MODEL
+    from esa_cli.models.cache import build
+    from esa_cli.models.reference import parse_reference
+
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
+    folder = build(parse_reference(DEFAULT_MODEL), lambda _: {})
+    out = esa("models", "list").out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    name = out.splitlines()[1].split()[0]
+    assert name.startswith("smollm2-135m-instruct")
+    assert esa("models", "path", name).out.strip() == str(folder)
+    (listed,) = json.loads(esa("models", "list", "--json").out)["models"]
+    assert (listed["name"], listed["reference"]) == (name, DEFAULT_MODEL)
+    assert esa("models", "rm", name, "--yes").code == 0
+    assert json.loads(esa("models", "list", "--json").out) == {"models": []}
 
 
 def test_removing_a_model(esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,6 +435,55 @@ def test_doctor(esa: Esa) -> None:
     data = json.loads(esa("doctor", "--json").out)
     assert "reference" in data["kernels"]
     assert any("esa models pull" in hint for hint in data["hints"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ESA_MEMORY_LIMIT", "lots", "ESA_MEMORY_LIMIT = 'lots' is not a size"),
+        ("ESA_HOME", "~no-such-user/x", "no home folder ~no-such-user"),
+    ],
+)
+def test_doctor_reports_nonsense_in_the_environment(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    result = esa("doctor")
+    assert result.code == 0
+    assert sum(words in line for line in result.out.splitlines()) == 1
+    data = json.loads(esa("doctor", "--json").out)
+    assert any(words in hint for hint in data["hints"])
+    assert data["memory"]["available"] > 1 << 20
+    assert data["memory"]["limit"] is None
+    assert data["free_disk"] > 1 << 20
+
+
+def test_a_cache_folder_of_nobody_is_refused(
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESA_HOME", "~no-such-user/x")
+    fail(esa("ask", note, "What?", *TINY), 2, "ESA_HOME ~no-such-user/x")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 400])
+def test_tables_fit_the_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = {}
+    for group in ("presets", "plugins"):
+        monkeypatch.setattr("sys.stdout", Terminal())
+        esa(group, "list")
+        text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
+        shown[group] = text.splitlines()
+        assert max(map(len, shown[group])) <= columns
+    words = "The k middle tokens with the highest score"
+    (line,) = (line for line in shown["plugins"] if words in line)
+    assert line.startswith("    ") == (columns < 110), "where it has no room it goes below"
+    assert any(line.startswith("smollm2-135m ") for line in shown["presets"])
 
 
 def test_version_and_help_without_a_command(esa: Esa) -> None:
@@ -500,12 +575,3 @@ def test_ctrl_c_during_imports(note: str) -> None:
     _, err = interrupt(process)
     assert process.returncode == 130
     assert err == "esa: interrupted\n"
-
-
-def test_a_closed_pipe_is_no_error() -> None:
-    process = start("presets", "show", "tiny-random")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait(30) == 141

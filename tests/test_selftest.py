@@ -1,4 +1,4 @@
-"""Self-tests on a tiny random model: what is read and asked, what is kept, and what recall means."""
+"""Self-tests on a tiny random model: what is read, asked and kept, and what recall means."""
 
 from __future__ import annotations
 

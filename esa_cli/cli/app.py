@@ -8,7 +8,19 @@ import typer
 import typer.main
 
 from .. import __version__
-from . import ask, bench, calibrate, compare, doctor, methods, models, plan, plugins, presets, selftest
+from . import (
+    ask,
+    bench,
+    calibrate,
+    compare,
+    doctor,
+    methods,
+    models,
+    plan,
+    plugins,
+    presets,
+    selftest,
+)
 
 app = typer.Typer(
     name="esa",

@@ -33,7 +33,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("esa", facts["esa"]),
         ("python", f"{facts['python']} on {facts['system']}"),
         *packages,
-        ("processor", f"{cpu['cores']} cores, {cpu['threads']} threads, {' '.join(features)}"),
+        ("processor", " ".join((f"cores: {cpu['cores']}, threads: {cpu['threads']},", *features))),
         (
             "memory",
             f"{size_text(memory['available'])} available of {size_text(memory['total'])}{limit}",

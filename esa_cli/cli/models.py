@@ -12,29 +12,34 @@ from . import options
 
 app = typer.Typer(help="List, fetch and remove models.")
 _HELP = "A hub id, a folder, a .gguf file or a wheel."
-Ref = Annotated[str, typer.Argument(metavar="REF", help=_HELP)]
-DefaultRef = Annotated[
-    str | None, typer.Argument(metavar="[REF]", help=_HELP + " Without it the default model.")
-]
+_LISTED = "A name from `esa models list`, or a reference as for `pull`."
+_DEFAULT = " Without it the default model."
+Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
+DefaultRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_LISTED + _DEFAULT)]
+PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
 
 
 @app.command("list")
-def list_() -> None:
+def list_(as_json: options.Json = False) -> None:
     """List the models on this machine."""
     from ..machine import size_text
     from ..models import list_models
-    from .render import print_table
+    from .render import print_json, print_table
 
-    found = [(m.ref, m.kind, size_text(m.size), str(m.path)) for m in list_models()]
-    if found:
-        print_table(("model", "kind", "size", "folder"), found)
+    found = list_models()
+    if as_json:
+        keys = ("name", "kind", "reference", "folder", "bytes")
+        facts = [(m.name, m.kind, m.ref, str(m.path), m.size) for m in found]
+        print_json({"models": [dict(zip(keys, fact, strict=True)) for fact in facts]})
+    elif found:
+        print_table(("model", "kind", "size"), [(m.name, m.kind, size_text(m.size)) for m in found])
     else:
         print("no models yet; `esa models pull` fetches the default one")
 
 
 @app.command("pull")
 def pull(
-    ref: DefaultRef = None,
+    ref: PullRef = None,
     from_file: Annotated[
         Path | None,
         typer.Option("--from", metavar="WHEEL", help="A wheel, or its .gguf, fetched elsewhere."),

@@ -1,21 +1,25 @@
 """What people see: tables and answers on standard output, progress on standard error.
 
 On a terminal there are bars and colours; elsewhere plain lines, and now and then one of progress.
+A reader who goes away is a BrokenPipeError; `__main__` knows what to do with it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from ..machine import size_text, time_text
 
 LINE_EVERY_S = 10.0
+NARROW = 32
+"""A table's last column that has less room than this goes below its row."""
 _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
@@ -42,21 +46,62 @@ def print_json(data: object) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output; in a pipe as wide as it needs to be."""
-    from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
     from rich.text import Text
 
-    console = Console(highlight=False, force_terminal=sys.stdout.isatty())
+    console = _console(sys.stdout)
     if not console.is_terminal:
         console.width = 1000
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(cell)) for cell in row))
+    cells = [[Text(clean(cell)) for cell in row] for row in rows]
+    if any(headers):
+        cells.insert(0, [Text(header, style="bold") for header in headers])
+    widths = _widths_above(cells, console.width)
     with console.capture() as capture:
-        console.print(table)
+        if widths is None:
+            console.print(_grid(cells, [None] * len(headers)))
+        else:
+            for row in cells:
+                console.print(_grid([row[:-1]], widths), Padding(row[-1], (0, 0, 0, 4)), sep="")
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _grid(rows: list[list[Any]], widths: Sequence[int | None]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for width in widths:
+        table.add_column(overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _widths_above(rows: list[list[Any]], room: int) -> list[int] | None:
+    """Widths of all columns but the last where that one has to go below, else None."""
+    if not rows or len(rows[0]) < 3:
+        return None
+    *widths, last = (max(map(_width, column)) for column in zip(*rows, strict=True))
+    room -= 2 * (len(widths) - 1)
+    if sum(widths) + 2 + min(last, NARROW) <= room:
+        return None
+    while sum(widths) > room and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _width(cell: Any) -> int:
+    return max((line.cell_len for line in cell.split()), default=0)
+
+
+def _console(stream: TextIO) -> Any:
+    """rich's console, without its own way of ending the program when the reader has gone."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "the reader has gone")
+
+    return Plain(file=stream, highlight=False, force_terminal=stream.isatty())
 
 
 class Reporter:
@@ -67,10 +112,8 @@ class Reporter:
     """
 
     def __init__(self, quiet: bool = False) -> None:
-        from rich.console import Console
-
         self.quiet = quiet
-        self.console = Console(stderr=True, highlight=False, force_terminal=sys.stderr.isatty())
+        self.console = _console(sys.stderr)
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage, self._shown = "", 0.0

@@ -1,20 +1,28 @@
-"""Checks of selectors. Fewer tokens than min(budget, M) are allowed (blocks); more never are."""
+"""Checks of selectors. Fewer tokens than min(budget, M) are allowed (blocks); more never are.
+
+A selector is asked as `attention` asks it: with its own allowance if it has one, and told of the
+chunk after. It gives one selection, or one for each query head; every head's is checked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from ..protocols import Selector
+from ..choice import allowance
+from ..protocols import Selection, Selector
+from ..step import Step
 from .findings import Finding, attempt, each, gather
-from .steps import Observe, advance, make_step
+from .steps import Observe, advance, make_step, watched
 from .trials import BUDGET, STEPS, Tried, conduct, one_dimension, right_device
 
 TAKEN_BACK = (8, 60, 50)
 """Tokens cropped in turn: the last chunk, half of the document, nearly all that is left."""
+SHAPE = "a tensor of one dimension, or a list with one for each query head"
 
 
 def _int64(tried: Tried) -> str:
@@ -58,17 +66,62 @@ PICKED: dict[str, Callable[[Tried], str]] = {
 }
 
 
+def _shape(tried: Tried) -> str:
+    heads = tried.step.queries.shape[0]
+    if isinstance(tried.out, list) and len(tried.out) != heads:
+        return f"a list of {len(tried.out)} for {heads} query heads"
+    return _of_each(one_dimension, tried)
+
+
+def _of_each(complaint: Callable[[Tried], str], tried: Tried) -> str:
+    """The complaint about the selection, or about the first head's that deserves it."""
+    if not isinstance(tried.out, list):
+        return complaint(tried)
+    details = (complaint(replace(tried, out=row)) for row in tried.out)
+    return next((f"head {h}: {detail}" for h, detail in enumerate(details) if detail), "")
+
+
+CHECKS: dict[str, Callable[[Tried], str]] = {
+    name: partial(_of_each, complaint) for name, complaint in PICKED.items()
+}
+
+
+def _select(selector: Selector, step: Step, budget: int = BUDGET) -> Selection:
+    return selector.select(step, allowance(selector, step, budget))
+
+
+def _tried(
+    selector: Selector, device: str, budget: int, observe: Observe | None, options: dict[str, Any]
+) -> Tried:
+    step = make_step(device=device, observe=observe, **options)
+    twin = make_step(device=device, **options)
+    budget = allowance(selector, step, budget)
+    out = selector.select(step, budget)
+    if observe is not None:
+        observe(watched(step))
+    return Tried(step, twin, budget, out)
+
+
 def _after_crop(selector: Selector, device: str, observe: Observe | None) -> str:
     step = make_step(device=device, observe=observe)
-    selector.select(step, BUDGET)
+    _select(selector, step)
     for tokens in TAKEN_BACK:
-        step.store.crop(-tokens)
-        step = advance(step, observe=observe)
-        tried = Tried(step, step, BUDGET, selector.select(step, BUDGET))
-        for name, complaint in {"a tensor of one dimension": one_dimension, **PICKED}.items():
+        step = advance(step, back=tokens, observe=observe)
+        budget = allowance(selector, step, BUDGET)
+        tried = Tried(step, step, budget, selector.select(step, budget))
+        for name, complaint in {SHAPE: _shape, **CHECKS}.items():
             detail = complaint(tried)
             if detail:
                 return f"{tokens} tokens taken back, M = {step.middle}: not {name}: {detail}"
+    return ""
+
+
+def _allowance(own: Callable[[Step, int], Any], device: str) -> str:
+    for layer in (0, 30):
+        for budget in (0, BUDGET):
+            value = own(make_step(device=device, layer=layer), budget)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                return f"{value!r} in layer {layer} for budget {budget}"
     return ""
 
 
@@ -77,20 +130,21 @@ def check_selector(selector: Any, device: str) -> list[Finding]:
     if not isinstance(selector, Selector):
         return [Finding("has select(step, budget)", False, "there is no such method")]
     observe: Observe | None = getattr(selector, "observe", None)
-
-    def tried(budget: int, hook: Observe | None, options: dict[str, Any]) -> Tried:
-        step = make_step(device=device, observe=hook, **options)
-        twin = make_step(device=device, **options)
-        return Tried(step, twin, budget, selector.select(step, budget))
-
-    cases = {case: partial(tried, BUDGET, observe, options) for case, options in STEPS.items()}
-    cases["budget 0"] = partial(tried, 0, observe, {})
-    cases["budget 1"] = partial(tried, 1, observe, {})
-    cases["nothing observed"] = partial(tried, BUDGET, None, {})
+    own = getattr(selector, "allowance", None)
+    allowed: list[Finding] = []
+    if own is not None:
+        allowed = [attempt("allowance is a whole number from 0", partial(_allowance, own, device))]
+        if not allowed[0].passed:
+            return allowed
+    run = partial(_tried, selector, device)
+    cases = {case: partial(run, BUDGET, observe, options) for case, options in STEPS.items()}
+    cases["budget 0"] = partial(run, 0, observe, {})
+    cases["budget 1"] = partial(run, 1, observe, {})
+    cases["nothing observed"] = partial(run, BUDGET, None, {})
     findings, results = gather(cases)
-    findings.append(each("a tensor of one dimension", results, one_dimension))
-    flat = {case: result for case, result in results.items() if not one_dimension(result)}
-    findings += [each(name, flat, complaint) for name, complaint in PICKED.items()]
-    findings += conduct(results, device, observe, lambda step: selector.select(step, BUDGET))
+    findings = [*allowed, *findings, each(SHAPE, results, _shape)]
+    flat = {case: result for case, result in results.items() if not _shape(result)}
+    findings += [each(name, flat, complaint) for name, complaint in CHECKS.items()]
+    findings += conduct(results, device, observe, partial(_select, selector))
     cropped = partial(_after_crop, selector, device, observe)
     return [*findings, attempt("works after the store is cropped", cropped)]

@@ -1,11 +1,15 @@
 """Random selection steps, as `attention` makes them, for tests of scores and selectors.
 
+A selector that observes is asked for a chunk first and told about it after: `make_step` makes a
+step that waits for its selection, `watched` is what `observe` is then given, and `advance` gives it
+and goes on to the next step.
+
 Letters as in `protocols`. Knows nothing about the checks; plugin authors use it in their own tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -13,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..compressors import flatten_keys
+from ..kernels import merge
+from ..kernels.reference import attend
 from ..protocols import Projection, Score
 from ..rotary import Rope
 from ..scores import SumScore
@@ -60,6 +66,8 @@ def make_step(
     spread: float = 1.0,
     ties: bool = False,
     distance: int = 64,
+    layer: int = 0,
+    decoding: bool = False,
     score: Score = PLAIN,
     projection: Projection | None = None,
     observe: Observe | None = None,
@@ -72,8 +80,9 @@ def make_step(
         middle, chunk, initial, local: M, C, I and L. heads, groups, dim: H, G and D.
         spread: standard deviation of queries (H, C, D) and unrotated keys and values (G, N, D).
         ties: every token has the same key. distance: query position that stands for 'far'.
+        layer: index of the layer. decoding: the chunk is an answer's token.
         score: the step's score; `sum` unless given. projection: reduces keys of F = G * D.
-        observe: a selector's hook, called for every chunk on the way, as `attention` does.
+        observe: a selector's hook, called for every chunk before the step's own.
     """
     start = initial + middle + local
     place = torch.device(device)
@@ -88,7 +97,7 @@ def make_step(
         keys = keys[:, :1].expand_as(keys)
     store = LayerStore(groups, dim, dtype, place)
     step = Step(
-        layer=0,
+        layer=layer,
         start=start,
         queries=queries[:, start:],
         store=store,
@@ -100,21 +109,42 @@ def make_step(
         rope=Rope(Rotary(dim)),
         score=score,
         projection=projection,
+        decoding=decoding,
     )
-    for low, high in _spans(start, chunk):
+    for low in range(0, start, READ):
+        high = min(low + READ, start)
         store.append(keys[:, low:high], values[:, low:high])
         if observe is not None:
-            observe(_watched(step, low, queries[:, low:high]))
+            observe(watched(_at(step, low, queries[:, low:high])))
+    store.append(keys[:, start:], values[:, start:])
     _reduce(step)
     return step
 
 
-def advance(step: Step, chunk: int = 8, *, seed: int = 1, observe: Observe | None = None) -> Step:
-    """The step of `chunk` new random tokens after those now in the store, cropped or not.
+def advance(
+    step: Step,
+    chunk: int = 8,
+    *,
+    seed: int = 1,
+    decoding: bool = False,
+    back: int = 0,
+    observe: Observe | None = None,
+) -> Step:
+    """The step of `chunk` new random tokens after those now in the store.
 
     The step's windows are kept: L is the last `step.local` tokens, I the first `step.low`.
+
+    Args:
+        decoding: they are an answer's token.
+        back: tokens taken back before, this step's chunk first.
+        observe: a selector's hook, called for this step's chunk, unless it was taken back already.
     """
-    store, start = step.store, len(step.store)
+    store = step.store
+    if observe is not None and len(store) == step.start + step.queries.shape[1]:
+        observe(watched(step))
+    if back:
+        store.crop(-back)
+    start = len(store)
     random = torch.Generator().manual_seed(seed)
 
     def draw(rows: int) -> Tensor:
@@ -122,34 +152,38 @@ def advance(step: Step, chunk: int = 8, *, seed: int = 1, observe: Observe | Non
 
     queries = draw(step.queries.shape[0])
     store.append(draw(store.heads), draw(store.heads))
-    if observe is not None:
-        observe(_watched(step, start, queries))
-    local = min(step.local, start)
-    high = start - local
-    low = min(step.low, high)
-    step = replace(step, start=start, queries=queries, low=low, high=high, local=local)
+    step = replace(_at(step, start, queries), decoding=decoding)
     _reduce(step)
     return step
 
 
-def _spans(start: int, chunk: int) -> Iterator[tuple[int, int]]:
-    for low in range(0, start, READ):
-        yield low, min(low + READ, start)
-    yield start, start + chunk
+def watched(step: Step) -> Step:
+    """What `observe` is given after the step's chunk was attended to.
+
+    It was attended to as a chunk that is only read: I, L and C, I at the step's `distance`.
+    """
+    return replace(step, low=0, projection=None, lse=_lse(step))
 
 
-def _watched(step: Step, start: int, queries: Tensor) -> Step:
-    """What `observe` is given: nothing is initial yet, and everything before L may become M."""
+def _at(step: Step, start: int, queries: Tensor) -> Step:
+    """The step of the chunk of queries (H, C, D) from position `start` on."""
     local = min(step.local, start)
+    high = start - local
+    low = min(step.low, high)
     return replace(
-        step,
-        start=start,
-        queries=queries,
-        low=0,
-        high=start - local,
-        local=local,
-        projection=None,
+        step, start=start, queries=queries, low=low, high=high, local=local, decoding=False
     )
+
+
+def _lse(step: Step) -> Tensor:
+    """(H, C) log-sum-exp of attention to I, L and C."""
+    chunk, rope = step.queries.shape[1], step.rope
+    places = torch.arange(step.local + chunk, device=step.queries.device)
+    keys, values = step.store.span(step.start - step.local, step.start + chunk)
+    queries = rope.rotate(step.queries, places[step.local :])
+    near = attend(queries, rope.rotate(keys, places), values, True, step.scale)
+    keys, values = step.store.span(0, step.low)
+    return merge([near, attend(step.rotated(True), keys, values, False, step.scale)])[1]
 
 
 def _reduce(step: Step) -> None:

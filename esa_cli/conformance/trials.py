@@ -23,6 +23,8 @@ STEPS: dict[str, dict[str, Any]] = {
     "empty M": {"middle": 0},
     "C = 1": {"chunk": 1},
     "C = 40": {"chunk": 40},
+    "an answer's token": {"chunk": 1, "decoding": True},
+    "a late layer": {"layer": 30},
     "L = 0": {"local": 0},
     "H = G": {"heads": 4, "groups": 4},
     "H = 3 G": {"heads": 6, "groups": 2},
@@ -61,9 +63,13 @@ def conduct(
     results: dict[str, Tried],
     device: str,
     observe: Observe | None,
-    call: Callable[[Step], Tensor],
+    call: Callable[[Step], Any],
 ) -> list[Finding]:
-    """Checks that a method repeats itself and changes nothing that is not its own."""
+    """Checks that a method repeats itself and changes nothing that is not its own.
+
+    Args:
+        call: gives a tensor, or a list of them.
+    """
     make = partial(make_step, device=device, observe=observe)
     return [
         attempt("deterministic", lambda: _deterministic(make, call)),
@@ -72,16 +78,29 @@ def conduct(
     ]
 
 
-def _deterministic(make: Callable[[], Step], call: Callable[[Step], Tensor]) -> str:
+def parts(out: Any) -> list[Tensor]:
+    """The tensors of a result: itself, or those of a list."""
+    return [out] if isinstance(out, Tensor) else list(out)
+
+
+def _deterministic(make: Callable[[], Step], call: Callable[[Step], Any]) -> str:
     step = make()
-    first, second, fresh = call(step).clone(), call(step).clone(), call(make()).clone()
+    first, second, fresh = (
+        [part.clone() for part in parts(call(given))] for given in (step, step, make())
+    )
     for out, when in ((second, "the same step again"), (fresh, "an equal step")):
-        if first.shape != out.shape:
-            return f"shape {tuple(first.shape)}, then {tuple(out.shape)} on {when}"
-        changed = int(((first != out) & ~(first.isnan() & out.isnan())).sum())
+        shapes, now = ([tuple(part.shape) for part in one] for one in (first, out))
+        if shapes != now:
+            return f"shape {_short(shapes)}, then {_short(now)} on {when}"
+        pairs = list(zip(first, out, strict=True))
+        changed = sum(int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in pairs)
         if changed:
-            return f"{changed} of {first.numel()} numbers differ on {when}"
+            return f"{changed} of {sum(a.numel() for a in first)} numbers differ on {when}"
     return ""
+
+
+def _short(shapes: list[tuple[int, ...]]) -> str:
+    return ", ".join(str(shape) for shape in shapes)
 
 
 def _same_queries(tried: Tried) -> str:

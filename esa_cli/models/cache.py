@@ -26,7 +26,8 @@ from typing import Any, Literal
 import filelock
 import platformdirs
 
-from esa_cli.errors import ModelError, ResourceError
+from esa_cli.errors import ModelError, ResourceError, UsageError
+from esa_cli.machine import in_home
 from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef, as_reference
 
@@ -42,11 +43,23 @@ class CachedModel:
     path: Path
     size: int
 
+    @property
+    def name(self) -> str:
+        """Short, no other model's, and understood by `path_of` and `remove`."""
+        short = self.kind == "hub" or self.ref.startswith("random:")
+        return self.ref if short else self.path.name
+
 
 def home() -> Path:
-    """$ESA_HOME if it is set and not empty, else the platform's cache folder for esa."""
+    """$ESA_HOME if it is set and not empty, else the platform's cache folder for esa.
+
+    Raises:
+        UsageError: $ESA_HOME is below the home folder of a user who does not exist.
+    """
     chosen = os.environ.get("ESA_HOME")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("esa"))
+    if not chosen:
+        return Path(platformdirs.user_cache_dir("esa"))
+    return in_home(chosen, "ESA_HOME", UsageError)
 
 
 def models_folder() -> Path:
@@ -83,9 +96,14 @@ def slug(ref: ModelRef) -> str:
 def path_of(ref: str | ModelRef) -> Path | None:
     """The local folder of a model that is already on this machine, or None. Nothing is fetched.
 
+    A prepared model may also be named by its folder's name.
+
     Raises:
         ModelError: the reference is nonsense, or names a GGUF file that is missing.
     """
+    named = _prepared(ref)
+    if named is not None and read_marker(named) is not None:
+        return named
     ref = as_reference(ref)
     if ref.kind == "folder":
         return ref.path if ref.path is not None and ref.path.is_dir() else None
@@ -129,10 +147,9 @@ def remove(ref: str | ModelRef) -> int:
     Raises:
         ModelError: the model is not in a cache, or is a folder of the user's own.
     """
-    if isinstance(ref, str) and re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", ref):
-        folder = models_folder() / ref
-        if folder.is_dir():
-            return _remove_folder(folder)
+    named = _prepared(ref)
+    if named is not None:
+        return _remove_folder(named)
     ref = as_reference(ref)
     if ref.kind == "folder":
         raise ModelError(f"{ref.text} is your own folder; esa does not delete it.")
@@ -144,6 +161,14 @@ def remove(ref: str | ModelRef) -> int:
     if not folder.is_dir():
         raise ModelError(f"{ref.name} is not in {models_folder()}.", "See `esa models list`.")
     return _remove_folder(folder)
+
+
+def _prepared(name: str | ModelRef) -> Path | None:
+    """The folder of that name below `models_folder`, whole or not."""
+    if isinstance(name, str) and re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", name):
+        folder = models_folder() / name
+        return folder if folder.is_dir() else None
+    return None
 
 
 def _remove_folder(folder: Path) -> int:
@@ -191,6 +216,8 @@ def build(
                 _fill_and_rename(ref, folder, fill)
         finally:
             lock.release()
+    except BrokenPipeError:  # whoever watched the progress has gone
+        raise
     except OSError as error:
         raise cache_error(error) from error
     return folder

@@ -11,42 +11,55 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef
-from esa_cli.models.weights import weight_files
+from esa_cli.models.weights import check_tokenizer, weight_files
 
 _FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+_SMALL_FILES = ["config.json", "tokenizer*"]
 _NOT = ["*/*", "consolidated*"]
 _TIMEOUT_S = 10
 
 
-def local_snapshot(ref: ModelRef) -> Path | None:
-    """The snapshot of a hub model that is already on this machine, with its weights, or None."""
+def _snapshot(ref: ModelRef, files: list[str], **options: Any) -> Path:
     from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        ref.repo, revision=ref.revision, allow_patterns=files, ignore_patterns=_NOT, **options
+    )
+    return Path(folder)
+
+
+def _here(ref: ModelRef, files: list[str], check: Callable[[Path], object]) -> Path | None:
+    """The snapshot on this machine, if it has a config.json and `check` raises no ModelError."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                ref.repo,
-                revision=ref.revision,
-                allow_patterns=_FILES,
-                ignore_patterns=_NOT,
-                local_files_only=True,
-            )
-        )
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
-    # Another program may have fetched only some of the files, or have been interrupted.
-    try:
-        weight_files(folder)
-    except ModelError:
+        folder = _snapshot(ref, files, local_files_only=True)
+        # Another program may have fetched only some of the files, or have been interrupted.
+        check(folder)
+    except (LocalEntryNotFoundError, HFValidationError, ModelError):
         return None
     return folder if (folder / "config.json").exists() else None
+
+
+def local_snapshot(ref: ModelRef) -> Path | None:
+    """The snapshot of a hub model that is already on this machine, with its weights, or None."""
+    return _here(ref, _FILES, weight_files)
+
+
+def small_files(ref: ModelRef) -> Path:
+    """The snapshot folder with a model's config.json and tokenizer, fetched in silence if need be.
+
+    Raises:
+        ModelError, ResourceError: as `fetch`.
+    """
+    return _here(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
 
 
 def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = None) -> Path:
@@ -69,7 +82,7 @@ def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = N
             f"{ref.text} is not on this machine, and fetching is turned off.",
             f"Run `esa models pull {ref.text}` where there is a network.",
         )
-    _download(ref, progress or silent)
+    _download(ref, _FILES, progress or silent)
     folder = local_snapshot(ref)
     if folder is None:
         raise ModelError(
@@ -79,19 +92,16 @@ def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = N
     return folder
 
 
-def _download(ref: ModelRef, report: Progress) -> None:
-    from huggingface_hub import snapshot_download
+def _download(ref: ModelRef, files: list[str], report: Progress) -> Path:
+    from huggingface_hub import HfApi
 
     report("download", 0, None)
     try:
-        snapshot_download(
-            ref.repo,
-            revision=ref.revision,
-            allow_patterns=_FILES,
-            ignore_patterns=_NOT,
-            etag_timeout=_TIMEOUT_S,
-            tqdm_class=_bar_class(report),
-        )
+        # snapshot_download begins with this request too, but waits for ever for its answer.
+        HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
+        return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=_bar_class(report))
+    except BrokenPipeError:  # whoever watched the progress has gone
+        raise
     except Exception as error:
         raise _fetch_error(ref, error) from error
 
@@ -142,17 +152,22 @@ def _fetch_error(ref: ModelRef, error: Exception) -> ModelError | ResourceError:
     )
 
 
-def cached_repos() -> list[tuple[str, Path, int]]:
-    """The models in huggingface_hub's cache: id, folder and bytes on disk."""
+def _cached_models() -> tuple[Any, dict[str, Any]]:
+    """huggingface_hub's cache, and the models in it by their ids."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repos = scan_cache_dir().repos
+        cache = scan_cache_dir()
     except (CacheNotFound, OSError):
-        return []
-    models = [r for r in repos if r.repo_type == "model"]
-    return sorted((r.repo_id, Path(r.repo_path), r.size_on_disk) for r in models)
+        return None, {}
+    return cache, {repo.repo_id: repo for repo in cache.repos if repo.repo_type == "model"}
+
+
+def cached_repos() -> list[tuple[str, Path, int]]:
+    """The models in huggingface_hub's cache: id, folder and bytes on disk."""
+    found = _cached_models()[1].values()
+    return sorted((repo.repo_id, Path(repo.repo_path), repo.size_on_disk) for repo in found)
 
 
 def delete_repo(ref: ModelRef) -> int:
@@ -161,16 +176,9 @@ def delete_repo(ref: ModelRef) -> int:
     Raises:
         ModelError: the model is not there.
     """
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cache = scan_cache_dir()
-        repo = next(r for r in cache.repos if r.repo_type == "model" and r.repo_id == ref.repo)
-    except (CacheNotFound, StopIteration):
-        raise ModelError(
-            f"{ref.repo} is not in the hub's cache.", "See `esa models list`."
-        ) from None
-    strategy = cache.delete_revisions(*(r.commit_hash for r in repo.revisions))
+    cache, found = _cached_models()
+    if ref.repo not in found:
+        raise ModelError(f"{ref.repo} is not in the hub's cache.", "See `esa models list`.")
+    strategy = cache.delete_revisions(*(r.commit_hash for r in found[ref.repo].revisions))
     strategy.execute()
-    return strategy.expected_freed_size
+    return int(strategy.expected_freed_size)

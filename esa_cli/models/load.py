@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
+from esa_cli.machine import available_memory, size_text
 from esa_cli.models.progress import Progress, silent
 from esa_cli.models.quiet import gc_paused, quiet_transformers
 from esa_cli.models.reference import ModelRef, as_reference
@@ -57,7 +58,7 @@ def load(
         offline: use only what is on this machine.
 
     Raises:
-        UsageError: no such dtype or device.
+        UsageError: no such dtype or device, or $ESA_MEMORY_LIMIT is not a size.
         ModelError: the model is missing, broken, unreachable or not supported.
         ResourceError: not enough memory or disk.
     """
@@ -188,20 +189,12 @@ def _processor_has_bfloat16() -> bool:
 
 
 def _check_memory(need: int, place: str, ref: ModelRef) -> None:
-    """Raises ResourceError if the weights alone, in bytes, are more than the free memory."""
-    import psutil
-    import torch
-
-    if place.startswith("cuda"):
-        free = torch.cuda.mem_get_info(torch.device(place))[0]
-    elif place == "balanced":
-        free = sum(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count()))
-    else:
-        free = psutil.virtual_memory().available
+    """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
+    free = available_memory(place)
     if need > free:
         raise ResourceError(
-            f"{ref.name} needs {need / 2**30:.1f} GiB for its weights, and {place} has "
-            f"{free / 2**30:.1f} GiB free.",
+            f"{ref.name} needs {size_text(need)} for its weights, and {place} has "
+            f"{size_text(free)} available.",
             _SMALLER,
         )
 

@@ -26,20 +26,7 @@ def peek(ref: str | ModelRef, progress: Progress | None = None) -> Path:
     if ref.kind != "hub":
         return resolve(ref, progress=progress)
     folder = path_of(ref)
-    return folder if folder is not None else _small_files(ref)
-
-
-def _small_files(ref: ModelRef) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(
-                ref.repo, revision=ref.revision, allow_patterns=["config.json", "tokenizer*"]
-            )
-        )
-    except Exception as error:
-        raise hub._fetch_error(ref, error) from error
+    return folder if folder is not None else hub.small_files(ref)
 
 
 def count_tokens(folder: Path, text: str) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from esa_cli.errors import ModelError
+from esa_cli.machine import in_home
 from esa_cli.models.random import NAMES
 
 Kind = Literal["hub", "folder", "gguf", "wheel", "random"]
@@ -86,7 +87,7 @@ def parse_reference(text: str) -> ModelRef:
         return _parse_random(text)
     if "://" in text:
         raise ModelError(f"'{text}' is a web address, not a model reference.", _FORMS)
-    path = Path(text).expanduser()
+    path = in_home(text, "the model", ModelError)
     if text.lower().endswith(".gguf"):
         return ModelRef("gguf", text, path=path)
     if path.is_dir() or text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or path.drive:

