@@ -39,7 +39,7 @@ class Base(NamedTuple):
         return {"selected": 0, "local": window.selected + window.local}
 
 
-OWN_SCORE: dict[str, Any] = {"score": {"name": "vote"}}
+OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0}}
 """For selectors that score by themselves: `vote` needs no reduced keys, so none are made."""
 
 Settings = Callable[[Base], dict[str, Any]]

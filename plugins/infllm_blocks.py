@@ -1,20 +1,21 @@
 """InfLLM's block memory as a selector: whole blocks, found by a few representative keys each.
 
-    r_h,m   attention that token m received from head h while m was local        (observe)
+    r_h,m   attention that token m received from head h while m was near         (observe)
     K_h,b   mean of block b's `representatives` unrotated keys with the highest r_h
     s_b     sum over heads of mean over the chunk of R(q_h,c, far distance) . K_h,b
     choice  the floor(budget / block) blocks with the highest s_b
 
-Source: Xiao et al., "InfLLM", arXiv 2402.04617. Unlike the original,
-- r is normalised over L and C only; there the selected blocks share the softmax;
+A worked example of a selector that watches attention; `esa_cli/methods/infllm.py` is the exact
+method. Source: Xiao et al., "InfLLM", arXiv 2402.04617. What is simpler here:
 - M is cut from its first token on, so its last block may be short; there it would still be local;
 - one retrieval serves a chunk of the preset's size, not 512 tokens;
-- distances come from the preset's position encoding (the original's is `esa` at distance L).
+- distances come from the preset's position encoding (the original's is `infllm`);
+- one head after the other is looked at;
+- what a question's tokens gave to document tokens that were near it stays in r after the question
+  is taken back.
 
 r lies in the store's memo and is cut with the tokens that are taken back. It cannot be recomputed:
 the queries are gone. A block for which no r is known is represented by the mean of all its keys.
-What a question's tokens gave to document tokens that were local to it stays in r after the question
-is taken back.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class InfLLMBlocks:
 
 def _given(step: Step, first: int, stop: int) -> Tensor:
     """Attention (H, n) that each token of [first, stop) receives from the chunk, causally."""
+    assert step.lse is not None, "observe comes after attention"
     heads = step.queries.shape[0]
     keys = step.store.span(first, stop)[0]
     places = torch.arange(stop - first, device=keys.device)
@@ -115,7 +117,8 @@ def _given(step: Step, first: int, stop: int) -> Tensor:
     # One head at a time: all of them at once would be H x C x (L + C) numbers.
     for head in range(heads):
         logits = queries[head] @ keys[head * keys.shape[0] // heads].T * step.scale
-        given[head] = logits.masked_fill_(hidden, float("-inf")).softmax(dim=-1).sum(dim=0)
+        shares = torch.exp(logits - step.lse[head, :, None]).masked_fill_(hidden, 0.0)
+        given[head] = shares.sum(dim=0)
     return given
 
 

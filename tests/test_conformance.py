@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 import torch
 from torch import Tensor
 
 from esa_cli import registry
 from esa_cli.compressors import Linear, Moments, save_learned
 from esa_cli.conformance import Finding, advance, check, check_file, make_step
+from esa_cli.conformance.selectors import SHAPE
+from esa_cli.conformance.steps import watched
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.positions import FixedDistance
 from esa_cli.protocols import Positions
@@ -148,6 +151,49 @@ class Selectors:
         def select(self, step: Step, budget: int) -> Tensor:
             return SHARED.setdefault(id(step.store), first(step, budget))
 
+    class TwoHeads:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            return [first(step, budget)] * 2
+
+    class OneHeadTooFar:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            rows = [first(step, budget)] * (step.queries.shape[0] - 1)
+            return [*rows, first(step, budget) + 1]
+
+    class OneHeadSquare:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            rows = [first(step, budget)] * (step.queries.shape[0] - 1)
+            return [first(step, budget)[None], *rows]
+
+    class OneHeadRandom:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            some = torch.randperm(step.middle)[:budget].sort().values
+            return [some] + [first(step, budget)] * (step.queries.shape[0] - 1)
+
+    class Fraction:
+        def allowance(self, step: Step, budget: int) -> Any:
+            return budget / 2
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    class OverItsAllowance:
+        def allowance(self, step: Step, budget: int) -> int:
+            return budget // 2
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, 2 * budget)
+
+    class EarlyLayersOnly:
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.layer < 30, "no such layer"
+            return first(step, budget)
+
+    class NotForAnswers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert not step.decoding, "an answer"
+            return first(step, budget)
+
     class Idle:
         pass
 
@@ -159,13 +205,21 @@ WRONG_SELECTORS = {
     "Negative": ("inside M", "offset -1 with M = 100"),
     "Greedy": ("within the budget", "100 tokens for budget 16 and M = 100: 16 at most"),
     "Narrow": ("int64", "torch.int32"),
-    "Square": ("a tensor of one dimension", "(1, 16)"),
-    "AList": ("a tensor of one dimension", "list"),
+    "Square": (SHAPE, "(1, 16)"),
+    "AList": (SHAPE, "a list of 16 for 6 query heads"),
     "Random": ("deterministic", "of 16 numbers differ"),
     "Scribbler": ("leaves the queries alone", "768 of 768"),
     "ScribblingObserver": ("leaves the queries alone", "768 of 768"),
     "Vandal": ("leaves the store alone", "96 of 4096 numbers in the values changed"),
     "NotEmpty": ("runs: empty M", "AssertionError: nothing to choose from"),
+    "TwoHeads": (SHAPE, "a list of 2 for 6 query heads"),
+    "OneHeadTooFar": ("inside M", "head 5: offset 7 with M = 7"),
+    "OneHeadSquare": (SHAPE, "head 0: has shape (1, 16)"),
+    "OneHeadRandom": ("deterministic", "of 96 numbers differ"),
+    "Fraction": ("allowance is a whole number from 0", "0.0 in layer 0 for budget 0"),
+    "OverItsAllowance": ("within the budget", "16 tokens for budget 8 and M = 100: 8 at most"),
+    "EarlyLayersOnly": ("runs: a late layer", "no such layer"),
+    "NotForAnswers": ("runs: an answer's token", "an answer"),
     "Remembers": ("works after the store is cropped", "M = 6: not within the budget"),
     "Idle": ("has select(step, budget)", "no such method"),
 }
@@ -179,7 +233,7 @@ def test_wrong_selectors_fail(name: str) -> None:
     assert detail in found[wanted]
     # What a wrong result of any step breaks as well: the same property in the cropped store.
     also = {"works after the store is cropped"}
-    if wanted == "a tensor of one dimension":
+    if wanted == SHAPE:
         also |= {"int64", "on the queries' device", "within the budget"}
         also |= {"inside M", "ascending", "unique", "deterministic"}
     assert set(found) <= {wanted} | also
@@ -328,6 +382,91 @@ def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
     assert detail in found[wanted]
 
 
+class Encodings:
+    """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
+
+    class NoReach(FixedDistance):
+        reach: Any = 0
+
+    class SpokenReach(FixedDistance):
+        reach: Any = "far"
+
+    class OneSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return torch.ones(1)
+
+    class WholeSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return torch.ones_like(at)
+
+    class LostSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return at.float().log()
+
+    class CommonSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return at.float() - at[0] + 1
+
+    class EveryFrequency(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return torch.cat((inverse, inverse)), factor
+
+    class NoFrequency(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse / (length - 1), factor
+
+    class Overwritten(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse.div_(2), factor
+
+    class NoFactor(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, Any]:
+            return inverse, None
+
+    class Restless(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse * torch.rand(1), factor
+
+
+WRONG_MEMBERS = {
+    "NoReach": ("declares reach", "reach is 0"),
+    "SpokenReach": ("declares reach", "reach is 'far'"),
+    "OneSharpness": ("sharpness (C,)", "the first tokens: not one factor a query: shape (1,)"),
+    "WholeSharpness": ("sharpness (C,)", "torch.int64"),
+    "LostSharpness": ("sharpness (C,)", "2 factors are not finite and above 0"),
+    "CommonSharpness": ("sharpness (C,)", "the last query's factor is 8, but alone it has 1"),
+    "EveryFrequency": ("frequencies (D / 2,)", "short: not D / 2 = 4 frequencies: shape (8,)"),
+    "NoFrequency": ("frequencies (D / 2,)", "frequencies are not finite floats from 0"),
+    "Overwritten": ("frequencies (D / 2,)", "changes the frequencies it is given"),
+    "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
+    "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MEMBERS)
+def test_wrong_optional_members_fail(name: str) -> None:
+    found = examine("position", getattr(Encodings, name))
+    wanted, detail = WRONG_MEMBERS[name]
+    assert detail in found[wanted]
+    assert set(found) == {wanted}
+
+
+def test_optional_members_are_looked_at_where_there_are_any() -> None:
+    class Whole(FixedDistance):
+        reach = 7
+
+        def sharpness(self, at: Tensor) -> Tensor:
+            return torch.full(at.shape, 1.5)
+
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse / 2, factor
+
+    registry.register("position", "whole")(dataclass(frozen=True)(Whole))
+    optional = {"declares reach", "sharpness (C,)", "frequencies (D / 2,)"}
+    assert optional <= {finding.check for finding in check("position", "whole") if finding.passed}
+    assert not optional & {finding.check for finding in check("position", "esa")}
+
+
 def test_a_method_must_be_frozen() -> None:
     @dataclass
     class Open:
@@ -365,7 +504,34 @@ def test_make_step_has_the_shapes_it_says() -> None:
     assert (short.low, short.high, short.local, short.start) == (0, 0, 7, 7)
 
 
+class Right:
+    """Selectors that use all that the protocol allows."""
+
+    class Ragged:
+        def allowance(self, step: Step, budget: int) -> int:
+            return step.middle if step.layer == 0 else budget
+
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            heads = step.queries.shape[0]
+            return [first(step, budget * head // heads) for head in range(heads)]
+
+    class Observing:
+        def observe(self, step: Step) -> None:
+            assert step.lse is not None
+            assert step.lse.shape == step.queries.shape[:2]
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.lse is None
+            return first(step, budget)
+
+
+@pytest.mark.parametrize("name", ["Ragged", "Observing"])
+def test_right_selectors_pass(name: str) -> None:
+    assert examine("selector", getattr(Right, name)) == {}
+
+
 def test_make_step_observes_as_attention_does() -> None:
+    """A chunk is observed after it was selected for: with the next step, or when tokens go."""
     seen: list[tuple[int, int, int, int, int]] = []
 
     def observe(step: Step) -> None:
@@ -373,5 +539,35 @@ def test_make_step_observes_as_attention_does() -> None:
         assert len(step.store) == stop, "the chunk's own keys are in the store"
         seen.append((step.low, step.high, step.local, step.start, stop))
 
-    make_step(middle=300, observe=observe)
-    assert seen == [(0, 0, 0, 0, 256), (0, 240, 16, 256, 320), (0, 304, 16, 320, 328)]
+    step = make_step(middle=300, observe=observe)
+    assert seen == [(0, 0, 0, 0, 256), (0, 240, 16, 256, 320)]
+    step = advance(step, 5, observe=observe)
+    assert seen[2:] == [(0, 304, 16, 320, 328)]
+    step = advance(step, 1, back=11, decoding=True, observe=observe)
+    assert seen[3:] == [(0, 312, 16, 328, 333)]
+    assert (step.start, step.decoding, len(step.store)) == (322, True, 323)
+    step.store.crop(-1)
+    step = advance(step, 2, observe=observe)
+    assert (len(seen), step.start, step.decoding) == (4, 322, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])
+def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[str, Any]) -> None:
+    step = make_step(middle=9, chunk=3, **{"initial": 2, "local": 4, **options})
+    lse = watched(step).lse
+    assert lse is not None
+    heads, chunk, _ = step.queries.shape
+    keys = reference.plain(step.store.span(0, len(step.store))[0])
+    queries = reference.plain(step.queries)
+    for h in range(heads):
+        for c in range(chunk):
+            at = step.start + c
+            away = dict.fromkeys(range(step.low), float(step.distance))
+            away |= {n: at - n for n in range(step.start - step.local, at + 1)}
+            group = keys[reference.group_of(h, heads, len(keys))]
+            logits = [
+                step.scale * reference.dot(reference.rotate(queries[h][c], apart), group[n])
+                for n, apart in away.items()
+            ]
+            _, want = reference.softmax_over(logits, [[]] * len(logits), 0)
+            assert float(lse[h, c]) == pytest.approx(want, abs=1e-4)

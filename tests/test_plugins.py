@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,11 +14,13 @@ import reference
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli import registry
+from esa_cli import recipes, registry
+from esa_cli.build import method as build_method
 from esa_cli.conformance import advance, check_file, make_step
 from esa_cli.errors import PluginError
 from esa_cli.method import Method, Window
-from esa_cli.positions import FixedDistance, TruePositions
+from esa_cli.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.preset import Preset
 from esa_cli.scores import SumScore
 from esa_cli.seam import attach
 from esa_cli.step import Step
@@ -32,6 +35,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worked plugins, in a copy of the registry that the test may change."""
     for name in ("_CLASSES", "_ORIGIN", "_FILES"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
     for path in FILES:
         registry.load_file(path)
 
@@ -85,6 +89,15 @@ def test_grouped_positions_refuse_no_group() -> None:
         build("position", "grouped", group=0)
 
 
+def test_streaming_brings_its_recipe() -> None:
+    base = Preset(name="base", model="m", context=4096, selector={"name": "topk", "proximity": 3})
+    made = recipes.apply("streaming", base)
+    assert (made.selector, made.window) == ({"name": "streaming", "recent": True}, base.window)
+    method = build_method(made)
+    assert type(method.selector).__name__ == "Streaming"
+    assert isinstance(method.position, Contiguous)
+
+
 class Received:
     """InfLLM's r by loops: what every token got while it was in L or C, from each head."""
 
@@ -96,6 +109,8 @@ class Received:
         first, stop = step.start - step.local, step.start + chunk
         q = reference.plain(step.queries)
         k = reference.plain(step.store.span(first, stop)[0])
+        assert step.lse is not None
+        lse = reference.plain(step.lse)
         self.r = self.r or [[] for _ in range(heads)]
         for h in range(heads):
             self.r[h] += [0.0] * (stop - len(self.r[h]))
@@ -103,13 +118,9 @@ class Received:
             keys = [reference.rotate(key, n) for n, key in enumerate(keys)]
             for c in range(chunk):
                 query = reference.rotate(q[h][c], step.local + c)
-                logits = [
-                    step.scale * reference.dot(query, key) for key in keys[: step.local + c + 1]
-                ]
-                shares = [[float(n == m) for m in range(len(logits))] for n in range(len(logits))]
-                given, _ = reference.softmax_over(logits, shares, len(logits))
-                for n, weight in enumerate(given):
-                    self.r[h][first + n] += weight
+                for n, key in enumerate(keys[: step.local + c + 1]):
+                    logit = step.scale * reference.dot(query, key)
+                    self.r[h][first + n] += math.exp(logit - lse[h][c])
 
 
 def mean_of(rows: list[list[float]]) -> list[float]:

@@ -1,0 +1,57 @@
+"""What methods that select for each query head share: scores by head, and the best of each.
+
+A chunk of several queries shares one selection a head, so its scores are put together as Eq. 3 does
+it, but for each head alone:
+
+    s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
+
+With one query this orders tokens as x itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..scores import KEEP_ELEMENTS, top_k
+from ..step import BLOCK_ELEMENTS
+
+Blocks = Iterator[tuple[int, Tensor]]
+"""(offset of the first, logits (H, C, n)): n tokens or pages after another."""
+
+
+def most_at_once(rows: int) -> int:
+    """How many tokens a block of logits may have beside `rows` = H * C."""
+    return max(256, BLOCK_ELEMENTS // max(rows, 1))
+
+
+def loudest(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
+    """Scores (H, count) of each head for the whole chunk.
+
+    Args:
+        blocks: gives the logits from the start; called a second time where they are too many to
+            be kept. queries: (H, C, D). count: tokens or pages in all.
+    """
+    heads, chunk, _ = queries.shape
+    out = torch.empty(heads, count, device=queries.device)
+    if chunk == 1:
+        for offset, block in blocks():
+            out[:, offset : offset + block.shape[2]] = block[:, 0]
+        return out
+    keep = heads * chunk * count <= KEEP_ELEMENTS
+    kept: list[tuple[int, Tensor]] = []
+    top = torch.full((heads, chunk), float("-inf"), device=queries.device)
+    for offset, block in blocks():
+        top = torch.maximum(top, block.float().amax(dim=2))
+        if keep:
+            kept.append((offset, block))
+    for offset, block in kept if keep else blocks():
+        out[:, offset : offset + block.shape[2]] = (block.float() - top[..., None]).amax(dim=1)
+    return out
+
+
+def best_by_head(scores: Tensor, count: int) -> list[Tensor]:
+    """Ascending indices (count,) of each row's best, for scores (H, n)."""
+    return [top_k(row, count) for row in scores]

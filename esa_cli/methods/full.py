@@ -1,0 +1,39 @@
+"""Selectors that do not choose: `full` takes all of M, `none` takes nothing.
+
+`full` is full attention, for encodings that stretch the window. `none` leaves I and L, for methods
+without a memory. Neither looks at a query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..registry import register
+from ..step import Step
+
+
+@register("selector", "full")
+@dataclass(frozen=True)
+class Full:
+    """All of M, whatever the budget."""
+
+    def allowance(self, step: Step, budget: int) -> int:
+        """M: this method has no budget."""
+        return step.middle
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(M,) offsets, or the first `budget` of them where less is allowed."""
+        return torch.arange(min(budget, step.middle), device=step.queries.device)
+
+
+@register("selector", "none")
+@dataclass(frozen=True)
+class Nothing:
+    """No middle token."""
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(0,) offsets."""
+        return torch.arange(0, device=step.queries.device)

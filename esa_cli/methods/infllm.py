@@ -1,0 +1,148 @@
+"""InfLLM: a memory of whole blocks, each found by the few keys that were attended to most.
+
+    r_h(m)   attention that token m got from head h while it was near         (`received`)
+    K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
+    s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) . K_h,b, the same for all heads
+    choice   the blocks with the highest s, as many as the budget holds
+
+A block is formed of `block` tokens that have left L, counted from the first token of M. Tokens that
+have left L but do not fill a block yet are attended to as well, out of the same budget.
+
+Source: Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an Efficient
+Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
+- its local window is n_local tokens for each query; here, as in Eq. 1, all of C sees all of L, and
+  r counts whatever was seen there;
+- one retrieval serves a chunk of the preset's size (512 there), and windows are the preset's (there
+  128 initial, 4096 local, 16 blocks);
+- tokens that do not fill a block come on top of its 16 blocks; here they are paid for, and can be
+  left out (`remainder`);
+- a block of which no r is known, its chunks having been read under another method, is represented
+  by the mean of all its keys.
+n_local - 1 is the position encoding's `distance`, which the recipe sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..recipes import OWN_SCORE, Base, recipe
+from ..registry import register
+from ..rows import Rows
+from ..step import Step
+from .blocks import AT_ONCE, block_rows, tokens_of
+from .by_head import best_by_head
+from .esa_recipes import ATTENDED
+from .received import Received
+
+RECEIVED = "infllm.received"
+
+
+@register("selector", "infllm")
+@dataclass(frozen=True)
+class InfLLM:
+    """The best whole blocks of M, and what does not fill one.
+
+    A budget below `block` has room for what does not fill one only.
+
+    Args:
+        block: tokens in a block. representatives: keys of a block that stand for it.
+        per_head: each query head takes blocks of its own; one selection for all otherwise.
+        remainder: also take the last tokens of M that fill no block yet.
+    """
+
+    block: int = 128
+    representatives: int = 4
+    per_head: bool = False
+    remainder: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.representatives < 1:
+            raise ValueError("block and representatives must be at least 1")
+
+    def observe(self, step: Step) -> None:
+        """Adds what the chunk's queries gave to each token of L and C."""
+        memo = step.store.memo
+        if RECEIVED not in memo:
+            rows = Rows(step.queries.shape[0], torch.float32, step.queries.device)
+            memo[RECEIVED] = Received(rows)
+        memo[RECEIVED].add(step)
+
+    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
+        """(K,) int64 offsets into M; with `per_head` H such tensors."""
+        device, middle = step.queries.device, step.middle
+        if budget >= middle:
+            return torch.arange(middle, device=device)
+        left = min(middle % self.block, budget) if self.remainder else 0
+        rest = torch.arange(middle - left, middle, device=device)
+        count = (budget - left) // self.block
+        if not count or middle < self.block:
+            return rest
+        scores = self._scores(step)
+        chosen = [
+            torch.cat((tokens_of(blocks, self.block, middle), rest))
+            for blocks in best_by_head(scores, count)
+        ]
+        return chosen if self.per_head else chosen[0]
+
+    def _scores(self, step: Step) -> Tensor:
+        """s of every whole block of M: (1, n), or (H, n) with `per_head`."""
+        heads, _, dim = step.queries.shape
+        mean = step.rotated(True).float().mean(dim=1)
+        whole, parts = step.middle // self.block, []
+        for _, rows in self._keys(step).blocks(0, whole, AT_ONCE):
+            by_head = (rows.float().view(-1, heads, dim) * mean).sum(dim=2).T
+            parts.append(by_head if self.per_head else by_head.sum(dim=0, keepdim=True))
+        return torch.cat(parts, dim=1)
+
+    def _keys(self, step: Step) -> Rows:
+        """K, rows (at least the whole blocks of M, H * D).
+
+        A block behind L receives no more. After a crop it may be in L again, so it is made anew.
+        """
+        heads, _, dim = step.queries.shape
+        received: Received | None = step.store.memo.get(RECEIVED)
+        name = f"infllm.{self.block}.{self.representatives}"
+
+        def made(start: int, count: int) -> Tensor:
+            stop = start + count * self.block
+            keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
+            r = None if received is None else received.of(start, stop)
+            return self._represent(keys, r, heads)
+
+        return block_rows(step, name, self.block, heads * dim, made, held=step.local)
+
+    def _represent(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
+        """K (n, H * D) of n blocks of `block` tokens, keys (G, n, block, D), r (n * block, H)."""
+        groups, count, size, dim = keys.shape
+        share = heads // groups
+        mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
+        if r is None:
+            return mean.transpose(0, 1).flatten(1)
+        r = r.view(count, size, groups, share).permute(2, 3, 0, 1)
+        best = r.topk(min(self.representatives, size), dim=3).indices
+        best = best[..., None].expand(-1, -1, -1, -1, dim)
+        loud = keys[:, None].expand(-1, share, -1, -1, -1).gather(3, best).float().mean(dim=3)
+        known = r.amax(dim=(0, 1, 3))[:, None] > 0
+        picked = torch.where(known, loud.flatten(0, 1), mean)
+        return picked.transpose(0, 1).flatten(1)
+
+
+@recipe(
+    "infllm",
+    about="blocks of 128 tokens, found by the keys that were attended to most; one distance",
+    source="Xiao et al., InfLLM: Training-Free Long-Context Extrapolation for LLMs with an "
+    "Efficient Context Memory, arXiv 2402.04617",
+    cost=f"H D M / 128 + {ATTENDED}",
+)
+def infllm(base: Base) -> dict[str, Any]:
+    memory = {"block": 128, "representatives": 4, "per_head": False, "remainder": True}
+    return {
+        "selector": {"name": "infllm", **memory},
+        **OWN_SCORE,
+        "position": {"name": "infllm", "distance": max(base.preset.window.local - 1, 0)},
+        "reading": "select",
+    }

@@ -1,0 +1,126 @@
+"""LM-Infinite: a Λ of first and recent tokens, and its variant with the best middle tokens a head.
+
+    lm-infinite        I, seen from distance L, and the most recent tokens
+    lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
+                       s_h(m) = scale * R(q_h,last, w) . k_g(h),m, w = 2048, keys unrotated,
+                       q_h,last the chunk's last query; the k best of M, seen from distance w
+
+Source: Han et al., "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language
+Models", arXiv 2308.16137, and its published code. Unlike the original,
+- its k is 5; here k is the budget, so that methods compare; `count` takes another;
+- I and L are the preset's (it has 10 or 100 sinks), and L moves by whole chunks;
+- "the last query" is that of a chunk, which is a whole forward call there.
+Layers below `first_layer` leave the budget unspent, as in the original.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..positions import consecutive
+from ..protocols import Positions
+from ..recipes import OWN_SCORE, Base, recipe
+from ..registry import register
+from ..step import Step
+from .by_head import best_by_head, loudest
+
+SOURCE = (
+    "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "
+    "arXiv 2308.16137"
+)
+INSERT = 2048
+"""Where the original places its middle tokens."""
+
+
+@register("selector", "lm-infinite-topk")
+@dataclass(frozen=True)
+class LastQueryTopK:
+    """The best middle tokens of each head, by the chunk's last query alone.
+
+    Args:
+        first_layer: layers below take no middle token. count: k of each head, when the budget
+            allows; None: the whole budget. The original's is 5.
+    """
+
+    first_layer: int = 4
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.first_layer < 0 or (self.count is not None and self.count < 0):
+            raise ValueError("first_layer and count must not be negative")
+
+    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
+        """H tensors (K,) of offsets into M, or (0,) below `first_layer`."""
+        count = budget if self.count is None else min(budget, self.count)
+        if step.layer < self.first_layer:
+            count = 0
+        if count == 0 or count >= step.middle:
+            return torch.arange(min(count, step.middle), device=step.queries.device)
+        last = replace(step, queries=step.queries[:, -1:])
+        scores = loudest(lambda: last.head_logits(rotate=True), last.queries, step.middle)
+        return best_by_head(scores, count)
+
+
+@register("position", "lm-infinite-topk")
+@dataclass(frozen=True)
+class TwoDistances:
+    """Initial tokens at distance L, other far ones at `distance`; near ones in order.
+
+    Args:
+        distance: of middle tokens, when scored and when attended to. initial: I of the window.
+    """
+
+    distance: int = INSERT
+    initial: int = 64
+
+    def __post_init__(self) -> None:
+        if self.distance < 0 or self.initial < 0:
+            raise ValueError("distance and initial must not be negative")
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+        """(C,) queries and (L + C,) keys, consecutive."""
+        return consecutive(local, chunk)
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        """(C,) queries in one place and (n,) keys before it."""
+        stand = max(local, self.distance)
+        first = torch.full_like(at, stand - local)
+        keys = torch.where(at < self.initial, first, stand - self.distance)
+        return Positions(torch.full((chunk,), stand), keys)
+
+
+@recipe(
+    "lm-infinite",
+    about="first and most recent tokens only, the first seen from the window's length",
+    source=SOURCE,
+    cost="2 F (I + L), L taking the whole budget",
+)
+def lm_infinite(base: Base) -> dict[str, Any]:
+    return {
+        "window": base.local_only(),
+        "selector": {"name": "none"},
+        **OWN_SCORE,
+        "position": {"name": "lm-infinite"},
+        "reading": "local",
+    }
+
+
+@recipe(
+    "lm-infinite-topk",
+    about="lm-infinite with middle tokens for each head, by the chunk's last query",
+    source=SOURCE,
+    cost="F M + 2 F (I + L) + 2 H D K",
+)
+def lm_infinite_topk(base: Base) -> dict[str, Any]:
+    preset = base.preset
+    placed = {"distance": min(INSERT, preset.context // 2), "initial": preset.window.initial}
+    return {
+        "selector": {"name": "lm-infinite-topk", "first_layer": 4, "count": None},
+        **OWN_SCORE,
+        "position": {"name": "lm-infinite-topk", **placed},
+        "reading": "select",
+    }

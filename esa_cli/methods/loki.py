@@ -1,0 +1,141 @@
+"""Loki: tokens for each query head, by logits in the first principal directions of the keys.
+
+    P_g    (D, r) directions of largest variance of key head g's unrotated keys
+    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, q rotated to the far distance; k P_g is kept
+    choice   for each query head h the k best of s_h; attention to them is exact
+
+Source: Singhania et al., "Loki: Low-Rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
+Unlike the original,
+- it fits on another text beforehand; here the first `fit_tokens` of M do, the sinks before M left
+  out: they are unlike all other keys;
+- it projects keys rotated to their true positions; ours are unrotated, and the query stands for the
+  distance (`rotate`), as in attention with all far tokens at one place;
+- it selects while the answer is written; here chunks do, too, their queries agreeing as in
+  `by_head`;
+- as there, means give the directions only: they are not subtracted from what is scored.
+
+The directions depend on the first tokens alone. Taking back later ones loses neither them nor the
+projected keys of those that stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..recipes import OWN_SCORE, Base, recipe
+from ..registry import register
+from ..rows import Rows
+from ..step import Step
+from .blocks import block_rows
+from .by_head import Blocks, best_by_head, loudest, most_at_once
+from .esa_recipes import far_away
+
+
+@dataclass
+class Directions:
+    """Principal directions (G, D, r) of the keys of tokens [low, upto), while those are there."""
+
+    low: int
+    upto: int
+    basis: Tensor
+    valid: bool = True
+
+    def truncate(self, length: int) -> None:
+        self.valid = self.valid and length >= self.upto
+
+
+def principal(keys: Tensor, rank: int) -> Tensor:
+    """The `rank` directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
+    keys = keys.double()
+    centred = keys - keys.mean(dim=1, keepdim=True)
+    vectors: Tensor = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
+    return vectors[..., -rank:].flip(-1).float()
+
+
+@register("selector", "loki")
+@dataclass(frozen=True)
+class Loki:
+    """The best middle tokens of each query head, on keys of `rank` numbers.
+
+    Args:
+        rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
+            fewer, if the first selection comes before.
+        rotate: score the logit that attention at the far distance will see.
+    """
+
+    rank: int | None = None
+    fit_tokens: int = 2048
+    rotate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.rank < 1:
+            raise ValueError("rank must be at least 1")
+        if self.fit_tokens < 1:
+            raise ValueError("fit_tokens must be at least 1")
+
+    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
+        """H tensors (K,) of offsets into M."""
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        basis = self._basis(step)
+        reduced = self._reduced(step, basis)
+        scores = loudest(lambda: self._logits(step, basis, reduced), step.queries, step.middle)
+        return best_by_head(scores, budget)
+
+    def _rank(self, step: Step) -> int:
+        dim = step.store.dim
+        return max(1, dim // 4) if self.rank is None else min(self.rank, dim)
+
+    def _name(self, step: Step) -> str:
+        return f"loki.{self._rank(step)}.{self.fit_tokens}"
+
+    def _basis(self, step: Step) -> Tensor:
+        """(G, D, r), fitted when there is none, and then without keys projected by another."""
+        memo, name = step.store.memo, self._name(step)
+        kept: Directions | None = memo.get(f"{name}.basis")
+        if kept is None or not kept.valid or kept.low != step.low:
+            upto = min(step.low + self.fit_tokens, step.high)
+            keys = step.store.span(step.low, upto)[0]
+            kept = Directions(step.low, upto, principal(keys, self._rank(step)))
+            memo[f"{name}.basis"] = kept
+            memo.pop(f"{name}.keys", None)
+        return kept.basis
+
+    def _reduced(self, step: Step, basis: Tensor) -> Rows:
+        """Projected keys, rows (at least M, G * r)."""
+
+        def made(start: int, count: int) -> Tensor:
+            keys = step.store.span(start, start + count)[0].float()
+            return (keys @ basis).transpose(0, 1).flatten(1)
+
+        width = step.store.heads * basis.shape[2]
+        return block_rows(step, f"{self._name(step)}.keys", 1, width, made)
+
+    def _logits(self, step: Step, basis: Tensor, reduced: Rows) -> Blocks:
+        """Yields (offset into M, s_h (H, C, n))."""
+        heads, chunk, dim = step.queries.shape
+        groups = step.store.heads
+        q = step.rotated(self.rotate).float() * step.scale
+        q = q.reshape(groups, heads // groups * chunk, dim) @ basis
+        for at, rows in reduced.blocks(0, step.middle, most_at_once(heads * chunk)):
+            keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
+            yield at, (q @ keys).view(heads, chunk, -1)
+
+
+@recipe(
+    "loki",
+    about="tokens for each head, by logits in the first principal directions of its keys",
+    source="Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
+    cost="F M / 4 + 2 F (I + L) + 2 H D K",
+)
+def loki(base: Base) -> dict[str, Any]:
+    return {
+        "selector": {"name": "loki", "rank": None, "fit_tokens": 2048, "rotate": True},
+        **OWN_SCORE,
+        "position": {"name": "esa", "distance": far_away(base)},
+        "reading": "select",
+    }

@@ -1,0 +1,118 @@
+"""Quest: pages of keys, found for each query head by an upper bound of the page's best logit.
+
+    u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
+    choice   for each query head h the floor(budget / page) pages with the highest u_h
+
+q is rotated to the far distance and keys are unrotated, so that u bounds the logit that attention
+at that distance will see. The original's keys are rotated to their true positions, which ours do
+not have. The two agree where all far tokens stand at one place, as the recipe puts them.
+
+Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv
+2406.10774, and its published code. Unlike the original,
+- it selects while the answer is written only, and reads densely; here chunks select, too, and their
+  queries agree as in `by_head`;
+- it takes at least 3 pages, and its first two layers are dense: `dense_layers`, 0 here, so that
+  methods compare at one budget;
+- its newest page is always taken; here L is.
+
+Bounds of whole pages are kept and grow with M; the last, short page is looked at in every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..recipes import OWN_SCORE, Base, recipe
+from ..registry import register
+from ..rows import Rows
+from ..step import Step
+from .blocks import block_rows, tokens_of
+from .by_head import Blocks, best_by_head, loudest, most_at_once
+from .esa_recipes import far_away
+
+
+@register("selector", "quest")
+@dataclass(frozen=True)
+class Quest:
+    """Whole pages for each query head; fewer than `page` tokens of budget take none.
+
+    Args:
+        page: tokens in a page. dense_layers: so many first layers attend to everything; the
+            original's number is 2.
+    """
+
+    page: int = 16
+    dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.page < 1 or self.dense_layers < 0:
+            raise ValueError("page must be at least 1, and dense_layers must not be negative")
+
+    def allowance(self, step: Step, budget: int) -> int:
+        """M in the dense layers, elsewhere the budget."""
+        return step.middle if step.layer < self.dense_layers else budget
+
+    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
+        """H tensors (K,) of offsets into M."""
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        pages = -(-step.middle // self.page)
+        bounds = self._bounds(step)
+        scores = loudest(lambda: self._upper(step, bounds), step.queries, pages)
+        chosen = best_by_head(scores, budget // self.page)
+        return [tokens_of(row, self.page, step.middle) for row in chosen]
+
+    def _bounds(self, step: Step) -> Rows:
+        """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
+
+        def made(start: int, count: int) -> Tensor:
+            return bounds_of(step.store.span(start, start + count * self.page)[0], self.page)
+
+        width = 2 * step.store.heads * step.store.dim
+        return block_rows(step, f"quest.{self.page}", self.page, width, made)
+
+    def _upper(self, step: Step, bounds: Rows) -> Blocks:
+        """Yields (first page, u (H, C, n))."""
+        heads, chunk, dim = step.queries.shape
+        groups, whole = step.store.heads, step.middle // self.page
+        q = step.rotated(True).float() * step.scale
+        # max(q a, q b) with a >= b is q a where q > 0, and q b elsewhere.
+        both = torch.cat((q.clamp(min=0), q.clamp(max=0)), dim=-1)
+        both = both.view(groups, heads // groups * chunk, 2 * dim)
+
+        def upper(rows: Tensor) -> Tensor:
+            pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
+            return (both @ pages).view(heads, chunk, -1)
+
+        for first, rows in bounds.blocks(0, whole, most_at_once(heads * chunk)):
+            yield first, upper(rows)
+        if whole * self.page < step.middle:
+            keys = step.store.span(step.low + whole * self.page, step.high)[0]
+            yield whole, upper(bounds_of(keys, keys.shape[1]))
+
+
+def bounds_of(keys: Tensor, page: int) -> Tensor:
+    """Largest and smallest numbers (n, G * 2 D) of n whole pages of keys (G, n * page, D)."""
+    pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
+    both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
+    return both.transpose(0, 1).flatten(1)
+
+
+@recipe(
+    "quest",
+    about="pages of 16 tokens for each head, by an upper bound of their best logit",
+    source="Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
+    "arXiv 2406.10774",
+    cost="2 F M / 16 + 2 F (I + L) + 2 H D K",
+)
+def quest(base: Base) -> dict[str, Any]:
+    return {
+        "selector": {"name": "quest", "page": 16, "dense_layers": 0},
+        **OWN_SCORE,
+        "position": {"name": "esa", "distance": far_away(base)},
+        "reading": "select",
+    }

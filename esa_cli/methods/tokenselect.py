@@ -1,0 +1,117 @@
+"""TokenSelect: tokens by the soft vote of all heads for the chunk's mean query.
+
+    q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries as they stand behind L
+    S(m)   = sum over h of softmax_m( q_h . k_g(h),m )      keys unrotated, no 1/sqrt(D)
+    choice   the k best of S, after an optional maximum over `pool` neighbours
+
+Selection cache (`reuse`): the last selection serves again while cos(q, q of that selection) is at
+least `reuse`. The paper's threshold is 0.9.
+
+Source: Wu et al., "TokenSelect: Efficient Long-Context Inference and Length Extrapolation for LLMs
+via Dynamic Token-Level KV Cache Selection", arXiv 2411.02886, and its published code. Unlike it,
+- query head h votes with the key head it attends with, h // (H / G); the code takes h % G;
+- `reuse` is off unless asked for, as it is in the code. It is for tokens of an answer only: a chunk
+  of the document or question has other words, and begins anew. The cosine is that of all heads'
+  mean queries together;
+- windows, chunk and k are the preset's (there 128, 512, 512 and 2048);
+- `pool` is odd, so that a neighbourhood has a middle. ESA's epsilon is (pool - 1) / 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..recipes import OWN_SCORE, Base, recipe
+from ..registry import register
+from ..scores import VoteScore, top_k
+from ..selectors import proximity
+from ..step import Step
+from .esa_recipes import ATTENDED
+
+KEPT = "tokenselect.kept"
+VOTE = VoteScore(rule="softmax", rotate=False)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A selection that may serve again; it has no `truncate`, so taking tokens back drops it.
+
+    Args:
+        query: (H, D). chosen: absolute positions (K,).
+    """
+
+    query: Tensor
+    budget: int
+    chosen: Tensor
+
+
+@register("selector", "tokenselect")
+@dataclass(frozen=True)
+class TokenSelect:
+    """One selection for all heads by soft vote.
+
+    Args:
+        pool: tokens over which the maximum of the votes is taken, odd; 1: each for itself.
+        reuse: cosine from which an answer's token takes the selection before it; None: never.
+    """
+
+    pool: int = 1
+    reuse: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool < 1 or self.pool % 2 == 0:
+            raise ValueError("pool must be odd and at least 1")
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(K,) int64 offsets into M."""
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        query = mean_query(step)
+        if self.reuse is None:
+            return self._choose(step, query, budget)
+        memo = step.store.memo
+        kept: Kept | None = memo.pop(KEPT, None)
+        if not step.decoding:
+            return self._choose(step, query, budget)
+        if kept is None or kept.budget != budget or alike(query, kept.query) < self.reuse:
+            kept = Kept(query, budget, self._choose(step, query, budget) + step.low)
+        memo[KEPT] = kept
+        return kept.chosen - step.low
+
+    def _choose(self, step: Step, query: Tensor, budget: int) -> Tensor:
+        one = replace(step, queries=query[:, None], scale=1.0)
+        return top_k(proximity(VOTE.scores(one), self.pool // 2), budget)
+
+
+def mean_query(step: Step) -> Tensor:
+    """(H, D): the chunk's queries rotated to where they stand behind L, averaged."""
+    chunk = step.queries.shape[1]
+    at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
+    rotated = step.rope.rotate(step.queries, at) * step.rope.gain(step.queries)
+    return rotated.float().mean(dim=1).to(step.queries.dtype)
+
+
+def alike(a: Tensor, b: Tensor) -> float:
+    """The cosine of two queries (H, D), all heads together."""
+    return float(functional.cosine_similarity(a.float().flatten(), b.float().flatten(), dim=0))
+
+
+@recipe(
+    "tokenselect",
+    about="tokens by the soft vote of all heads for the chunk's mean query; re-numbered in order",
+    source="Wu et al., TokenSelect: Efficient Long-Context Inference and Length Extrapolation for "
+    "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
+    cost=f"F M + {ATTENDED}",
+)
+def tokenselect(base: Base) -> dict[str, Any]:
+    return {
+        "selector": {"name": "tokenselect", "pool": 1, "reuse": None},
+        **OWN_SCORE,
+        "position": {"name": "contiguous"},
+        "reading": "select",
+    }
