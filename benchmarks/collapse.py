@@ -1,7 +1,7 @@
 """Why answers are lost when the document grows: which layers select the needle.
 
-For every needle of `needles.jsonl`, the share of its tokens that each layer selects when the
-question is read, with each layer selecting for itself and with `consensus`.
+For each of the first 16 needles of `needles.jsonl`, the share of its tokens that each layer selects
+when the question is read, with each layer selecting for itself and with `consensus`.
 
     python benchmarks/collapse.py --lengths 12k,24k --out benchmarks/results/collapse.jsonl
 """
@@ -75,7 +75,7 @@ def main() -> None:
     from esa_cli import models, preset
     from esa_cli.session import Session
 
-    needles = load_needles(ROOT / "benchmarks" / "needles.jsonl")
+    needles = load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")[:16]
     chosen = preset.load(arguments.preset, COMMON)
     loaded = models.load(chosen.model)
 

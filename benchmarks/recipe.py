@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
 
 
 def tokens(text: str) -> int:
@@ -40,7 +38,7 @@ def answered(text: str, answers: Sequence[str]) -> bool:
 
 def paragraphs(haystack: str) -> list[str]:
     if haystack == "chronicle":
-        from make_chronicle import build
+        from esa_cli.probes.chronicle import build
 
         text = build(words=60000, seed=11)
     else:
@@ -89,7 +87,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli.session import Session
 
     plan = yaml.safe_load(Path(arguments.plan).read_text("utf-8"))
-    needles = load_needles(ROOT / "benchmarks" / "needles.jsonl")
+    needles = load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")[:16]
     first = preset.load(arguments.preset)
     loaded = models.load(arguments.model or first.model)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -13,22 +12,23 @@ from typing import Any
 
 import pytest
 
+from esa_cli.probes import chronicle
+from esa_cli.probes.chronicler import Chronicler
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
-def load_generator() -> ModuleType:
+def load_command() -> ModuleType:
     # `examples` is no package: its scripts are loaded the way a reader would run them.
     spec = importlib.util.spec_from_file_location("make_chronicle", EXAMPLES / "make_chronicle.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their own module up by name.
-    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-chronicle = load_generator()
+command = load_command()
 QUESTIONS: list[dict[str, Any]] = chronicle.load_questions(EXAMPLES / "questions.jsonl")
 
 
@@ -55,13 +55,13 @@ def repeated_sentences(text: str) -> list[str]:
 
 def test_committed_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     out, questions = tmp_path / "chronicle.md", tmp_path / "questions.jsonl"
-    chronicle.main(["--out", str(out), "--questions", str(questions)])
+    command.main(["--out", str(out), "--questions", str(questions)])
     assert out.read_bytes() == (EXAMPLES / "chronicle.md").read_bytes()
     assert questions.read_bytes() == (EXAMPLES / "questions.jsonl").read_bytes()
 
 
 def test_text_goes_to_stdout_by_default(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    chronicle.main([])
+    command.main([])
     assert capsys.readouterr().out == text
 
 
@@ -154,3 +154,40 @@ def test_same_words_and_seed_give_the_same_text() -> None:
 def test_too_few_words_are_refused() -> None:
     with pytest.raises(ValueError, match="at least"):
         chronicle.build(100, 1)
+
+
+@pytest.mark.parametrize("seed", [2, 11])
+def test_no_sentence_repeats_in_200_000_words_of_background(seed: int) -> None:
+    parts: list[str] = []
+    words = 0
+    for paragraph in chronicle.paragraphs(seed):
+        parts.append(paragraph)
+        words += len(paragraph.split())
+        if words >= 200_000:
+            break
+    assert words >= 200_000
+    assert repeated_sentences("\n\n".join(parts)) == []
+    headings = [part for part in parts if part.startswith("#")]
+    assert len(set(headings)) == len(headings)
+    background = "\n\n".join(parts)
+    assert not any(question["fact"] in background for question in QUESTIONS)
+
+
+def test_background_reaches_a_million_tokens() -> None:
+    # English prose has about 1.4 tokens a word with the default model's tokenizer.
+    assert sum(len(part.split()) for part in chronicle.paragraphs(4)) > 900_000
+
+
+def test_background_is_the_demos_own(text: str) -> None:
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    own = (part for part in chronicle.paragraphs(chronicle.DEFAULT_SEED) if part.startswith("#"))
+    assert [next(own) for _ in headings] == headings
+
+
+@pytest.mark.timeout(20)
+def test_a_surname_whose_first_names_are_used_up_is_passed_over() -> None:
+    chronicler = Chronicler(1)
+    chronicler.vocabulary["surname"] = ["Used", "Free"]
+    firsts = [*chronicler.material["women"], *chronicler.material["men"]]
+    chronicler.names = {first + "Used" for first in firsts}
+    assert {chronicler.person().last for _ in range(20)} == {"Free"}

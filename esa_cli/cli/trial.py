@@ -16,7 +16,7 @@ from typing import Any
 from .. import __version__, models, preset, recipes
 from ..errors import UsageError
 from ..journal import Journal
-from ..probes import PROBES, probe
+from ..probes import PROBES, Haystack, probe
 from ..selftest.plan import Settings, dense_length
 from . import progress
 from .render import Reporter, clean, print_json
@@ -44,7 +44,6 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
     Raises:
         EsaError: whatever was wrong. What was answered before is kept in --out.
     """
-    from ..probes.haystack import Haystack
 
     until = None if trial.minutes is None else time.monotonic() + 60 * trial.minutes
     reporter = Reporter(quiet)
@@ -57,7 +56,7 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
     _refuse_unwritable(trial)
     journal = Journal(
         trial.out,
-        _header(trial, chosen, hay.name),
+        _header(trial, chosen, hay),
         same=("model", "settings", "preset_settings"),
         key=("test", "method", "length", "sample", "question"),
     )
@@ -98,10 +97,12 @@ def _refuse_unwritable(trial: Trial) -> None:
             raise UsageError(f"there is no folder {path.absolute().parent}", "make it first")
 
 
-def _header(trial: Trial, chosen: preset.Preset, haystack: str) -> dict[str, Any]:
+def _header(trial: Trial, chosen: preset.Preset, haystack: Haystack) -> dict[str, Any]:
+    import hashlib
     import platform
 
     settings = asdict(trial.settings)
+    text = hashlib.sha256(haystack.text.encode()).hexdigest()[:16] if haystack.text else None
     kept = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
     return {
         "esa": __version__,
@@ -111,7 +112,7 @@ def _header(trial: Trial, chosen: preset.Preset, haystack: str) -> dict[str, Any
         "preset": chosen.name,
         "context": chosen.context,
         "dense_length": dense_length(chosen),
-        "settings": {**kept, "haystack": haystack},
+        "settings": {**kept, "haystack": haystack.name, "haystack_hash": text},
         "preset_settings": chosen.model_dump(exclude={"name", "description"}),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }

@@ -1,0 +1,41 @@
+"""Chance that is the same on every machine and version of Python.
+
+Only `random.Random.random` is promised to stay as it is, so everything is drawn from it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Dice:
+    """Draws that are determined by what it is made of, such as a test's name and an index."""
+
+    def __init__(self, *made_of: str | int) -> None:
+        self._random = random.Random(" ".join(str(part) for part in made_of))
+
+    def below(self, n: int) -> int:
+        """0..n-1."""
+        return int(self._random.random() * n)
+
+    def some(self, items: Sequence[T], n: int) -> list[T]:
+        """n different items in random order."""
+        pool = list(items)
+        for at in range(n):
+            other = at + self.below(len(pool) - at)
+            pool[at], pool[other] = pool[other], pool[at]
+        return pool[:n]
+
+    def digits(self, n: int, first: str = "0123456789") -> str:
+        """A string of n digits; the first is one of `first`."""
+        return first[self.below(len(first))] + "".join(str(self.below(10)) for _ in range(n - 1))
+
+    def uuid(self) -> str:
+        """A random UUID, of version 4."""
+        one, two, three = (f"{self.below(1 << 48):012x}" for _ in range(3))
+        variant = "89ab"[self.below(4)]
+        return f"{one[:8]}-{one[8:]}-4{two[:3]}-{variant}{two[3:6]}-{three}"

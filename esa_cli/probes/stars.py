@@ -1,0 +1,130 @@
+"""Counting-Stars: a penguin counts stars, here and there in a long text; collect the numbers.
+
+Source: Counting-Stars (Song et al., 2024), searching and reasoning. In reasoning the penguin first
+miscounts. Sentences, question, parsing and score are the benchmark's; the start of the answer is
+the ESA paper's. Numbers and text are ours. Documents are searching and reasoning in turn, one
+question each.
+
+The exact form builds the document as there: line breaks become spaces, the first j = 0.8 * length
+words are taken, and star i goes to word (i + 1) * (j // m) + i * W of the text as it has become, in
+place of the space there; W is the number of words in a star, and m = 32. So the length is the
+benchmark's nominal one, and no number of tokens. The shared form counts tokens, has 4 to 32 stars
+by length, and puts them behind sentences, the text's line breaks left as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ..errors import UsageError
+from .dice import Dice
+from .haystack import SLACK
+from .plant import depths_of, document, fact_at
+from .sample import Fact, Question, Request, Sample
+
+STARS = {
+    "searching": "\nThe little penguin counted {a} ★\n",
+    "reasoning": "\nThe little penguin counted {r} ★, but found that a mistake had been made, so "
+    "the counting was done again, and this time {a} ★ was counted correctly.\n",
+}
+QUESTION = (
+    "On this moonlit and misty night, the little penguin is looking up at the sky and "
+    "concentrating on counting ★. Please help the little penguin collect the {correct}number of ★, "
+    'for example: {{"little_penguin": [x, x, x,...]}}. The summation is not required, and the '
+    "numbers in [x, x, x,...] represent the {correctly}counted number of ★ by the little penguin. "
+    "Only output the results in JSON format without any explanation."
+)
+AFTER = "\n\n\n\n{question}"
+PRIME = '```json\n{"little_penguin": ['
+LIST = re.compile(r"little_penguin[\"']?\s*:\s*\[([^\]]*)")
+WORDS_PER_TOKEN = 0.8
+EXACT_STARS = 32
+BY_LENGTH = ((2_000, 4), (8_000, 8), (32_000, 16))
+LARGEST = 255
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
+    """The first `count` space-separated words of the text, with the stars put in."""
+    parts = text.replace("\n", " ").split(" ")[:count]
+    for i, star in enumerate(stars):
+        at = min((i + 1) * (count // len(stars)) + i * len(star.split(" ")), len(parts))
+        # The space between two words is gone: their ends are words together with the star's.
+        parts[at - 1 : at + 1] = (parts[at - 1] + star + "".join(parts[at : at + 1])).split(" ")
+    out = " ".join(parts)
+    return out, tuple(fact_at(out, out.index(star) + 1, star.strip()) for star in stars)
+
+
+def predicted(output: str, most: int) -> set[int]:
+    """The numbers of the answer's list, the first `most` of them."""
+    found = LIST.search(output)
+    return {int(number) for number in re.findall(r"\d+", found[1])[:most]} if found else set()
+
+
+class Stars:
+    name = "stars"
+    about = "Numbers of stars, counted here and there in a long text, to be collected in a list."
+    source = "Counting-Stars (Song et al., 2024)"
+    differs = (
+        "The length is counted in tokens and there are 4 to 32 stars, more in longer documents, "
+        "behind sentences; the exact form has 32, and 0.8 words for each token of the length."
+    )
+
+    def samples(self, request: Request) -> Iterator[Sample]:
+        for index in range(request.samples):
+            yield self._sample(request, index, tuple(STARS)[index % len(STARS)])
+
+    def _sample(self, request: Request, index: int, variant: str) -> Sample:
+        m = next((m for below, m in BY_LENGTH if request.length < below), EXACT_STARS)
+        if request.exact:
+            m = EXACT_STARS
+        dice = Dice(self.name, request.length, request.seed, index)
+        numbers = dice.some(range(1, LARGEST + 1), 2 * m)
+        right, wrong = numbers[:m], numbers[m:]
+        stars = [STARS[variant].format(a=a, r=r) for a, r in zip(right, wrong, strict=True)]
+        text, facts = self._document(request, stars)
+        extra = {"correct": "correct ", "correctly": "correctly "}
+        question = Question(
+            key=variant,
+            text=QUESTION.format(**(extra if variant == "reasoning" else dict.fromkeys(extra, ""))),
+            answers=tuple(str(number) for number in right),
+            facts=tuple(range(m)),
+            longest=16 + 8 * m,
+            prime=PRIME,
+            data={"mistaken": tuple(wrong)} if variant == "reasoning" else {},
+        )
+        return Sample(self.name, request.length, index, text, facts, (question,), after=AFTER)
+
+    def _document(self, request: Request, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
+        if not request.exact:
+            depths = [(i + 1) / len(stars) for i in range(len(stars))]
+            return document(
+                request,
+                [star.strip() for star in stars],
+                depths_of(request, len(stars)) if request.depths else depths,
+                joints=("\n", "\n"),
+            )
+        count = int(WORDS_PER_TOKEN * request.length)
+        if count < len(stars):
+            raise UsageError(
+                f"{count} words are too few for {len(stars)} stars", "ask for a greater length"
+            )
+        # The cut may miss a few words for the sake of a whole sentence.
+        parts = request.haystack.cut(words, count + 2 * SLACK, "words")
+        return sprinkle("\n\n".join(parts), count, stars)
+
+    def score(self, question: Question, output: str) -> float:
+        """Searching: the share of stars found. Reasoning: half a point if the mistake is there too,
+        a quarter for the mistake alone."""
+        m = len(question.answers)
+        found = predicted(output, m)
+        right = [int(answer) in found for answer in question.answers]
+        if "mistaken" not in question.data:
+            return sum(right) / m
+        wrong = [number in found for number in question.data["mistaken"]]
+        worth = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
+        return sum(worth[both] for both in zip(right, wrong, strict=True)) / m
