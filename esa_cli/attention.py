@@ -27,6 +27,10 @@ from .seen import Seen
 from .step import Step
 
 
+ASKED = "asked"
+"""What layers share: the position at which the question begins."""
+
+
 class Attention:
     """Runs a method on one layer's chunk.
 
@@ -66,9 +70,15 @@ class Attention:
 
     def _settled(self, memory: LayerMemory, plan: Plan) -> int:
         """l_L of this chunk. An answer goes on as its question was read, plain or selecting: it
-        must not lose sight of the text where it happens to grow beyond `dense`."""
+        must not lose sight of the text where it happens to grow beyond `dense`. With
+        `window.ending`, what is local begins there, and holds question and answer."""
         local = self._local(plan.start)
-        return plan.start if plan.decoding and memory.shared.get("plain") else local
+        if local == plan.start or (plan.decoding and memory.shared.get("plain")):
+            return plan.start
+        asked, ending = memory.shared.get(ASKED), self.method.window.ending
+        if asked is None or ending is None or plan.start < asked:
+            return local
+        return min(plan.start, plan.start - int(asked) + ending)
 
     def _step(self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, local: int) -> Step:
         return Step(
@@ -235,6 +245,10 @@ class Attention:
         stop = len(memory.store)
         start = stop - q.shape[1]
         every = every or self.method.reading == "select"
+        if asking:
+            memory.shared.setdefault(ASKED, start)
+        else:
+            memory.shared.pop(ASKED, None)
         out = torch.empty_like(q)
         for plan in chunks(start, stop, self.method.window.chunk, last, every):
             piece = q[:, plan.start - start : plan.stop - start]

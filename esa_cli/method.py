@@ -21,6 +21,9 @@ class Window:
         selected: k, middle tokens chosen in each step.
         local: l_L, the tokens right before the current ones; always attended to.
         chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
+        ending: tokens at the end of the document that stay in view while a question about it is read
+            and answered; question and answer themselves always do. None: the paper's rule, the
+            l_L tokens before the current ones, whatever they are.
         dense: while at most this many tokens are cached, attention is plain and causal at true
             positions. None: l_I + k + l_L, that is, while everything fits.
     """
@@ -30,12 +33,13 @@ class Window:
     local: int = 1024
     chunk: int = 512
     dense: int | None = None
+    ending: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.initial, self.selected, self.local) < 0 or self.chunk < 1:
             raise ValueError("window sizes must not be negative, and chunk must be at least 1")
-        if self.dense is not None and self.dense < 0:
-            raise ValueError("window.dense must not be negative")
+        if min(self.dense or 0, self.ending or 0) < 0:
+            raise ValueError("window.dense and window.ending must not be negative")
 
     @property
     def budget(self) -> int:

@@ -49,6 +49,7 @@ class WindowSettings(_Strict):
     local: int = Field(default=1024, ge=0)
     chunk: int = Field(default=512, ge=1)
     dense: int | None = Field(default=None, ge=0)
+    ending: int | None = Field(default=None, ge=0)
 
 
 class Prompt(_Strict):

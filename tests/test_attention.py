@@ -459,6 +459,42 @@ def test_observing_does_not_change_what_the_compressor_is_fitted_on() -> None:
     close(got, want)
 
 
+@pytest.mark.parametrize("ending", [0, 2, 5])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_ending_keeps_the_question_in_view_and_little_before_it(position: str, ending: int) -> None:
+    """Each step equals the paper's rule with as many local tokens as question and ending have."""
+    layer, other = new_layer(38), new_layer(38)
+    other.q, other.k, other.v = layer.q, layer.k, layer.v
+    asked = method_of(position, window=replace(WINDOW, ending=ending))
+    for each in (layer, other):
+        each.feed(attention_of(asked), 25, every=False, last=False)
+    for upto in (29, 33, 34, 35):
+        start = len(layer.memory.store)
+        got = layer.feed(attention_of(asked), upto, asking=True)
+        same = replace(WINDOW, local=start - 25 + ending)
+        close(got, other.feed(attention_of(replace(asked, window=same)), upto))
+
+
+def test_ending_needs_a_question() -> None:
+    """What is only read, and what stock `generate` does, follows the paper's rule."""
+    layer, other = new_layer(38), new_layer(38)
+    other.q, other.k, other.v = layer.q, layer.k, layer.v
+    close(
+        layer.feed(attention_of(method_of(window=replace(WINDOW, ending=0))), 38),
+        other.feed(attention_of(method_of()), 38),
+    )
+
+
+def test_ending_changes_nothing_while_everything_fits() -> None:
+    layer, other = new_layer(38), new_layer(38)
+    other.q, other.k, other.v = layer.q, layer.k, layer.v
+    whole = replace(WINDOW, dense=100)
+    close(
+        layer.feed(attention_of(method_of(window=replace(whole, ending=0))), 38, asking=True),
+        other.feed(attention_of(method_of(window=whole)), 38, asking=True),
+    )
+
+
 @dataclass(frozen=True)
 class Halfway:
     """Far tokens between two whole positions, which `Positions` allows."""
