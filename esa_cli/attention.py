@@ -26,7 +26,6 @@ from .rotary import Angles, Rope
 from .seen import Seen
 from .step import Step
 
-
 ASKED = "asked"
 """What layers share: the position at which the question begins."""
 

@@ -99,13 +99,14 @@ class EsaCache(Cache):
     """The memory of one document for one attached model; `Attachment.new_cache` makes it.
 
     Attributes:
+        shared: side data that all layers share; emptied when tokens are taken back.
         mode: `reading` (chunks are only read), `asking` (every chunk selects), or `auto`: of what
             one forward call is given, the last chunk is taken to hold the question.
     """
 
     def __init__(self, attachment: Attachment, layers: int, make: MakeStore = in_memory) -> None:
-        shared: dict[str, Any] = {}
-        self.own = [EsaLayer(i, shared, make) for i in range(layers)]
+        self.shared: dict[str, Any] = {}
+        self.own = [EsaLayer(i, self.shared, make) for i in range(layers)]
         super().__init__(layers=[*self.own])
         self.attachment = attachment
         self.mode = "auto"

@@ -3,8 +3,11 @@
 The paper selects in every layer for itself. In a small model few layers find a passage (their
 heads match the question's words), and the layers that would use it do not select it once M is
 large: that is why answers collapse between 12k and 24k tokens (docs/results.md). Here each layer
-adds its votes to those of the layers before it, and selects passages by the sum. One pass, no
-training. The last layer's selection then serves the answer's tokens.
+adds its votes to those of the layers before it, and selects passages by the sum; no training. The
+last layer's selection then serves the answer's tokens, and with two rounds the question's, too.
+
+Few whole passages serve a small model better than many torn ones (docs/results.md): `passage` takes
+windows of that many tokens, each with the most votes left, until the budget is used.
 
 A forward call may hold several chunks, and the host runs all of them through a layer before the
 next layer: agreements are kept by the position at which their chunk starts.
@@ -15,7 +18,7 @@ Not in the paper; measured against it in docs/results.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +30,8 @@ from .selectors import proximity
 from .step import Step
 
 KEY = "consensus"
+AGREED = "consensus.agreed"
+"""What the second reading of a question starts from: the first one's `Agreement`."""
 
 
 @dataclass
@@ -53,6 +58,39 @@ def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
     return top_k(proximity(votes, epsilon), count)
 
 
+def windows(votes: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
+    """Ascending offsets of whole windows of `size` tokens, those with the most votes, at most
+    `count` tokens; a count below `size` is one shorter window.
+
+    Args:
+        votes: (M,), not negative. share: windows with less than this share of the best one's votes
+            are left out; so are those without any.
+    """
+    size = min(size, count, votes.shape[0])
+    taken = torch.zeros(votes.shape[0], dtype=torch.bool, device=votes.device)
+    if size < 1:
+        return torch.nonzero(taken)[:, 0]
+    left, first = votes.double(), None
+    for _ in range(count // size):
+        sums = functional.avg_pool1d(left[None], size, stride=1)[0]
+        start = int(sums.argmax())
+        best = float(sums[start])
+        first = best if first is None else first
+        if best <= 0 or best < share * first:
+            break
+        start = _centred(left[start : start + size], start, votes.shape[0], size)
+        taken[start : start + size] = True
+        left = torch.where(taken, 0.0, left)
+    return torch.nonzero(taken)[:, 0]
+
+
+def _centred(votes: Tensor, start: int, middle: int, size: int) -> int:
+    """Where a window of `size` begins that has the mean place of these votes in its middle."""
+    places = torch.arange(votes.shape[0], device=votes.device)
+    mean = float((votes * places).sum() / votes.sum())
+    return max(0, min(middle - size, round(start + mean - (size - 1) / 2)))
+
+
 @register("selector", "consensus")
 @dataclass(frozen=True)
 class Consensus:
@@ -60,6 +98,10 @@ class Consensus:
 
     Args:
         smooth: tokens over which votes are averaged, odd. proximity: epsilon, see `passages`.
+        passage: tokens of a whole passage; 0: tokens are taken by `smooth` and `proximity`, and
+            `share` says nothing. share: see `windows`.
+        rounds: how often a session reads the question; the second time every layer has what all
+            layers agreed on the first time.
         answer: what selects while the answer is written: `keep`, the question's agreement, or
             `vote`, which adds the new token's votes in every step.
     """
@@ -67,8 +109,13 @@ class Consensus:
     smooth: int = 33
     proximity: int = 16
     answer: Literal["keep", "vote"] = "keep"
+    passage: int = 0
+    share: float = 0.0
+    rounds: Literal[1, 2] = 1
 
     def __post_init__(self) -> None:
+        if self.passage < 0 or not 0 <= self.share <= 1 or self.rounds not in (1, 2):
+            raise ValueError("passage is at least 0, share from 0 to 1, rounds 1 or 2")
         if self.smooth < 1 or self.smooth % 2 == 0:
             raise ValueError("smooth must be odd and at least 1")
         if self.proximity < 0:
@@ -79,6 +126,9 @@ class Consensus:
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
+        agreed: Agreement | None = step.shared.get(AGREED)
+        if agreed is not None:
+            return self._kept(agreed, step, budget)
         agreements: dict[int, Agreement] = step.shared.setdefault(KEY, {})
         earlier = [start for start in agreements if start < step.start] if step.decoding else []
         asked = agreements[max(earlier)] if earlier else None
@@ -94,6 +144,16 @@ class Consensus:
                 del agreements[start]
         votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
+        return self._best(votes, budget)
+
+    def again(self, shared: dict[str, Any]) -> dict[str, Any]:
+        """What the question's second reading starts from; see `Selector`."""
+        agreements: dict[int, Agreement] = shared.get(KEY, {})
+        return {AGREED: agreements[max(agreements)]} if agreements else {}
+
+    def _best(self, votes: Tensor, budget: int) -> Tensor:
+        if self.passage:
+            return windows(votes, budget, self.passage, self.share)
         return passages(votes, budget, self.smooth, self.proximity)
 
     def _base(self, known: Agreement | None, step: Step) -> Tensor:
@@ -107,6 +167,6 @@ class Consensus:
     def _kept(self, known: Agreement, step: Step, budget: int) -> Tensor:
         """The question's last agreement, worked out once for all layers and later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
-            known.chosen = passages(known.votes, budget, self.smooth, self.proximity) + known.low
+            known.chosen = self._best(known.votes, budget) + known.low
         chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]

@@ -21,9 +21,9 @@ class Window:
         selected: k, middle tokens chosen in each step.
         local: l_L, the tokens right before the current ones; always attended to.
         chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
-        ending: tokens at the end of the document that stay in view while a question about it is read
-            and answered; question and answer themselves always do. None: the paper's rule, the
-            l_L tokens before the current ones, whatever they are.
+        ending: tokens at the document's end that stay in view while a question about it is read and
+            answered; question and answer themselves always do. None: the paper's rule, the l_L
+            tokens before the current ones, whatever they are.
         dense: while at most this many tokens are cached, attention is plain and causal at true
             positions. None: l_I + k + l_L, that is, while everything fits.
     """

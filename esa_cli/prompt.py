@@ -94,6 +94,13 @@ class PromptTokens:
             return self._ids(bos, special=True) + ids
         return ids
 
+    def own(self, text: str) -> tuple[int, int]:
+        """First of the question's own words among the ids of `question`, and behind the last."""
+        if not self._verbatim:
+            text = text.strip()
+        first = len(self._ids(self._between, special=True))
+        return first, first + len(self._ids(self._lead + text, special=False))
+
     def question(self, text: str, prime: str = "") -> list[int]:
         """Ids of everything behind the document, up to where the model begins to answer.
 

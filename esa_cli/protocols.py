@@ -48,12 +48,14 @@ Selection = Tensor | list[Tensor]
 class Selector(Protocol):
     """Which middle tokens are attended to in this step.
 
-    Two more methods are optional:
+    Three more methods are optional:
     - `allowance(step, budget) -> int`: how many tokens this step may take in place of `budget`,
       for methods whose first layers, or all, attend to everything;
     - `observe(step)`, called for every chunk after it was attended to; `step.lse` is there. Side
       data goes into `step.store.memo`. When tokens are taken back, memo values with a
-      `truncate(length)` method are cut to the tokens left, and others are dropped.
+      `truncate(length)` method are cut to the tokens left, and others are dropped;
+    - `rounds: int` and `again(shared) -> dict`: with 2 rounds a session reads each question twice,
+      and what `again` returns after the first time is in `step.shared` the second.
     """
 
     def select(self, step: Step, budget: int) -> Selection:

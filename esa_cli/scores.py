@@ -64,10 +64,22 @@ class SumScore:
         return out
 
 
-def vote(logits: Tensor, normaliser: Tensor, rule: str, pool: str) -> Tensor:
-    """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores."""
+def vote(
+    logits: Tensor, normaliser: Tensor, rule: str, pool: str, own: Tensor | None = None
+) -> Tensor:
+    """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
+
+    Args:
+        own: (C,) which queries are the question's own words; the others' votes are then taken off.
+    """
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
+    if own is None:
+        return _pooled(heads, pool)
+    return (_pooled(heads[own], pool) - _pooled(heads[~own], pool)).clamp_min_(0)
+
+
+def _pooled(heads: Tensor, pool: str) -> Tensor:
     return heads.amax(dim=0) if pool == "max" else heads.mean(dim=0)
 
 
@@ -81,6 +93,9 @@ class VoteScore:
             `max`: maximum over heads of the logit less that head's maximum.
         rotate: score the logit that attention at the far distance will see.
         pool: over the chunk's queries, `max` (as Eq. 3) or `mean`.
+        contrast: where the question's own words are known, take off what the words around them vote
+            for: a token that any prompt asks for (an attention sink, the document's title) is not
+            an answer to this one. Ours; measured in docs/results.md. Needs rule softmax.
         shortlist: 0 votes over all of M; otherwise only over the best by `sum`, which reads the
             reduced keys instead of every key.
     """
@@ -89,8 +104,11 @@ class VoteScore:
     rotate: bool = True
     pool: Literal["max", "mean"] = "max"
     shortlist: int = 0
+    contrast: bool = False
 
     def __post_init__(self) -> None:
+        if self.contrast and self.rule != "softmax":
+            raise ValueError("contrast needs rule softmax")
         if self.rule not in ("softmax", "max") or self.pool not in ("max", "mean"):
             raise ValueError("rule is softmax or max, pool is max or mean")
         if self.shortlist < 0:
@@ -99,6 +117,11 @@ class VoteScore:
     @property
     def features(self) -> bool:
         return self.shortlist > 0
+
+    def _own(self, step: Step) -> Tensor | None:
+        """(C,) the question's own words, where both they and others are among the queries."""
+        own = step.own if self.contrast else None
+        return own if own is not None and bool(own.any()) and not bool(own.all()) else None
 
     def _normaliser(self, logits: Tensor) -> Tensor:
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
@@ -120,9 +143,10 @@ class VoteScore:
         out = torch.empty(step.middle, device=step.queries.device)
         if total is None:
             return out
+        own = self._own(step)
         for offset, logits in kept if keep else step.head_logits(self.rotate):
             out[offset : offset + logits.shape[2]] = vote(
-                logits.float(), total, self.rule, self.pool
+                logits.float(), total, self.rule, self.pool, own
             )
         return out
 
@@ -130,5 +154,6 @@ class VoteScore:
         chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
         logits = step.head_logits_at(chosen, self.rotate).float()
         out = torch.full((step.middle,), float("-inf"), device=logits.device)
-        out[chosen] = vote(logits, self._normaliser(logits), self.rule, self.pool)
+        normaliser = self._normaliser(logits)
+        out[chosen] = vote(logits, normaliser, self.rule, self.pool, self._own(step))
         return out

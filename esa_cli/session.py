@@ -20,6 +20,7 @@ from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
 from .seam import Attachment, attach
+from .step import OWN
 
 FEED = 1024
 """Tokens handed to the host model at once while reading; the method cuts them into its chunks.
@@ -172,11 +173,13 @@ class Session:
         length, started = len(self._ids), time.perf_counter()
         streamer = _Streamer(self.tokenizer, on_text)
         self.cache.mode = "asking"
+        own = tuple(length + at for at in self.prompt.own(question))
         ids = torch.tensor([self._ids + asked], device=self.model.device)
         sampling = {"temperature": heat, "top_p": settings.top_p, "top_k": 0} if heat > 0 else {}
         try:
             # transformers would warn that the text is longer than the window, which is the point.
             with quiet_transformers():
+                self._rehearse(asked, own)
                 self.model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
@@ -196,6 +199,20 @@ class Session:
             total_s=time.perf_counter() - started,
             cut=streamer.count >= tokens,
         )
+
+    def _rehearse(self, asked: list[int], own: tuple[int, ...]) -> None:
+        """Tells the layers which words are the question's own; and where the selector wants it,
+        lets them read the question once, so that the first layers know what the last ones found.
+        """
+        self.cache.shared[OWN] = own
+        selector: Any = self.attachment.method.selector
+        if getattr(selector, "rounds", 1) < 2:
+            return
+        ids = torch.tensor([asked], device=self.model.device)
+        self.model.base_model(input_ids=ids, past_key_values=self.cache)
+        kept = selector.again(self.cache.shared)
+        self.cache.truncate(len(self._ids))
+        self.cache.shared |= {OWN: own, **kept}
 
 
 class _Streamer:

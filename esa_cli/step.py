@@ -20,6 +20,9 @@ from .rotary import Rope
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, heads and queries included (16 MB in float32)."""
 
+OWN = "own"
+"""What layers share: absolute positions [first, last) of the question's own words."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -58,6 +61,17 @@ class Step:
     def middle(self) -> int:
         """M, the number of middle tokens."""
         return self.high - self.low
+
+    @property
+    def own(self) -> Tensor | None:
+        """(C,) which current tokens are the question's own words, not the prompt's around them;
+        None where nobody said (stock `generate`, chunks that are only read)."""
+        bounds: tuple[int, int] | None = self.shared.get(OWN)
+        if bounds is None:
+            return None
+        stop = self.start + self.queries.shape[1]
+        at = torch.arange(self.start, stop, device=self.queries.device)
+        return (at >= bounds[0]) & (at < bounds[1])
 
     def rotated(self, rotate: bool) -> Tensor:
         """Queries (H, C, D); with `rotate` at the far distance, so that q . k is the logit that

@@ -17,7 +17,7 @@ from conftest import VOCABULARY, ModelFactory, build_step
 
 from esa_cli import registry
 from esa_cli.cache import EsaCache
-from esa_cli.consensus import Consensus, passages
+from esa_cli.consensus import Consensus, passages, windows
 from esa_cli.errors import PresetError
 from esa_cli.method import Method, Window
 from esa_cli.positions import Contiguous
@@ -140,6 +140,75 @@ def test_votes_are_left_alone() -> None:
     before = votes.clone()
     passages(votes, 4, 3, 2)
     assert torch.equal(votes, before)
+
+
+# Windows
+
+
+def whole_windows(votes: Sequence[float], count: int, size: int, share: float) -> list[int]:
+    """The best window by its sum, moved until its votes' mean place is in its middle; then the
+    best of what is left, and so on."""
+    size, left, taken, first = min(size, count, len(votes)), [*votes], set(), None
+    for _ in range(count // size if size else 0):
+        sums = [sum(left[i : i + size]) for i in range(len(votes) - size + 1)]
+        best = max(sums)
+        first = best if first is None else first
+        if best <= 0 or best < share * first:
+            break
+        start = sums.index(best)
+        mean = sum(i * left[i] for i in range(start, start + size)) / best
+        start = max(0, min(len(votes) - size, round(mean - (size - 1) / 2)))
+        taken |= set(range(start, start + size))
+        left = [0.0 if i in taken else vote for i, vote in enumerate(left)]
+    return sorted(taken)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("size", [1, 4, 9, 100])
+@pytest.mark.parametrize("middle", [1, 2, 9, 60])
+def test_windows_are_the_loops(middle: int, size: int, share: float) -> None:
+    votes = torch.rand(middle) ** 4
+    for count in (0, 1, 3, 8, 20, middle + 5):
+        found = windows(votes, count, size, share)
+        assert found.dtype == torch.int64
+        assert found.shape[0] <= count
+        assert found.tolist() == whole_windows(votes.double().tolist(), count, size, share)
+
+
+def test_a_window_stands_around_its_votes() -> None:
+    votes = torch.zeros(50)
+    votes[20:23] = 1.0
+    assert windows(votes, 7, 7).tolist() == [18, 19, 20, 21, 22, 23, 24]
+    votes[0] = 9.0
+    assert windows(votes, 14, 7).tolist() == [*range(7), *range(18, 25)]
+    assert windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
+
+
+def test_no_votes_no_window() -> None:
+    assert windows(torch.zeros(9), 5, 3).tolist() == []
+    assert windows(torch.empty(0), 5, 3).tolist() == []
+
+
+def test_whole_passages_from_what_the_layers_agree_on() -> None:
+    values = scores()
+    got = asked(values, {}, passage=4)
+    want = [
+        whole_windows(added(*values[: layer + 1].double()), BUDGET, 4, 0.0)
+        for layer in range(LAYERS)
+    ]
+    assert got == want
+
+
+def test_the_second_reading_has_what_the_first_agreed_on() -> None:
+    values, shared = scores(), dict[str, Any]()
+    first = asked(values, shared, rounds=2)
+    kept = selector(rounds=2).again(shared)
+    again = asked(scores(), dict(kept), rounds=2)
+    assert again == [first[-1]] * LAYERS
+    word = told(scores(1)[0], 0, dict(kept), start=1005, chunk=1)
+    answer = selector(rounds=2).select(word, BUDGET)
+    assert answer.tolist() == first[-1]
+    assert selector(rounds=2).again({}) == {}
 
 
 # The layers of a question

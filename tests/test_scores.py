@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import reference
 import torch
@@ -11,7 +13,7 @@ from esa_cli import scores as scores_module
 from esa_cli import step as step_module
 from esa_cli.compressors import Linear
 from esa_cli.scores import SumScore, VoteScore, top_k
-from esa_cli.step import Step
+from esa_cli.step import OWN, Step
 
 GROUPS = [(3, 3), (6, 2), (8, 1)]
 DISTANCE = 29
@@ -74,6 +76,45 @@ def test_vote(heads: int, groups: int, chunk: int, rotate: bool, rule: str, pool
     step = build_step(q, k, low=4, after=6)
     want = reference.vote_scores(turned(q, rotate), reference.plain(k), SCALE, rule, pool)
     same(VoteScore(rule=rule, pool=pool, rotate=rotate).scores(step), want)
+
+
+@pytest.mark.parametrize("shortlist", [0, 9])
+@pytest.mark.parametrize("pool", ["max", "mean"])
+def test_contrast_takes_off_what_the_prompts_words_vote_for(pool: str, shortlist: int) -> None:
+    """Queries 1 to 3 of 6 are the question's own; each query votes by itself."""
+    q, k = draw(6, 2, 6, 21)
+    step = build_step(q, k, low=4, after=6)
+    step = replace(step, shared={OWN: (step.start + 1, step.start + 4)})
+    score = VoteScore(pool=pool, contrast=True, shortlist=shortlist)
+    got = score.scores(step)
+    if shortlist:
+        at = torch.nonzero(got > float("-inf"))[:, 0]
+        assert at.shape[0] == shortlist
+        k, got = k[:, at], got[at]
+    queries, keys = turned(q, True), reference.plain(k)
+    own, rest = (
+        reference.vote_scores(
+            [[head[c] for c in some] for head in queries], keys, SCALE, "softmax", pool
+        )
+        for some in ((1, 2, 3), (0, 4, 5))
+    )
+    same(got, [max(0.0, x - y) for x, y in zip(own, rest, strict=True)])
+    assert 0 < int((got > 0).sum()) < got.shape[0]
+
+
+@pytest.mark.parametrize("bounds", [None, (0, 3), (0, 500)])
+def test_contrast_needs_both_kinds_of_words(bounds: tuple[int, int] | None) -> None:
+    """Nobody said which are the question's words, or none of these is, or all are."""
+    q, k = draw(6, 2, 3, 21)
+    step = build_step(q, k, low=4, after=6)
+    shared = {} if bounds is None else {OWN: bounds}
+    plain = VoteScore().scores(step)
+    assert torch.equal(VoteScore(contrast=True).scores(replace(step, shared=shared)), plain)
+
+
+def test_contrast_is_for_softmax() -> None:
+    with pytest.raises(ValueError, match="softmax"):
+        VoteScore(rule="max", contrast=True)
 
 
 @pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max", pool="mean")])

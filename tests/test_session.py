@@ -167,3 +167,61 @@ def test_forgetting_frees_what_was_read(session: Session) -> None:
     assert session.document_tokens == session.cache.nbytes == 0
     with pytest.raises(UsageError, match="no document"):
         session.ask(QUESTION)
+
+
+TWICE = [
+    "selector.name=consensus",
+    "selector.rounds=2",
+    "selector.passage=16",
+    "score.name=vote",
+    "score.contrast=true",
+    "position.name=contiguous",
+    "window.ending=0",
+]
+
+
+def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:
+    """In the second reading and in the answer every layer sees what all agreed on in the first."""
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
+        session.read(TEXT)
+        length, seen = session.document_tokens, list[Any]()
+        session.attachment.watch = seen.append
+        first = session.ask(QUESTION, max_new_tokens=3)
+        session.attachment.watch = None
+        assert session.cache.get_seq_length() == length
+        layers = len(loaded.model.model.layers)
+        steps = [one for one in seen if not one.decoding]
+        assert len(steps) % (2 * layers) == 0
+        agreed = [one.far.tolist() for one in steps[len(steps) // 2 :]]
+        agreed += [one.far.tolist() for one in seen if one.decoding]
+        assert all(far == agreed[0] for far in agreed)
+        assert len(agreed[0]) == 4 + 64
+        assert session.ask(QUESTION, max_new_tokens=3).text == first.text
+
+
+def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
+    ids = session.prompt.question(QUESTION)
+    low, high = session.prompt.own(QUESTION)
+    assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
+    assert 0 < low < high < len(ids)
+    session.read(TEXT)
+    bounds = []
+    session.attachment.watch = lambda seen: bounds.append(session.cache.shared["own"])
+    session.ask(QUESTION, max_new_tokens=2)
+    length = session.document_tokens
+    assert set(bounds) == {(length + low, length + high)}
+
+
+@pytest.mark.parametrize("ending", [0, 7])
+def test_the_question_stays_in_view_and_the_documents_end_does_not(
+    loaded: Any, ending: int
+) -> None:
+    chosen = preset.load("tiny-random", [f"window.ending={ending}"])
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read(TEXT)
+        seen: list[Any] = []
+        session.attachment.watch = seen.append
+        session.ask(QUESTION * 8, max_new_tokens=4)
+        length = session.document_tokens
+        assert len({one.start for one in seen}) > 4
+        assert all(one.start - one.local == length - ending for one in seen)
