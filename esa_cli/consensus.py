@@ -63,14 +63,15 @@ def windows(votes: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
     `count` tokens; a count below `size` is one shorter window.
 
     Args:
-        votes: (M,), not negative. share: windows with less than this share of the best one's votes
+        votes: (M,). share: windows with less than this share of the best one's votes
             are left out; so are those without any.
     """
     size = min(size, count, votes.shape[0])
     taken = torch.zeros(votes.shape[0], dtype=torch.bool, device=votes.device)
     if size < 1:
         return torch.nonzero(taken)[:, 0]
-    left, first = votes.double(), None
+    # Scores that are logits are all below zero; what counts is how far they stand out.
+    left, first = votes.double() - min(0.0, float(votes.min())), None
     for _ in range(count // size):
         sums = functional.avg_pool1d(left[None], size, stride=1)[0]
         start = int(sums.argmax())
@@ -122,6 +123,8 @@ class Consensus:
             raise ValueError("proximity must not be negative")
         if self.answer not in ("keep", "vote"):
             raise ValueError("answer is keep or vote")
+        if self.rounds == 2 and self.answer == "vote":
+            raise ValueError("with rounds 2 the agreement is kept: answer must be keep")
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:

@@ -39,7 +39,7 @@ class Base(NamedTuple):
         return {"selected": 0, "local": window.selected + window.local}
 
 
-OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0}}
+OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast": False}}
 """For selectors that score by themselves: `vote` needs no reduced keys, so none are made."""
 
 Settings = Callable[[Base], dict[str, Any]]
@@ -110,7 +110,10 @@ def find(name: str) -> Recipe:
             "the preset's settings with this selector",
             registry.origin("selector", name),
             "",
-            lambda base: {"selector": {"name": name}},
+            lambda base: {
+                "selector": {"name": name},
+                "window": {"ending": base.preset.window.ending},
+            },
             False,
             registry.origin("selector", name),
         )
@@ -129,7 +132,9 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     """
     found = find(name)
     settings = found.settings(Base(preset, length))
-    made = validated(preset.name, merge(preset.model_dump(exclude={"name"}), settings))
+    # What is published sees the last tokens before the current ones, whatever a preset does.
+    plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
+    made = validated(preset.name, merge(plain, settings))
     if not found.full and budget(made) != budget(preset):
         raise PresetError(
             f"method {name!r} takes {budget(made)} tokens where the preset has {budget(preset)}",

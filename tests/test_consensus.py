@@ -184,6 +184,17 @@ def test_a_window_stands_around_its_votes() -> None:
     assert windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
 
 
+def test_scores_below_zero_are_votes_too() -> None:
+    votes = torch.rand(40)
+    assert windows(votes - 7.0, 9, 4).tolist() == windows(votes - votes.min(), 9, 4).tolist()
+    assert windows(votes - 7.0, 9, 4).shape[0] > 4
+
+
+def test_an_agreement_that_is_kept_is_not_voted_on() -> None:
+    with pytest.raises(ValueError, match="must be keep"):
+        Consensus(rounds=2, answer="vote")
+
+
 def test_no_votes_no_window() -> None:
     assert windows(torch.zeros(9), 5, 3).tolist() == []
     assert windows(torch.empty(0), 5, 3).tolist() == []

@@ -22,6 +22,8 @@ PAPER = (
 ATTENDED = "2 F (I + K + L)"
 """Keys and values that a step attends to, where all heads share them."""
 
+PLAIN: dict[str, Any] = {"pool": "max", "shortlist": 0, "contrast": False}
+
 
 def far_away(base: Base) -> int:
     """w: three quarters of the trained window, which results.md has as the best; ours."""
@@ -50,7 +52,7 @@ def esa(base: Base) -> dict[str, Any]:
     cost=f"F M + {ATTENDED}",
 )
 def esa_individual(base: Base) -> dict[str, Any]:
-    vote = {"name": "vote", "rule": "max", "rotate": False, "pool": "max", "shortlist": 0}
+    vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN}
     return {**esa(base), "score": vote}
 
 
@@ -61,21 +63,24 @@ def esa_individual(base: Base) -> dict[str, Any]:
     cost=f"F M + {ATTENDED}",
 )
 def esa_vote(base: Base) -> dict[str, Any]:
-    vote = {"name": "vote", "rule": "softmax", "rotate": True, "pool": "max", "shortlist": 0}
+    vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
     return {**esa(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
 
 
 @recipe(
     "esa-consensus",
-    about="passages that the layers so far agree on; kept while the answer is written",
+    about="whole passages that the layers agree on, seen right before the question",
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def esa_consensus(base: Base) -> dict[str, Any]:
-    agreed = {"name": "consensus", "smooth": 33, "proximity": 16, "answer": "keep"}
+    agreed = {"name": "consensus", "passage": 128, "share": 0.5, "rounds": 2, "answer": "keep"}
+    vote = {"name": "vote", "rule": "softmax", "rotate": True, "pool": "max", "contrast": True}
     return {
         **esa_vote(base),
         "selector": agreed,
+        "score": {**vote, "shortlist": 0},
         "position": {"name": "contiguous", "distance": min(1024, base.preset.context // 2)},
+        "window": {"ending": 0},
         "reading": "local",
     }
