@@ -20,7 +20,10 @@ import torch
 from recipe import ROOT, load_needles, paragraphs, planted, tokens
 from torch import Tensor
 
-COMMON = ["window.dense=null", "compressor.name=none", "reading=local", "score.name=vote"]
+COMMON = [
+    *("window.initial=64", "window.ending=null", "window.dense=null", "compressor.name=none"),
+    *("reading=local", "selector.passage=0", "selector.rounds=1", "score.contrast=false"),
+]
 SETTINGS = {
     "each layer for itself": [
         *("selector.name=topk", "selector.proximity=1", "window.selected=1024"),

@@ -4,6 +4,7 @@ Three columns, same model, same prompt, same questions:
     excerpt   dense attention over about 600 words around the fact: the model's own ceiling
     preset    the preset, over the whole chronicle
     others    settings given by --also NAME=KEY=VALUE,KEY=VALUE; each with its own reading
+    asks      settings given by --ask likewise, asked over what the preset's own reading left
 
     python benchmarks/questions.py --out benchmarks/results/questions.jsonl
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PAPER = (
-    "reading=select,window.dense=null,window.local=1024,window.selected=1024,compressor.name=closed-form,"
+    "reading=select,window.initial=64,window.ending=null,window.dense=null,window.local=1024,window.selected=1024,compressor.name=closed-form,"
     "score.name=sum,selector.name=topk,selector.proximity=3,position.name=esa,"
     "position.distance=6000"
 )
@@ -40,9 +41,10 @@ def excerpt(text: str, fact: str, words: int) -> str:
 
 
 def ask_all(session: Any, questions: list[dict[str, Any]], text: str, words: int) -> dict[str, Any]:
-    """Asks every question; with `words`, each over its own excerpt."""
+    """Asks every question; with `words`, each over its own excerpt; with no text, over what was
+    read before."""
     started, rows = time.perf_counter(), []
-    if not words:
+    if text and not words:
         session.read(text)
     read = time.perf_counter() - started
     for question in questions:
@@ -61,11 +63,19 @@ def ask_all(session: Any, questions: list[dict[str, Any]], text: str, words: int
     }
 
 
+def keep(row: dict[str, Any], path: str) -> None:
+    print(f"{row['column']}: {row['answered']} of {row['of']}, {row['s_per_question']} s each")
+    if path:
+        with open(path, "a", encoding="utf-8") as out:
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--preset", default="smollm2-135m")
     parser.add_argument("--excerpt-words", type=int, default=600)
     parser.add_argument("--also", action="append", default=[], help="NAME=KEY=VALUE,KEY=VALUE")
+    parser.add_argument("--ask", action="append", default=[], help="NAME=KEY=VALUE,KEY=VALUE")
     parser.add_argument("--paper", action="store_true", help="also the paper's score and positions")
     parser.add_argument("--only", default="", help="run only this column")
     parser.add_argument("--out", default="")
@@ -80,6 +90,7 @@ def main() -> None:
     loaded = models.load(chosen.model)
     dense = f"window.dense={chosen.context - 1000}"
     columns = [("excerpt", [dense], arguments.excerpt_words), ("preset", [], 0)]
+    asks = [entry.partition("=")[::2] for entry in arguments.ask]
     extra = [entry.partition("=")[::2] for entry in arguments.also]
     extra += [("paper", PAPER)] if arguments.paper else []
     columns += [(name, settings.split(","), 0) for name, settings in extra]
@@ -90,12 +101,11 @@ def main() -> None:
             loaded.model, loaded.tokenizer, preset.load(chosen.name, overrides)
         ) as session:
             row = {"column": name, "set": overrides, **ask_all(session, questions, text, words)}
-        print(
-            f"{name}: {row['answered']} of {row['of']}, {row['s_per_question']} s each", flush=True
-        )
-        if arguments.out:
-            with open(arguments.out, "a", encoding="utf-8") as out:
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            keep(row, arguments.out)
+            for asking, settings in asks if name == "preset" else []:
+                session.use(preset.load(chosen.name, settings.split(",")))
+                row = {"column": asking, "set": settings.split(","), "over": "preset's reading"}
+                keep({**row, **ask_all(session, questions, "", 0)}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from torch.nn import functional
 from .registry import register
 from .scores import top_k
 from .selectors import proximity
-from .step import Step
+from .step import REHEARSAL, Step
 
 KEY = "consensus"
 AGREED = "consensus.agreed"
@@ -147,6 +147,9 @@ class Consensus:
                 del agreements[start]
         votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
+        if step.shared.get(REHEARSAL):
+            # What half of the layers would pick is not shown to the others: it sways their votes.
+            return torch.arange(0, device=step.queries.device)
         return self._best(votes, budget)
 
     def again(self, shared: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class Selector(Protocol):
       data goes into `step.store.memo`. When tokens are taken back, memo values with a
       `truncate(length)` method are cut to the tokens left, and others are dropped;
     - `rounds: int` and `again(shared) -> dict`: with 2 rounds a session reads each question twice,
-      and what `again` returns after the first time is in `step.shared` the second.
+      and what `again` returns after the first time is in `step.shared` the second; `REHEARSAL`
+      (see `step`) is in it the first time.
     """
 
     def select(self, step: Step, budget: int) -> Selection:

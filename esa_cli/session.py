@@ -20,7 +20,7 @@ from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
 from .seam import Attachment, attach
-from .step import OWN
+from .step import OWN, REHEARSAL
 
 FEED = 1024
 """Tokens handed to the host model at once while reading; the method cuts them into its chunks.
@@ -84,12 +84,12 @@ class Session:
         Only settings of the asking take effect: the keys were made by the old reading.
 
         Raises:
-            PresetError: the method does not hold, or needs another compressor than the reading's.
+            PresetError: the method does not hold, or needs another fitted compressor.
         """
         old, new = self._read_by, build.method(preset)
         fingerprint.check(new.compressor, self.model)
         fits = new.score.features and new.compressor.fit_tokens > 0
-        other = new.score.features and new.compressor != old.compressor
+        other = new.score.features and new.fitting != old.fitting
         if self._ids and (other or (fits and not old.score.features)):
             raise PresetError(
                 "the document was read for another compressor", "read it again with this preset"
@@ -191,6 +191,7 @@ class Session:
                 )
         finally:
             self.cache.truncate(length)
+            self.cache.shared.clear()
         return Answer(
             text=streamer.text.strip(),
             question_tokens=len(asked),
@@ -208,10 +209,12 @@ class Session:
         selector: Any = self.attachment.method.selector
         if getattr(selector, "rounds", 1) < 2:
             return
+        self.cache.shared[REHEARSAL] = True
         ids = torch.tensor([asked], device=self.model.device)
         self.model.base_model(input_ids=ids, past_key_values=self.cache)
         kept = selector.again(self.cache.shared)
         self.cache.truncate(len(self._ids))
+        self.cache.shared.pop(REHEARSAL, None)
         self.cache.shared |= {OWN: own, **kept}
 
 

@@ -23,6 +23,9 @@ BLOCK_ELEMENTS = 4 << 20
 OWN = "own"
 """What layers share: absolute positions [first, last) of the question's own words."""
 
+REHEARSAL = "rehearsal"
+"""What layers share: the question is being read for the first of two times."""
+
 
 @dataclass(frozen=True)
 class Step:

@@ -23,7 +23,7 @@ from esa_cli.method import Method, Window
 from esa_cli.positions import Contiguous
 from esa_cli.scores import VoteScore
 from esa_cli.seam import Attachment, attach
-from esa_cli.step import Step
+from esa_cli.step import REHEARSAL, Step
 
 LOW, LAYERS, MIDDLE, CHUNK, BUDGET = 3, 4, 40, 5, 9
 SMOOTH, EPSILON = 5, 2
@@ -220,6 +220,14 @@ def test_the_second_reading_has_what_the_first_agreed_on() -> None:
     answer = selector(rounds=2).select(word, BUDGET)
     assert answer.tolist() == first[-1]
     assert selector(rounds=2).again({}) == {}
+
+
+def test_nothing_is_shown_while_the_question_is_rehearsed() -> None:
+    """The votes are the same; what they come to is shown the second time."""
+    values, shared = scores(), {REHEARSAL: True}
+    assert asked(values, shared, rounds=2) == [[]] * LAYERS
+    kept = selector(rounds=2).again(shared)
+    assert asked(values, dict(kept), rounds=2) == [asked(values, {})[-1]] * LAYERS
 
 
 # The layers of a question
