@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from .kernels import attend, merge
 from .memory import LayerMemory
 from .method import Method
 from .protocols import Selection
-from .rotary import Angles, Rope
+from .rotary import Rope, Ropes
 from .seen import Seen
 from .step import Step
 
@@ -39,28 +40,17 @@ class Attention:
     """
 
     def __init__(
-        self,
-        method: Method,
-        rope: Rope,
-        scale: float,
-        watch: Callable[[Seen], None] | None = None,
+        self, method: Method, rope: Rope, scale: float, watch: Callable[[Seen], None] | None = None
     ) -> None:
         self.method, self.rope, self.scale, self.watch = method, rope, scale, watch
-        self._changed: tuple[object, Rope] | None = None
+        self._ropes = Ropes(rope)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         return attend(q, k, v, causal=causal, scale=self.scale, kernel=self.method.kernel)
 
     def rope_at(self, length: int) -> Rope:
         """The rotary embedding when `length` tokens are cached: the host's, or the encoding's."""
-        change = getattr(self.method.position, "frequencies", None)
-        if change is None:
-            return self.rope
-        inverse, factor = change(*self.rope.frequencies, length)
-        key = (tuple(inverse.tolist()), factor)
-        if self._changed is None or self._changed[0] != key:
-            self._changed = (key, Rope(Angles(inverse, factor)))
-        return self._changed[1]
+        return self._ropes.at(length, getattr(self.method.position, "frequencies", None))
 
     def _local(self, start: int) -> int:
         """l_L of a chunk that starts at `start`: everything cached while attention is plain."""
@@ -251,7 +241,7 @@ class Attention:
         out = torch.empty_like(q)
         for plan in chunks(start, stop, self.method.window.chunk, last, every):
             piece = q[:, plan.start - start : plan.stop - start]
-            memory.learn(self.method, self.rope_at(stop), piece, plan.start)
+            memory.learn(self.method, partial(self.rope_at, plan.stop), piece, plan.start)
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
             if asking and not plan.decoding:
                 memory.shared["plain"] = self._local(plan.start) == plan.start

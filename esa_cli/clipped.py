@@ -1,8 +1,9 @@
 """Attention in which no key is seen further away than `reach` (ReRoPE's rule of distances).
 
 Distances are per query and key, so neither rotation alone gives the logits: those within reach come
-from true distances, the others from queries at `reach` and keys at 0. Plain operations; the method
-it serves is a baseline. Source: Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023.
+from true distances, the others from queries at `reach` and keys at 0. Plain operations on blocks of
+queries, since both kinds of logits are there at once; the method it serves is a baseline. Source:
+Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from .protocols import Positions
 from .rotary import Rope
+
+AT_ONCE = 128
+"""Queries whose logits are in memory together."""
 
 
 def attend_clipped(
@@ -28,13 +32,17 @@ def attend_clipped(
     """
     share = q.shape[0] // k.shape[0]
     query, key = at.query.to(q.device), at.key.to(q.device)
-    distance = query[:, None] - key[None]
-    away = torch.full_like(query, reach)
     keys, values = (x.repeat_interleave(share, dim=0).float() for x in (k, v))
-    near = rope.rotate(q.float(), query) @ rope.rotate(keys, key).transpose(1, 2)
-    far = rope.rotate(q.float(), away) @ (keys * rope.gain(keys)).transpose(1, 2)
-    logits = torch.where(distance < reach, near, far) * scale
-    logits = logits.masked_fill(distance < 0, float("-inf"))
-    lse = logits.logsumexp(dim=-1)
-    out = torch.exp(logits - lse[..., None]) @ values
-    return out.to(q.dtype), lse
+    inside = rope.rotate(keys, key).transpose(1, 2)
+    outside = (keys * rope.gain(keys)).transpose(1, 2)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
+    for start in range(0, q.shape[1], AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        block, place = q[:, rows].float(), query[rows]
+        distance = place[:, None] - key[None]
+        far = rope.rotate(block, torch.full_like(place, reach)) @ outside
+        logits = torch.where(distance < reach, rope.rotate(block, place) @ inside, far) * scale
+        logits.masked_fill_(distance < 0, float("-inf"))
+        lse[:, rows] = logits.logsumexp(dim=-1)
+        out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)
+    return out, lse

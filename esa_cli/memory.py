@@ -6,6 +6,7 @@ keys are made when the first selection needs them. Knows nothing about windows o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,10 +34,11 @@ class LayerMemory:
     projection: Projection | None = None
     fitted: bool = False
 
-    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+    def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
         """Gathers the moments the compressor asks for, until it has seen enough tokens.
 
         Args:
+            rope: gives the rotary embedding, asked for only where the score rotates.
             q: (H, C, D) unrotated queries of the tokens from position `start` on, whose keys are
                 in the store.
         """
@@ -51,7 +53,7 @@ class LayerMemory:
             moments.seen = start + q.shape[1]
             if getattr(method.score, "rotate", False):
                 at = torch.full((q.shape[1],), method.position.distance, device=q.device)
-                q = rope.rotate(q, at)
+                q = rope().rotate(q, at)
             keys, _ = self.store.span(start, start + q.shape[1])
             moments.add(fold(q, self.store.heads), flatten_keys(keys))
 

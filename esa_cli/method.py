@@ -68,3 +68,10 @@ class Method:
     position: PositionEncoding = field(default_factory=FixedDistance)
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
+
+    @property
+    def fitting(self) -> tuple[Compressor, int | None]:
+        """What decides the reduced keys of a reading: the compressor and, where it is fitted to
+        rotated queries, how far they are rotated."""
+        rotated = self.compressor.fit_tokens > 0 and getattr(self.score, "rotate", False)
+        return self.compressor, self.position.distance if rotated else None

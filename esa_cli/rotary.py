@@ -8,6 +8,7 @@ RoPE is relative: R(q, m) . R(k, n) depends on m - n only. The position encoding
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -22,10 +23,11 @@ class Rope:
 
     Args:
         module: the host's rotary embedding, called as `module(x, position_ids) -> (cos, sin)`.
+        spare: the table is made larger than asked for, for positions to come.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, spare: bool = True) -> None:
+        self.module, self.spare = module, spare
         self._cos = torch.empty(0, 0)
         self._sin = torch.empty(0, 0)
 
@@ -47,7 +49,7 @@ class Rope:
             return self._compute(positions, like)
         stale = self._cos.dtype != like.dtype or self._cos.device != like.device
         if stale or self._cos.shape[0] < top:
-            size = min(TABLE_LIMIT, max(4096, 2 * top))
+            size = min(TABLE_LIMIT, max(4096, 2 * top)) if self.spare else top
             self._cos, self._sin = self._compute(torch.arange(size, device=like.device), like)
         positions = positions.to(like.device)
         return self._cos[positions], self._sin[positions]
@@ -89,6 +91,33 @@ class Angles(nn.Module):
         both = torch.cat((angles, angles), dim=-1)
         cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)
+
+
+Change = Callable[[Tensor, float, int], tuple[Tensor, float]]
+"""A position encoding's `frequencies`; see `protocols.PositionEncoding`."""
+
+
+class Ropes:
+    """The host's rotary embedding, and what a position encoding last made of it.
+
+    Args:
+        host: as the model has it.
+    """
+
+    def __init__(self, host: Rope) -> None:
+        self.host = host
+        self._last: tuple[object, Rope] | None = None
+
+    def at(self, length: int, change: Change | None) -> Rope:
+        """The rotary embedding when `length` tokens are cached: the host's, or the changed one."""
+        if change is None:
+            return self.host
+        inverse, factor = change(*self.host.frequencies, length)
+        key = (tuple(inverse.tolist()), factor)
+        if self._last is None or self._last[0] != key:
+            # What changed once will change again as the text grows: a larger table is no use.
+            self._last = (key, Rope(Angles(inverse, factor), spare=self._last is None))
+        return self._last[1]
 
 
 class RawRotary(nn.Module):

@@ -91,6 +91,9 @@ class VoteScore:
     Args:
         rule: `softmax`: sum over heads of each head's attention weight over M;
             `max`: maximum over heads of the logit less that head's maximum.
+        normalise: of rule max, what is taken off first: `head`, each head's own maximum over M, or
+            `query`, the largest of all heads', which is Eq. 3 with the maximum over heads in place
+            of Eq. 2's sum (the paper's individual selection).
         rotate: score the logit that attention at the far distance will see.
         pool: over the chunk's queries, `max` (as Eq. 3) or `mean`.
         contrast: where the question's own words are known, take off what the words around them vote
@@ -105,8 +108,13 @@ class VoteScore:
     pool: Literal["max", "mean"] = "max"
     shortlist: int = 0
     contrast: bool = False
+    normalise: Literal["head", "query"] = "head"
 
     def __post_init__(self) -> None:
+        if self.normalise not in ("head", "query"):
+            raise ValueError("normalise is head or query")
+        if self.normalise == "query" and self.rule != "max":
+            raise ValueError("normalise query needs rule max")
         if self.contrast and self.rule != "softmax":
             raise ValueError("contrast needs rule softmax")
         if self.rule not in ("softmax", "max") or self.pool not in ("max", "mean"):
@@ -117,6 +125,10 @@ class VoteScore:
     @property
     def features(self) -> bool:
         return self.shortlist > 0
+
+    def _for_all(self, normaliser: Tensor) -> Tensor:
+        """(H, C), or (1, C) where all heads have the same taken off."""
+        return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
     def _own(self, step: Step) -> Tensor | None:
         """(C,) the question's own words, where both they and others are among the queries."""
@@ -143,7 +155,7 @@ class VoteScore:
         out = torch.empty(step.middle, device=step.queries.device)
         if total is None:
             return out
-        own = self._own(step)
+        own, total = self._own(step), self._for_all(total)
         for offset, logits in kept if keep else step.head_logits(self.rotate):
             out[offset : offset + logits.shape[2]] = vote(
                 logits.float(), total, self.rule, self.pool, own
@@ -154,6 +166,6 @@ class VoteScore:
         chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
         logits = step.head_logits_at(chosen, self.rotate).float()
         out = torch.full((step.middle,), float("-inf"), device=logits.device)
-        normaliser = self._normaliser(logits)
+        normaliser = self._for_all(self._normaliser(logits))
         out[chosen] = vote(logits, normaliser, self.rule, self.pool, self._own(step))
         return out

@@ -61,7 +61,7 @@ class Session:
     def __post_init__(self) -> None:
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         method = build.method(self.preset)
-        fingerprint.check(method.compressor, self.model)
+        fingerprint.check(method.compressor, self.model, method)
         self.attachment = attach(self.model, method)
         self.cache = self.attachment.new_cache()
         self._read_by = self.attachment.method
@@ -87,7 +87,7 @@ class Session:
             PresetError: the method does not hold, or needs another fitted compressor.
         """
         old, new = self._read_by, build.method(preset)
-        fingerprint.check(new.compressor, self.model)
+        fingerprint.check(new.compressor, self.model, new)
         fits = new.score.features and new.compressor.fit_tokens > 0
         other = new.score.features and new.fitting != old.fitting
         if self._ids and (other or (fits and not old.score.features)):

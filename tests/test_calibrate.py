@@ -16,13 +16,14 @@ import torch
 from conftest import ModelFactory, build_model
 from torch import Tensor
 
-from esa_cli import seam
+from esa_cli import build, preset, recipes, seam
 from esa_cli.__main__ import main
 from esa_cli.calibrate import collect as collecting
 from esa_cli.calibrate import fit as fitting
 from esa_cli.calibrate.collect import collect, uncompressed
-from esa_cli.calibrate.fingerprint import KEY, check, fingerprint, of_file
+from esa_cli.calibrate.fingerprint import KEY, aim, check, fingerprint, of_file
 from esa_cli.calibrate.fit import METHODS, Fitting, fitting_of, moments_of
+from esa_cli.calibrate.job import aimed
 from esa_cli.calibrate.quantise import by_dimension, by_token
 from esa_cli.calibrate.ranks import allocate
 from esa_cli.calibrate.recall import Heldout, limited, recall, spaced
@@ -41,7 +42,8 @@ from esa_cli.compressors import (
 from esa_cli.errors import PresetError, ResourceError, UsageError
 from esa_cli.method import Method, Window
 from esa_cli.positions import FixedDistance
-from esa_cli.scores import SumScore
+from esa_cli.scores import SumScore, VoteScore
+from esa_cli.selectors import TopK
 
 TOKENS = 100
 FEED = 24
@@ -651,6 +653,37 @@ def test_files_that_say_nothing_and_other_compressors_pass(tmp_path: Path) -> No
     model = build_model("llama")
     for compressor in (saved(tmp_path / "a.safetensors", None), ClosedForm(), NoCompression()):
         check(compressor, model)
+        check(compressor, model, selective(rotate=True))
+
+
+def at_distance(distance: int) -> Method:
+    return replace(selective(rotate=True), position=FixedDistance(distance))
+
+
+@pytest.mark.parametrize(
+    ("made", "used", "words"),
+    [
+        (selective(), at_distance(64), "not rotated; this method's are rotated to distance 64"),
+        (at_distance(64), selective(), "rotated to distance 64; this method's are not rotated"),
+        (at_distance(64), at_distance(63), "distance 64; this method's are rotated to distance 63"),
+    ],
+)
+def test_a_file_for_other_queries_is_refused(
+    made: Method, used: Method, words: str, tmp_path: Path
+) -> None:
+    model = build_model("llama")
+    learned = saved(tmp_path / "a.safetensors", aim(made))
+    check(learned, model)
+    check(learned, model, made)
+    with pytest.raises(PresetError, match=words) as refused:
+        check(learned, model, used)
+    assert "--for" in refused.value.hint
+    check(learned, model, replace(used, score=VoteScore()))
+
+
+def test_the_distance_of_unrotated_queries_does_not_matter(tmp_path: Path) -> None:
+    learned = saved(tmp_path / "a.safetensors", aim(selective()))
+    check(learned, build_model("llama"), replace(selective(), position=FixedDistance(9)))
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"kind": "llama"}'])
@@ -700,6 +733,7 @@ def esa(
 
 def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
     files = ["--out", "maps.safetensors", "--recall-out", "recall.json", "--plot", "recall.png"]
+    files += ["--report", "recall.html"]
     code, out, err = esa(
         "calibrate", "note.md", *TINY, "--rank", "6", "--epochs", "2", "--k", "8", "--k", "999",
         *files,
@@ -709,7 +743,7 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
     assert [row[0] for row in table[1:4]] == ["0", "1", "mean"]
     assert "--set compressor.name=learned --set compressor.file=maps.safetensors" in err
     data = json.loads((tmp_path / "recall.json").read_text("utf-8"))
-    assert (data["model"], data["preset"]) == ("random:llama", "tiny-random")
+    assert (data["model"], data["preset"], data["for"]) == ("random:llama", "tiny-random", "esa")
     assert data["ranks"] == [6, 6]
     assert data["held_out"] == round(0.2 * data["tokens"])
     assert data["k"] == [8, data["held_out"] // 2]
@@ -727,6 +761,9 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
     best = max(methods, key=lambda name: methods[name]["mean"]["float"][1])
     assert data["written"] == {"file": "maps.safetensors", "method": best}
     assert (tmp_path / "recall.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "recall.html").read_text("utf-8")
+    assert f"recall@{data['k'][1]} per layer, tiny-random" in page
+    assert all(name in page for name in methods)
     metadata = Learned("maps.safetensors").metadata
     assert metadata["method"] == best
     assert json.loads(metadata["ranks"]) == [6, 6]
@@ -789,6 +826,8 @@ def test_ctrl_c_keeps_what_was_read(
         (["note.md", "--total-rank", "1"], 2, "does not fit 2 layers"),
         (["note.md", "--out", "nosuch/maps.safetensors"], 2, "cannot be written"),
         (["note.md", "--plot", "."], 2, "cannot be written"),
+        (["note.md", "--report", "."], 2, "cannot be written"),
+        (["note.md", "--for", "qest"], 2, "did you mean 'quest'?"),
         (["note.md", "--out", "note.md"], 2, "did not make it"),
         (["note.md", "--work", "note.md"], 2, "not a folder that"),
         (["note.md", "--tokens", "20"], 2, "too few"),
@@ -810,7 +849,50 @@ def test_a_work_folder_of_another_reading(esa: Esa) -> None:
     assert esa(*short, "--tokens", "300", "--no-resume")[0] == 0
 
 
-def test_a_preset_that_will_not_use_the_maps_is_told(esa: Esa) -> None:
+def test_a_method_that_will_not_use_the_maps_is_refused(esa: Esa) -> None:
+    command = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--tokens", "200"]
+    vote = ["--for", "preset", "--set", "score.name=vote"]
+    for wanted in (["--for", "esa-vote"], ["--for", "infllm"], vote):
+        code, out, err = esa(*command, *wanted)
+        assert (code, out) == (2, "")
+        assert "scores with whole keys" in err
+        assert "score.shortlist" in err
+    assert not Path("compressor.work").exists()
+    assert esa(*command, *vote, "--set", "score.shortlist=20")[0] == 0
+    assert json.loads(Learned("compressor.safetensors").metadata["rotate"]) is True
+
+
+def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None:
+    """Whatever score the preset has."""
     command = ["calibrate", "note.md", *TINY, "--method", "pca", "--tokens", "200"]
-    assert "will not use a compressor" in esa(*command, "--set", "score.name=vote")[2]
-    assert "will not use a compressor" not in esa(*command, "--work", "other.work")[2]
+    vote = ["--set", "score.name=vote", "--set", "score.shortlist=20"]
+    code, _, err = esa(*command, *vote)
+    assert code == 0
+    assert Learned("compressor.safetensors").metadata["rotate"] == "false"
+    use = next(line for line in err.splitlines() if line.startswith("  --")).split()
+    assert "sum" in use
+    made = preset.load("tiny-random", overrides_of(use))
+    method = build.method(made)
+    assert aim(method) == {"rotate": "false"}
+    assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
+    assert made.position == recipes.apply("esa", preset.load("tiny-random")).position
+    assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
+
+
+def overrides_of(options: list[str]) -> list[str]:
+    """`esa ask` options as texts for `preset.load`."""
+    pairs = list(zip(options[::2], options[1::2], strict=True))
+    named = [f"{name[2:]}.name={value}" for name, value in pairs if name != "--set"]
+    return [*named, *(value for name, value in pairs if name == "--set")]
+
+
+def test_the_documented_options_use_the_maps() -> None:
+    text = (Path(__file__).parent.parent / "docs/cli.md").read_text("utf-8")
+    (line,) = [one for one in text.splitlines() if "esa ask" in one and "=maps.safetensors" in one]
+    made = preset.load("smollm2-135m", overrides_of(line.split('"..." ')[1].split()))
+    method = build.method(made)
+    assert method.compressor == Learned("maps.safetensors")
+    assert isinstance(method.selector, TopK)
+    assert method.score.features
+    fitted = build.method(aimed("esa", preset.load("smollm2-135m")))
+    assert aim(method) == aim(fitted) == {"rotate": "false"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from test_cli import ROOT, TINY, Esa, cache, esa, fail, listen, note, surroundings
+
+from esa_cli.cli.live import Listener
+from esa_cli.cli.render import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 
@@ -83,6 +90,97 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(esa("selftest", "needle", "--haystack", str(tmp_path / "no.txt"), *SMALL), 3, "no.txt")
     lost = str(tmp_path / "nowhere" / "page.html")
     fail(esa("selftest", "needle", "--report", lost, *SMALL), 2, "nowhere")
+    for option in ("--report", "--png", "--out"):
+        fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "is a folder")
+    fail(esa("selftest", "needle", "--set", "context=100000", *SMALL), 4, "was trained on")
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
+    fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    fail(esa("selftest", "needle", "--png", "a.png", *SMALL), 2, "matplotlib")
+
+
+def test_what_there_is_is_shown_when_a_method_fails(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esa_cli.errors import PluginError
+    from esa_cli.methods.quest import Quest
+
+    def broken(*arguments: object) -> None:
+        raise PluginError("quest is out of order", "")
+
+    monkeypatch.setattr(Quest, "select", broken)
+    done = esa("selftest", "needle", "--len", "900", "--methods", "preset,quest", *SMALL)
+    assert done.code == 4
+    assert "quest is out of order" in done.err
+    assert "preset" in done.out
+    assert "900" in done.out
+
+
+def test_a_page_that_cannot_be_written_costs_no_figures(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("esa_cli.report.html.write_html", full)
+    done = esa("selftest", "needle", "--len", "900", *SMALL, "--report", "page.html")
+    assert done.code == 6
+    assert "page.html cannot be written" in done.err
+    assert "needle" in done.out
+
+
+def test_the_reading_is_named(esa: Esa) -> None:
+    words = ("selftest", "needle", "--len", "900", *SMALL)
+    assert "reading: own (by its own rule): preset" in esa(*words).out
+    both = esa(*words, "--methods", "preset,quest,yarn").out
+    assert "reading: shared (first and local tokens of the preset): preset, quest" in both
+    assert "reading: own (by its own rule): yarn" in both
+
+
+def test_every_method_has_its_line_where_there_is_no_terminal(esa: Esa) -> None:
+    words = [word for word in SMALL if word != "--quiet"]
+    err = esa("selftest", "needle", "--len", "900", "--methods", "preset,quest", *words).err
+    assert re.search(r"esa: needle at 900: preset [012] of 2\n", err)
+    assert re.search(r"esa: needle at 900: quest [012] of 2\n", err)
+
+
+def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
+    reporter = Reporter()
+    screen = io.StringIO()
+    reporter.console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    reporter.live = True
+    earlier = {"test": "needle", "method": "quest", "length": 900, "score": 1.0}
+    listener = Listener(reporter, [earlier])
+    listener.reading("needle", 1200, ["preset"], 1300)(600, 1300)
+    assert "600 of 1,300 tokens" in listener._line
+    now = {
+        "test": "needle",
+        "method": "preset",
+        "length": 1200,
+        "question": "q",
+        "answer": "\x1b[2J a",
+    }
+    for score in (1.0, 0.0):
+        listener.row({**now, "score": score})
+    with reporter.console.capture() as capture:
+        reporter.console.print(listener._table())
+    lines = [line.split() for line in capture.get().splitlines()]
+    assert lines[0] == ["needle", "900", "1,200"]
+    assert lines[1] == ["quest", "1", "of", "1"]
+    assert lines[2] == ["preset", "1", "of", "2"]
+    assert lines[3] == ["preset,", "q:", "wrong:", "[2J", "a"]
+    listener.finish()
+    assert "1 of 2" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K"), "the table is taken away"
+
+
+def test_the_time_limit_names_what_goes_on(esa: Esa) -> None:
+    words = [word for word in SMALL if word != "--quiet"]
+    words = ["selftest", "needle", "--len", "900", *words, "--time-limit", "0"]
+    err = esa(*words).err
+    assert "the time limit was reached" in err
+    assert "goes on" not in err
+    assert "--out rows.jsonl goes on" in esa(*words, "--out", "rows.jsonl").err
 
 
 def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> None:
@@ -93,6 +191,7 @@ def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> 
     assert esa(*arguments).code == 0
     assert rows.read_bytes() == before
     fail(esa(*arguments, "--seed", "1"), 2, "another settings")
+    fail(esa(*arguments, "--dtype", "bfloat16"), 2, "another settings")
     assert rows.read_bytes() == before
 
 
@@ -138,6 +237,7 @@ def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
     for passage in results["preset"]["passages"]:
         assert text[passage["start"] : passage["end"]] == passage["text"]
     assert results["streaming-llm"]["passages"] == []
+    fail(esa("compare", note, "When?", *TINY, "--quiet", "--methods", ","), 2, "no method")
 
 
 def test_methods_are_listed_with_source_and_cost(esa: Esa) -> None:

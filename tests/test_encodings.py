@@ -13,7 +13,7 @@ from conftest import VOCABULARY, ModelFactory, build_rope
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli import recipes, registry
+from esa_cli import clipped, recipes, registry
 from esa_cli.attention import Attention, LayerMemory
 from esa_cli.conformance import check
 from esa_cli.encodings.infllm import InfLLM
@@ -29,6 +29,8 @@ from esa_cli.methods.full import Full
 from esa_cli.positions import TruePositions
 from esa_cli.preset import Preset
 from esa_cli.protocols import PositionEncoding
+from esa_cli.rotary import Angles
+from esa_cli.scores import SumScore
 from esa_cli.seam import attach
 from esa_cli.store import LayerStore
 
@@ -90,9 +92,15 @@ def same(got: torch.Tensor, want: torch.Tensor) -> None:
     [(6, 0, 0), (6, 0, 1000), (6, 16, 0), (6, 16, 1000), (1, 16, 0), (1000, 0, 1000)],
 )
 def test_rerope_is_attention_at_clipped_distances(
-    w: int, trained: int, dense: int, chunk: int, pieces: tuple[int, ...]
+    w: int,
+    trained: int,
+    dense: int,
+    chunk: int,
+    pieces: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Near tokens alone, or far ones where L holds at least w tokens."""
+    monkeypatch.setattr(clipped, "AT_ONCE", 16)
     window = Window(initial=3, selected=1000, local=7, chunk=chunk, dense=dense)
     got, want = attended(
         Method(window=window, position=ReRoPE(w, trained)),
@@ -388,6 +396,40 @@ def test_dynamic_ntk_in_chunks_is_that_of_each_chunks_end(
             close(answer, theirs(ids[:, :stop]).logits[:, -1:])
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+def test_changing_frequencies_are_computed_for_each_chunk_once(
+    rotate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the chunk's own end, and in a table of its length; also where maps wait to be fitted."""
+    asked: list[int] = []
+    tables: list[int] = []
+    frequencies, forward = DynamicNTK.frequencies, Angles.forward
+
+    def asking(self: Any, inverse: torch.Tensor, factor: float, length: int) -> Any:
+        asked.append(length)
+        return frequencies(self, inverse, factor, length)
+
+    def making(self: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
+        tables.append(at.shape[-1])
+        return forward(self, x, at)
+
+    monkeypatch.setattr(DynamicNTK, "frequencies", asking)
+    monkeypatch.setattr(Angles, "forward", making)
+    method = Method(
+        window=Window(initial=2, selected=1000, local=4, chunk=10, dense=1000),
+        score=SumScore(rotate=rotate),
+        position=DynamicNTK(distance=5, factor=3.0, trained=8),
+    )
+    memory = LayerMemory(0, LayerStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
+    q, k, v = (torch.randn(n, COUNT, DIM) for n in (HEADS, GROUPS, GROUPS))
+    memory.store.append(k, v)
+    Attention(method, build_rope(DIM), SCALE)(memory, q)
+    ends = [8, 18, 28, COUNT]
+    assert list(dict.fromkeys(asked)) == ends
+    assert asked == sorted(asked)
+    assert [size for size in tables if size in ends] == ends[1:]
+
+
 def test_a_scaled_model_says_what_is_wrong(make_model: ModelFactory) -> None:
     model = make_model("llama", rope_parameters=SCALED["llama3"])
     with attach(model, everything(YaRN(), 7, None)) as attached:
@@ -403,7 +445,8 @@ PRESET = Preset(name="any", model="any", context=8192)
 
 @pytest.mark.parametrize("name", ["origin", "interpolation", "ntk", "ntk-dynamic", "yarn"])
 @pytest.mark.parametrize(
-    ("length", "factor"), [(0, 1), (100, 1), (8192, 1), (8193, 2), (32_768, 4), (32_769, 5)]
+    ("length", "factor"),
+    [(0, 1), (100, 1), (7936, 1), (7937, 2), (8192, 2), (32_512, 4), (32_513, 5)],
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     made = recipes.apply(name, PRESET, length)

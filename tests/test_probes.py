@@ -400,6 +400,13 @@ def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
         samples("own")
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("name", "longest"), [("passkey", 32), ("number", 32), ("kv", 100)])
+def test_answers_are_as_long_as_infllm_allows(name: str, longest: int, exact: bool) -> None:
+    for sample in samples(name, exact=exact):
+        assert {question.longest for question in sample.questions} == {longest}
+
+
 def test_needlebench_prompt() -> None:
     haystack = Haystack.of("a", "word " * 500)
     (sample,) = samples("needles", 100, haystack=haystack, exact=True, samples=1)
@@ -508,9 +515,12 @@ def test_star_questions() -> None:
     assert searching.questions[0].prime == '```json\n{"little_penguin": ['
 
 
-def test_there_are_more_stars_in_longer_documents() -> None:
-    counts = [len(samples("stars", n, samples=1)[0].facts) for n in (1000, 4000, 20_000, 40_000)]
-    assert counts == [4, 8, 16, 32]
+@pytest.mark.parametrize("length", [600, 4000, 40_000])
+def test_shared_stars_are_as_many_at_every_length(length: int) -> None:
+    """So that what is retained at a greater length is measured on the same task."""
+    for sample in samples("stars", length, samples=2):
+        assert len(sample.facts) == len(sample.questions[0].answers) == 8
+        assert sample.questions[0].longest == 80
 
 
 def test_star_scores() -> None:

@@ -26,12 +26,18 @@ from esa_cli.report import Run, Summary, html, look, png, read, summarise, termi
 from esa_cli.report.charts import Line, line_chart
 from esa_cli.report.summary import depth_bin, wilson
 
-HEADER = {"esa": "9.9", "command": "esa test needle", "model": "tiny", "preset": "p", "context": 64}
+HEADER = {
+    "esa": "9.9",
+    "command": "esa selftest needle",
+    "model": "tiny",
+    "preset": "p",
+    "context": 64,
+}
 EVIL = """<script>alert("1")</script><img src=x onerror='alert(2)'>&amp;"""
 
 
 def row(method: str = "esa", length: int = 8000, score: float = 1.0, **more: Any) -> dict[str, Any]:
-    """A row as `esa test` writes it."""
+    """A row as `esa selftest` writes it."""
     return {
         "test": "needle", "method": method, "length": length, "sample": 0, "seed": 0,
         "question": "q", "depth": None, "prompt": "Who?", "answer": "Bottle",
@@ -401,7 +407,7 @@ def test_the_page_shows_every_cell() -> None:
     cells = [a for a in page.all("td") if "background" in (a.get("style") or "")]
     assert len(cells) == len(summary.bins) == 2 * 4 * 4 * 10
     assert len([a for a in page.all("tr") if "data-method" in a]) == len(rows)
-    for name in ("esa test needle", "tiny", "p", "9.9"):
+    for name in ("esa selftest needle", "tiny", "p", "9.9"):
         assert name in page.texts["dd"]
 
 
@@ -481,15 +487,16 @@ def no_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_pyplot")
 def test_pictures_of_a_run(tmp_path: Path) -> None:
-    made = png.write(summarise(many(2, 2, 2)), tmp_path / "new")
-    assert [path.name for path in made] == [
-        "needle-length.png", "needle-depth.png", "passkey-length.png", "passkey-depth.png",
-        "words-length.png",
-    ]  # fmt: skip
-    for path in made:
-        width, height = size(path)
-        assert 700 <= width <= 2400
-        assert 500 <= height <= 1600
+    summary = summarise(many(2, 2, 2))
+    for test in summary.tests:
+        made = [png.line_chart(summary, test, tmp_path / f"{test}-length.png")]
+        if summary.has_depths(test):
+            made.append(png.heat_map(summary, test, tmp_path / f"{test}-depth.png"))
+        assert len(made) == (1 if test == "words" else 2)
+        for path in made:
+            width, height = size(path)
+            assert 700 <= width <= 2400
+            assert 500 <= height <= 1600
 
 
 @pytest.mark.usefixtures("no_pyplot")

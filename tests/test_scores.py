@@ -78,6 +78,32 @@ def test_vote(heads: int, groups: int, chunk: int, rotate: bool, rule: str, pool
     same(VoteScore(rule=rule, pool=pool, rotate=rotate).scores(step), want)
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(("heads", "groups"), GROUPS)
+def test_individual_selection_is_eq_3_with_a_maximum_over_heads(
+    heads: int, groups: int, rotate: bool
+) -> None:
+    """max over c of (max over h of l - max over m' and h of l), head by head, key by key."""
+    q, k = draw(heads, groups, 3, 21)
+    step = build_step(q, k, low=4, after=6)
+    queries, keys = turned(q, rotate), reference.plain(k)
+    best = [
+        [
+            max(
+                SCALE * reference.dot(queries[h][c], keys[h * groups // heads][m])
+                for h in range(heads)
+            )
+            for m in range(21)
+        ]
+        for c in range(3)
+    ]
+    want = [max(row[m] - max(row) for row in best) for m in range(21)]
+    score = VoteScore(rule="max", rotate=rotate, normalise="query")
+    same(score.scores(step), want)
+    with pytest.raises(ValueError, match="rule max"):
+        VoteScore(normalise="query")
+
+
 @pytest.mark.parametrize("shortlist", [0, 9])
 @pytest.mark.parametrize("pool", ["max", "mean"])
 def test_contrast_takes_off_what_the_prompts_words_vote_for(pool: str, shortlist: int) -> None:

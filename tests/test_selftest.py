@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models, preset
+from esa_cli import build, models, preset
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.journal import Journal
 from esa_cli.probes import Haystack
 from esa_cli.seen import Seen
+from esa_cli.selftest.compare import InView
 from esa_cli.selftest.engine import KEY, Engine
 from esa_cli.selftest.plan import Settings, dense_group, dense_length, depths, groups, tokens
 from esa_cli.selftest.recall import Recall, positions, selected, why
@@ -36,6 +37,10 @@ class Heard:
     def __init__(self) -> None:
         self.readings: list[tuple[str, int, tuple[str, ...]]] = []
         self.rows: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def reading(
         self, test: str, length: int, names: Sequence[str], total: int
@@ -47,10 +52,18 @@ class Heard:
         self.rows.append(row)
 
 
-def engine(loaded: Any, settings: Settings, path: Path | None = None, **how: Any) -> Engine:
+def engine(
+    loaded: Any,
+    settings: Settings,
+    path: Path | None = None,
+    *,
+    base: preset.Preset = TINY,
+    hay: Haystack | None = None,
+    **how: Any,
+) -> Engine:
     journal = Journal(path, {"command": "test"}, same=(), key=KEY)
-    hay = Haystack.chronicle(settings.seed)
-    return Engine(loaded, TINY, settings, hay, journal, Heard(), **how)
+    hay = hay or Haystack.chronicle(settings.seed)
+    return Engine(loaded, base, settings, hay, journal, Heard(), **how)
 
 
 def settings_of(**changes: Any) -> Settings:
@@ -126,6 +139,175 @@ def test_nothing_is_begun_after_the_time_limit(loaded: Any) -> None:
     assert not made.listener.rows
 
 
+def test_no_question_is_begun_after_the_time_limit(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(loaded, settings_of(), until=3.5)
+    # One look at the clock before the reading, one before each question.
+    clock = iter(range(1, 100))
+    monkeypatch.setattr("esa_cli.selftest.engine.time.monotonic", lambda: next(clock))
+    made.run()
+    assert made.stopped
+    assert len(made.listener.rows) == 2
+
+
+def test_one_method_reads_by_its_own_rule() -> None:
+    for reading in ("select", "local"):
+        base = preset.load("tiny-random", [f"reading={reading}"])
+        (group,) = groups(settings_of(methods=("preset",)), base, 900)
+        assert not group.shared
+        assert group.presets == (base,)
+    (two,) = groups(settings_of(methods=("preset", "quest")), TINY, 900)
+    assert two.shared
+
+
+def test_what_takes_everything_reads_everything() -> None:
+    base = preset.load("tiny-random", ["reading=local"])
+    both, full = groups(settings_of(methods=("preset", "quest", "full")), base, 900)
+    assert (both.names, both.shared) == (("preset", "quest"), True)
+    assert (full.names, full.shared) == (("full",), False)
+    assert full.presets[0].reading == "select"
+    taking_all = preset.load("tiny-random", ["selector.name=full", "reading=local"])
+    asked = settings_of(methods=("quest", "preset", "streaming-llm"))
+    assert [group.names for group in groups(asked, taking_all, 900)] == [
+        ("quest", "streaming-llm"),
+        ("preset",),
+    ]
+
+
+def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> None:
+    rotated = ["score.name=sum", "score.rotate=true", "position.distance=100"]
+    near, far = (
+        preset.load("tiny-random", [*rotated[:2], f"position.distance={d}"]) for d in (100, 200)
+    )
+    plain = preset.load("tiny-random", ["score.name=sum"])
+    assert build.method(near).fitting != build.method(far).fitting
+    assert build.method(plain).fitting[1] is None
+    with Session(loaded.model, loaded.tokenizer, near) as session:
+        session.read("The gate opens at nine. " * 40)
+        session.use(near)
+        for other in (far, plain):
+            with pytest.raises(PresetError, match="another compressor"):
+                session.use(other)
+
+
+def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
+    from esa_cli import recipes
+
+    @recipes.recipe("elsewhere", about="", source="", cost="")
+    def elsewhere(base: recipes.Base) -> dict[str, Any]:
+        return {
+            "score": {"name": "sum", "rotate": True},
+            "position": {"name": "esa", "distance": 99},
+        }
+
+    try:
+        made = groups(settings_of(methods=("elsewhere", "quest", "streaming-llm")), TINY, 900)
+    finally:
+        del recipes._RECIPES["elsewhere"]
+    assert [(group.names, group.shared) for group in made] == [
+        (("quest", "streaming-llm"), True),
+        (("elsewhere",), False),
+    ]
+
+
+OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 200))
+
+
+def test_ones_own_text_has_its_own_length(loaded: Any) -> None:
+    hay = Haystack.of("mine", OWN_TEXT)
+    base = preset.load("tiny-random", ["context=2048", "position.distance=256"])
+    settings = settings_of(tests=("own",), methods=("preset", "yarn"), lengths=(50,), dense=True)
+    made = engine(loaded, settings, base=base, hay=hay)
+    made.run()
+    whole = made.documents.lengths("own")[0]
+    assert whole > made.documents.size(OWN_TEXT) > 2048
+    by_method = {row["method"]: row for row in made.listener.rows}
+    assert by_method["preset"]["length"] == by_method["yarn"]["length"] == whole
+    assert dense_length(base) - 60 < by_method["dense"]["length"] < 2048 - 200
+    assert by_method["dense"]["tokens"]["document"] < 2048 - 200
+
+
+def test_a_ceiling_that_does_not_fit_is_left_out(loaded: Any) -> None:
+    """The tiny window has no room for the question behind the document."""
+    base = preset.load("tiny-random", ["context=300", "position.distance=200"])
+    made = engine(loaded, settings_of(methods=("preset",), dense=True, tests=("niah",)), base=base)
+    made.run()
+    assert {row["method"] for row in made.listener.rows} == {"preset"}
+    assert any("niah: no dense ceiling" in note for note in made.listener.notes)
+
+
+def test_no_dense_row_ever_selects(loaded: Any) -> None:
+    made = engine(loaded, settings_of(methods=("preset",), dense=True))
+    made.run()
+    dense = [row for row in made.listener.rows if row["dense"]]
+    assert dense
+    assert all(row["recall"]["mean"] == 1.0 for row in dense)
+    for row in dense:
+        assert row["tokens"]["document"] + row["tokens"]["question"] <= TINY.context
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tests": ("needle", "passkey"), "samples": 33}, "33 are needed"),
+        ({"tests": ("needle", "own")}, "needs a document of yours"),
+        ({"lengths": (900, 40)}, "tokens are too few"),
+        ({"methods": ("preset", "ntk")}, "no plain series"),
+    ],
+)
+def test_mistakes_come_before_the_first_reading(
+    loaded: Any, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(loaded, settings_of(**changes))
+    if "ntk" in made.settings.methods:
+        rotary = loaded.model.model.rotary_emb
+        monkeypatch.setitem(rotary._buffers, "inv_freq", rotary.inv_freq.flip(0))
+    with pytest.raises((UsageError, PresetError), match=said):
+        made.run()
+    assert not made.listener.readings
+
+
+def test_facts_in_several_places_have_no_depth(loaded: Any) -> None:
+    made = engine(loaded, settings_of(tests=("niah",), samples=4, methods=("preset",)))
+    made.run()
+    depths_of = {row["question"].split("-")[0]: row["depth"] for row in made.listener.rows}
+    assert 0 < depths_of["single"] < 1
+    assert 0 < depths_of["multikey"] < 1
+    assert depths_of["multivalue"] is depths_of["multiquery"] is None
+
+
+def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
+    """Blocks of 64 and of 16 keep one account of what was attended to."""
+    from esa_cli.methods.infllm import RECEIVED, InfLLM
+    from esa_cli.selftest.shared import shared_reading
+
+    base = build.method(preset.load("tiny-random"))
+    infllm = build.method(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0])
+    from dataclasses import replace
+
+    other = replace(infllm, selector=InfLLM(block=16))
+    sums = []
+    for methods in ([infllm], [infllm, other]):
+        with Session(loaded.model, loaded.tokenizer, TINY) as session:
+            session.attachment.method = shared_reading(base, methods)
+            session.read("The gate opens at nine. " * 40)
+            memo = session.cache.memory(0).store.memo
+            sums.append(memo[RECEIVED].of(0, session.document_tokens).clone())
+    assert sums[0].sum() > 0
+    assert torch.equal(*sums)
+
+
+def test_what_a_rehearsal_selected_is_not_counted() -> None:
+    view = InView(torch.zeros(100))
+    for _ in range(2):
+        view(seen_of(0, torch.tensor([0, 1, 2, 3, 50])))
+        view(seen_of(1, torch.tensor([0, 1, 2, 3, 50, 51])))
+    view(seen_of(0, torch.tensor([0, 1, 2, 3, 60]), start=103))
+    assert view.counts.nonzero().flatten().tolist() == [50, 51, 60]
+    assert view.counts[[50, 51, 60]].tolist() == [2.0, 1.0, 1.0]
+
+
 def test_a_wrong_method_is_named_before_anything_is_read(loaded: Any) -> None:
     made = engine(loaded, settings_of(methods=("preset", "infllmm")))
     with pytest.raises(UsageError, match="infllmm"):
@@ -163,6 +345,7 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
         session.read("word " * 40)
         session.ask("Which word?", max_new_tokens=3)
     assert all(one.local == one.start for one in seen)
+    assert made.position["name"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +355,7 @@ def test_lengths(text: str, count: int) -> None:
     assert tokens(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "k", "-3k", "many", "0", "12x"])
+@pytest.mark.parametrize("text", ["", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan"])
 def test_what_is_no_length(text: str) -> None:
     with pytest.raises(UsageError, match="no number of tokens"):
         tokens(text)
@@ -182,7 +365,7 @@ def test_depths() -> None:
     assert depths(None) is None
     assert depths("4") == (0.125, 0.375, 0.625, 0.875)
     assert depths("0,50,100") == (0.0, 0.5, 1.0)
-    for wrong in ("a", "120,3", "-5", ""):
+    for wrong in ("a", "120,3", "-5", "", "inf", "nan", "1e9", "50,inf"):
         with pytest.raises(UsageError, match="no depths"):
             depths(wrong)
 

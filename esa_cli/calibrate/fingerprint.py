@@ -1,9 +1,12 @@
-"""Tells one model from another, so that maps are not used with a model they were not made for.
+"""Tells whether maps are used with the model, and with queries as, they were made for.
 
 A fingerprint holds the model's numbers of layers and heads, and a sha256 over the signs of the
 query and key weights of its first and last layer. Signs, because they outlive every rounding: the
 same model in float32, bfloat16 and float16 has one fingerprint. It does not notice a change that
 turns no sign there; a model that was trained on has thousands of weights near zero that do turn.
+
+The aim of maps is whether the score rotates its queries, and to which distance: maps that were
+fitted on other queries lose more than they say.
 """
 
 from __future__ import annotations
@@ -12,14 +15,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import PresetError
 
+if TYPE_CHECKING:
+    from ..method import Method
+
 KEY = "fingerprint"
 """The metadata entry of a compressor file that holds the fingerprint of its model."""
+ROTATE, DISTANCE = "rotate", "distance"
+"""Those of its aim."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +89,44 @@ def of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
         ) from error
 
 
-def check(compressor: Any, model: Any) -> None:
-    """Refuses a compressor whose file was made for another model; others pass.
+def aim(method: Method) -> dict[str, str]:
+    """What becomes of a query before the maps see it, as entries of a file's metadata."""
+    if not getattr(method.score, "rotate", False):
+        return {ROTATE: "false"}
+    return {ROTATE: "true", DISTANCE: str(method.position.distance)}
+
+
+def _in_words(entries: Mapping[str, str]) -> str:
+    if entries.get(ROTATE) != "true":
+        return "not rotated"
+    return f"rotated to distance {entries.get(DISTANCE)}"
+
+
+def check(compressor: Any, model: Any, method: Method | None = None) -> None:
+    """Refuses a compressor whose file was made for another model or other queries; others pass.
 
     Args:
         compressor: any; looked at when it has `metadata`, as `compressors.Learned` has.
+        method: what the compressor is used by; None: its queries are not looked at.
 
     Raises:
-        PresetError: it names both models.
+        PresetError: it names both models, or both kinds of queries.
     """
-    wanted = of_file(getattr(compressor, "metadata", None) or {})
-    if wanted is None:
-        return
-    found = fingerprint(model)
-    if wanted != found:
+    metadata = getattr(compressor, "metadata", None) or {}
+    file = getattr(compressor, "file", "the compressor file")
+    wanted = of_file(metadata)
+    if wanted is not None and wanted != (found := fingerprint(model)):
         raise PresetError(
-            f"{getattr(compressor, 'file', 'the compressor file')} was made for a {wanted}; "
-            f"this is a {found}",
+            f"{file} was made for a {wanted}; this is a {found}",
             "make one for this model with `esa calibrate`, or use compressor.name=closed-form",
+        )
+    if method is None or not method.score.features or ROTATE not in metadata:
+        return
+    aimed = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
+    if aimed != aim(method):
+        raise PresetError(
+            f"{file} was made for queries that are {_in_words(aimed)}; this method's are "
+            f"{_in_words(aim(method))}",
+            "set score.rotate and position.distance as then, or make a file for this method with "
+            "`esa calibrate --for`",
         )

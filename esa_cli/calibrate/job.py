@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, build
+from .. import __version__, build, recipes
 from ..compressors import Learned, save_learned
 from ..errors import PresetError, UsageError
 from ..method import Method
@@ -18,7 +18,7 @@ from ..preset import Preset
 from ..prompt import PromptTokens
 from ..seam import attach
 from .collect import Progress, collect, uncompressed
-from .fingerprint import KEY, Fingerprint, fingerprint
+from .fingerprint import KEY, Fingerprint, aim, fingerprint
 from .fit import Fitting
 from .shards import Shards, open_folder
 from .study import Study, choose_ranks, study
@@ -26,6 +26,8 @@ from .study import Study, choose_ranks, study
 LEAST = 64
 """Fewer tokens than this cannot be divided into what is fitted on and what is held out."""
 DEFAULT_RANK = 48
+AS_IS = "preset"
+"""In place of a method's name: the preset as it is."""
 _MADE_BY = "esa_version"
 
 
@@ -78,12 +80,29 @@ class Job:
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.as_text(),
+            **aim(self.method),
             "method": done.best,
             "ranks": json.dumps(done.ranks),
             "training": json.dumps(trained, sort_keys=True),
             "reading": json.dumps(self.settings, sort_keys=True),
         }
         save_learned(path, done.results[done.best].maps, metadata)
+
+
+def aimed(name: str, preset: Preset) -> Preset:
+    """The preset with the settings of the method that the maps will serve.
+
+    Raises:
+        UsageError: there is no such method, or it would not use them.
+    """
+    made = preset if name == AS_IS else recipes.apply(name, preset)
+    if not build.method(made).score.features:
+        raise UsageError(
+            f"method {name!r} scores with whole keys, and would not use a compressor",
+            "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
+            f"--for {AS_IS} --set score.shortlist=4096",
+        )
+    return made
 
 
 def open_job(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import EsaError
 from . import options
 from .options import DEFAULT_PRESET
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ..bench.order import Order
     from ..journal import Journal
     from ..preset import Preset
+    from .known import Known, Place
     from .progress import Progress
     from .render import Reporter
 
@@ -76,14 +79,15 @@ def bench(
     from ..bench import find
     from ..errors import UsageError
     from ..preset import load
+    from . import files
     from .render import Reporter
 
     benchmark, reporter = find(name), Reporter(quiet)
     if data is None:
         hint = f"official files: {benchmark.SOURCE}"
         raise UsageError(f"{name} needs its files: --data DIR", hint)
-    if markdown is not None and not markdown.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {markdown.absolute().parent}", "make it first")
+    files.check("--markdown", markdown)
+    files.check("--out", out, makes_folders=True)
     options.load_plugins(plugins)
     chosen = load(preset, options.overrides({"model": model}, settings))
     run = Run(name, chosen, methods, device, dtype, time_limit, out, markdown, as_json)
@@ -132,44 +136,51 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     from ..bench import runner
     from ..bench.order import presets
     from ..journal import Journal
+    from . import bench_table
+    from .known import Place, look
 
     until = None if run.minutes is None else time.monotonic() + 60 * run.minutes
-    if told and order.left_out():
-        left = ", ".join(order.left_out())
+    if told and (left := ", ".join(order.left_out())):
         reporter.note(f"esa: left out, their files are not in {order.folder}: {left}")
     survey = order.survey()
     reporter.stage("import", 0, None)
     made = presets(run.preset, _names(run.methods), survey.length)
-    header = _header(run, survey.length)
+    place = Place.of(run.device, run.dtype)
+    header = _header(run, survey.length, place)
     journal = Journal(run.out, header, same=("benchmark", "settings"), key=runner.KEY)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+    known = look(run.preset, place, reporter)
+    texts = (record.before + record.document for record in order.records())
+    known.check(made.values(), known.tokens(max(texts, key=len, default="")))
+    show = partial(bench_table.show, order, journal, as_json=run.as_json, markdown=run.markdown)
     try:
         with journal:
-            complete = _ask(run, order, made, journal, reporter, survey.places, until)
-    except KeyboardInterrupt:
+            complete = _ask(run, order, made, known, journal, reporter, survey.places, until)
+    except (KeyboardInterrupt, EsaError):
         reporter.settle()
         if journal.rows:
-            _show(run, order, journal, complete=False)
-            where = f"; the same command with --out {run.out} goes on" if run.out else ""
-            reporter.note(f"esa: stopped after {len(journal.rows)} records{where}")
+            show(complete=False)
+            reporter.note(f"esa: stopped after {len(journal.rows)} records{_goes_on(run)}")
         raise
     reporter.settle()
     if not complete:
-        reporter.note("esa: the time limit was reached; the same command goes on")
-    _show(run, order, journal, complete=complete)
+        reporter.note(f"esa: the time limit was reached{_goes_on(run)}")
+    show(complete=complete)
 
 
-def _header(run: Run, length: int) -> dict[str, Any]:
+def _goes_on(run: Run) -> str:
+    return f"; the same command with --out {run.out} goes on" if run.out else ""
+
+
+def _header(run: Run, length: int, place: Place) -> dict[str, Any]:
     import platform
     import shlex
     import sys
 
     from .. import __version__
-    from ..models.load import choose_device, choose_dtype
 
     method = run.preset.model_dump(exclude={"name", "description", "prompt", "generation"})
-    dtype = choose_dtype(run.dtype, choose_device(run.device))
     return {
         "esa": __version__,
         "command": shlex.join(["esa", *sys.argv[1:]]),
@@ -177,7 +188,7 @@ def _header(run: Run, length: int) -> dict[str, Any]:
         "benchmark": run.name,
         "model": run.preset.model,
         "preset": run.preset.name,
-        "settings": {"preset": method, "dtype": str(dtype), "length": length},
+        "settings": {"preset": method, "dtype": str(place.dtype), "length": length},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
 
@@ -186,23 +197,22 @@ def _ask(
     run: Run,
     order: Order,
     made: dict[str, Preset],
+    known: Known,
     journal: Journal,
     reporter: Reporter,
     places: dict[tuple[str, str], int],
     until: float | None,
 ) -> bool:
     """Method by method; False when the time was up before the end."""
-    from .. import models
     from ..bench.asker import Asker
     from ..bench.runner import run as ask_all
     from ..models.quiet import quiet_transformers
     from ..session import Session
     from . import progress
+    from .known import load
 
     with quiet_transformers():
-        loaded = models.load(
-            run.preset.model, device=run.device, dtype=run.dtype, progress=reporter.stage
-        )
+        loaded = load(run.preset.model, known.folder, run.device, run.dtype, reporter)
     reporter.settle()
     with quiet_transformers(), Session(loaded.model, loaded.tokenizer, run.preset) as session:
         for method, preset in made.items():
@@ -216,23 +226,3 @@ def _ask(
             if not ask_all(order.records(), asker, score, journal, method=method, until=until):
                 return False
     return True
-
-
-def _show(run: Run, order: Order, journal: Journal, *, complete: bool) -> None:
-    """The table on standard output, and in the file that was asked for."""
-    from ..bench import table
-    from .render import print_json, print_table
-
-    found = table.scores(journal.rows)
-    headers, lines = table.table(order.benchmark, found)
-    if run.markdown is not None:
-        notes = "".join(f"\n{note}\n" for note in order.notes())
-        run.markdown.write_text(table.markdown(headers, lines) + notes, encoding="utf-8")
-    if run.as_json:
-        scores = table.as_dict(order.benchmark, found)
-        result = {"complete": complete, "scores": scores, "notes": order.notes()}
-        print_json({**journal.header, **result, "rows": journal.rows})
-        return
-    print_table(headers, lines)
-    for note in order.notes():
-        print(f"note: {note}")

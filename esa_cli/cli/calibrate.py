@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +16,20 @@ from .options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from ..calibrate.job import Job
-    from ..calibrate.study import Study
+    from .calibrated import Done
     from .render import Reporter
     from .run import Prepared
 
 Texts = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
+]
+For = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        metavar="METHOD",
+        help="Whose queries to fit: a name from `esa methods`, or preset for the preset as it is.",
+    ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Read at most so many tokens.")]
 Method = Annotated[
@@ -54,6 +60,9 @@ RecallOut = Annotated[
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw recall per layer as PNG.")
 ]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Draw it as a page of HTML.")
+]
 Work = Annotated[
     Path | None,
     typer.Option("--work", metavar="DIR", help="Keep what was read there, not beside --out."),
@@ -75,6 +84,7 @@ WORDS = {
 class Wanted:
     """What the person asked for, besides what `run.Request` holds."""
 
+    aim: str
     tokens: int
     rank: int | None
     total_rank: int | None
@@ -84,6 +94,7 @@ class Wanted:
     out: Path
     recall_out: Path | None
     plot: Path | None
+    report: Path | None
     work: Path
     resume: bool
 
@@ -94,7 +105,7 @@ class Wanted:
                 raise UsageError(f"--{option} {word!r} is unknown", nearest(word, [*WORDS[option]]))
         if self.rank and self.total_rank:
             raise UsageError("--rank and --total-rank exclude each other", "leave one out")
-        for path in (self.out, self.recall_out, self.plot):
+        for path in (self.out, self.recall_out, self.plot, self.report):
             if path is not None and (path.is_dir() or not path.parent.is_dir()):
                 raise UsageError(f"{path} cannot be written", "name a file in a folder there is")
         if self.out.exists():
@@ -109,6 +120,7 @@ def calibrate(
     model: options.Model = None,
     settings: options.Set = None,
     plugins: options.Plugin = None,
+    for_: For = "esa",
     tokens: Tokens = 50_000,
     method: Method = "all",
     rank: Rank = None,
@@ -123,6 +135,7 @@ def calibrate(
     out: Out = DEFAULT_OUT,
     recall_out: RecallOut = None,
     plot: Plot = None,
+    report: Report = None,
     work: Work = None,
     resume: Resume = True,
     device: options.Device = "auto",
@@ -137,8 +150,9 @@ def calibrate(
     from .run import Request
 
     learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "init": init, "seed": seed}
-    files = (out, recall_out, plot, work or out.with_suffix(".work"))
-    wanted = Wanted(tokens, rank, total_rank, k or [1024], method, learned, *files, resume)
+    files = (out, recall_out, plot, report, work or out.with_suffix(".work"))
+    ks = k or [1024]
+    wanted = Wanted(for_, tokens, rank, total_rank, ks, method, learned, *files, resume)
     wanted.check()
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
@@ -147,11 +161,12 @@ def calibrate(
 
 
 def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
+    from .calibrated import show
     from .render import Reporter, print_json
 
     reporter = Reporter(quiet)
     try:
-        done, result = _steps(request, wanted, reporter)
+        done = _steps(request, wanted, reporter)
     except KeyboardInterrupt:
         reporter.settle()
         if wanted.work.exists():
@@ -160,30 +175,29 @@ def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
     finally:
         reporter.settle()
     if as_json:
-        print_json(result)
+        print_json(done.result)
     else:
-        _show(done)
-        file = shlex.quote(str(wanted.out))
-        reporter.note(f"{done.best} is in {file}; use it with", dim=False)
-        reporter.note(f"  --set compressor.name=learned --set compressor.file={file}", dim=False)
+        show(done.study)
+        reporter.note(f"{done.study.best} is in {wanted.out}; use it with", dim=False)
+        reporter.note(f"  {done.options}", dim=False)
         reporter.note(f"{wanted.work} serves further runs on this text, and may be deleted")
 
 
-def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> tuple[Study, dict[str, Any]]:
-    """Reads, fits, measures and writes; the study, and the JSON object."""
+def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
+    """Reads, fits, measures and writes."""
     from .. import models
     from ..calibrate.fit import fitting_of
-    from ..calibrate.job import open_job
+    from ..calibrate.job import aimed, open_job
     from ..models.quiet import quiet_transformers
+    from .calibrated import Done, options_for, outcome
     from .run import prepare
 
     ready = prepare(request, reporter)
+    given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
     loaded = models.load(
         ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
     )
     job = open_job(loaded, ready.preset, ready.text, wanted.tokens, wanted.work, wanted.resume)
-    if not job.method.score.features:
-        reporter.note("esa: this preset's score reads whole keys, and will not use a compressor")
     with quiet_transformers():
         _collect(job, ready, reporter)
 
@@ -193,7 +207,8 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> tuple[Study, dic
     fitting = fitting_of(wanted.method, wanted.training)
     done = job.study(wanted.rank, wanted.total_rank, fitting, wanted.ks, progress)
     job.save(wanted.out, done, fitting)
-    return done, _result(wanted, ready, done)
+    use = options_for(given, ready.preset, wanted.out)
+    return Done(done, outcome(wanted, ready.preset, done), use)
 
 
 def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
@@ -210,40 +225,3 @@ def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
     estimate.check()
     with reporter.reading(total, estimate.seconds) as progress:
         return job.collect(progress)
-
-
-def _result(wanted: Wanted, ready: Prepared, done: Study) -> dict[str, Any]:
-    """The JSON object; writes it, and the picture, where that is wanted."""
-    result = {"model": ready.preset.model, "preset": ready.preset.name, **done.as_dict()}
-    result["training"] = wanted.training
-    result["written"] = {"file": str(wanted.out), "method": done.best}
-    if wanted.recall_out:
-        wanted.recall_out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    if wanted.plot:
-        from ..report.png import recall_chart
-
-        series = {name: found.series() for name, found in done.results.items()}
-        title = f"recall@{done.ks[-1]} per layer, {ready.preset.name}"
-        recall_chart(series, wanted.plot, title=title)
-    return result
-
-
-def _show(study: Study) -> None:
-    from ..calibrate.recall import STORED
-    from .render import print_table
-
-    names, results = list(study.results), study.results
-    series = {name: results[name].series() for name in names}
-    rows = [
-        [str(layer), str(rank), *(f"{series[name][layer]:.3f}" for name in names)]
-        for layer, rank in enumerate(study.ranks)
-    ]
-    rows.append(["mean", str(sum(study.ranks)), *(f"{results[n].mean():.3f}" for n in names)])
-    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in names)), rows)
-    print()
-    means = [
-        [name, stored, *(f"{results[name].mean(stored, at):.3f}" for at in range(len(study.ks)))]
-        for name in names
-        for stored in STORED
-    ]
-    print_table(("method", "reduced keys", *(f"mean @{k}" for k in study.ks)), means)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,10 +41,11 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question by several methods at the same token budget.
+    """Answer one question by several methods, each asked at the same token budget.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
+    from ..errors import UsageError
     from .run import Request, split
 
     documents, question = split(arguments or [])
@@ -54,14 +55,15 @@ def compare(
         documents, question, preset, overrides, max_new_tokens, device=device, dtype=dtype
     )
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    if not names:
+        raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
     _run(request, names, passages, as_json=as_json, quiet=quiet)
 
 
 def _run(
     request: Request, names: tuple[str, ...], passages: int, *, as_json: bool, quiet: bool
 ) -> None:
-    from dataclasses import asdict
-
+    from ..models.quiet import quiet_transformers
     from ..selftest.compare import compare as run_compare
     from ..selftest.plan import Settings, groups
     from . import progress
@@ -74,31 +76,37 @@ def _run(
         settings = Settings((), names, (ready.plan.tokens,), dense=False)
         grouped = groups(settings, ready.preset, ready.plan.tokens)
         ready.plan.check()
-        loaded = steps.load(ready, request, reporter)
 
         def reading(names: Sequence[str]) -> progress.Progress:
             return progress.reading(reporter, f"reading for {', '.join(names)}")
 
-        results = run_compare(
-            loaded,
-            ready.preset,
-            grouped,
-            ready.text,
-            request.question,
-            count=passages,
-            reading=reading,
-            most=request.max_new_tokens,
-        )
+        with quiet_transformers():
+            results = run_compare(
+                steps.load(ready, request, reporter),
+                ready.preset,
+                grouped,
+                ready.text,
+                request.question,
+                count=passages,
+                reading=reading,
+                most=request.max_new_tokens,
+            )
     finally:
         reporter.settle()
     if as_json:
-        rows = [asdict(result) for result in results]
-        for row in rows:
-            for passage in row["passages"]:
-                passage["text"] = ready.text[passage["start"] : passage["end"]]
+        rows = [_as_dict(result, ready.text) for result in results]
         print_json({"question": request.question, "model": ready.preset.model, "methods": rows})
     else:
         _print(results, ready.text)
+
+
+def _as_dict(result: Compared, text: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    out = asdict(result)
+    for passage in out["passages"]:
+        passage["text"] = text[passage["start"] : passage["end"]]
+    return out
 
 
 def _print(results: Sequence[Compared], text: str) -> None:
@@ -107,11 +115,12 @@ def _print(results: Sequence[Compared], text: str) -> None:
 
     rows = []
     for result in results:
-        read = time_text(result.read_s) + (" shared" if result.shared else "")
-        memory = size_text(result.cache_bytes)
+        shared = " shared" if result.shared else ""
+        read, memory = time_text(result.read_s) + shared, size_text(result.cache_bytes) + shared
         shown = [clean(" ".join(p.text(text).split())) for p in result.passages]
         seen = "\n".join(
             f"{p.weight:.0%} {one[:160]}" for p, one in zip(result.passages, shown, strict=True)
         )
         rows.append((result.method, result.answer, read, time_text(result.answer_s), memory, seen))
-    print_table(("method", "answer", "reading", "answering", "memory", "selected passages"), rows)
+    headers = ("method", "answer", "reading", "answering", "reading's memory", "selected passages")
+    print_table(headers, rows)

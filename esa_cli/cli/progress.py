@@ -11,8 +11,13 @@ from .render import LINE_EVERY_S, Reporter
 Progress = Callable[[int, int], None]
 
 
-def reading(reporter: Reporter, label: str) -> Progress:
-    """A progress(tokens done, tokens in all) that shows them with the rate and the time left."""
+def reading(reporter: Reporter, label: str, show: Callable[[str], None] | None = None) -> Progress:
+    """A progress(tokens done, tokens in all) that shows them with the rate and the time left.
+
+    Args:
+        show: shows a line on a terminal in place of the reporter's spinner.
+    """
+    show = show or reporter.waiting
     started = shown = time.monotonic()
     if not reporter.live:
         reporter.note(f"esa: {label}")
@@ -24,7 +29,7 @@ def reading(reporter: Reporter, label: str) -> Progress:
         left = time_text((total - done) / max(rate, 1e-9))
         text = f"{done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left} left"
         if reporter.live:
-            reporter.waiting(f"{label}: {text}")
+            show(f"{label}: {text}")
         elif now - shown > LINE_EVERY_S and done < total:
             shown = now
             reporter.note(f"esa: {text}")

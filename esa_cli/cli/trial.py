@@ -1,25 +1,33 @@
 """The steps of `selftest`, in the order in which mistakes are cheapest to find.
 
-tests and methods by name -> preset -> haystack -> journal -> model -> questions -> tables and files
+preset -> tests and methods by name -> files -> haystack -> journal -> model's small files -> model
+-> questions -> tables -> files
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import __version__, models, preset, recipes
-from ..errors import UsageError
+from .. import __version__, preset, recipes
+from ..errors import EsaError, UsageError
 from ..journal import Journal
 from ..probes import PROBES, Haystack, probe
-from ..selftest.plan import Settings, dense_length
-from . import progress
+from . import files, known
+from .live import Listener
 from .render import Reporter, clean, print_json
+
+if TYPE_CHECKING:
+    from ..report.summary import Summary
+    from ..selftest.plan import Settings
 
 
 @dataclass(frozen=True)
@@ -42,46 +50,61 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
     """Runs the test and prints what came of it.
 
     Raises:
-        EsaError: whatever was wrong. What was answered before is kept in --out.
+        EsaError: whatever was wrong. What was answered before is shown, and kept in --out.
     """
+    reporter = Reporter(quiet)
+    try:
+        _run(trial, reporter, as_json)
+    finally:
+        reporter.settle()
+
+
+def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
+    from ..models.quiet import quiet_transformers
 
     until = None if trial.minutes is None else time.monotonic() + 60 * trial.minutes
-    reporter = Reporter(quiet)
     chosen = preset.load(trial.preset, trial.overrides)
-    _check(trial.settings, chosen)
-    if "own" in trial.settings.tests and trial.haystack is None:
-        raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
-    given, seed = trial.haystack, trial.settings.seed
-    hay = Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
-    _refuse_unwritable(trial)
+    hay = _check(trial, chosen)
+    reporter.stage("import", 0, None)
+    place = known.Place.of(trial.device, trial.dtype)
     journal = Journal(
         trial.out,
-        _header(trial, chosen, hay),
+        _header(trial, chosen, hay, place),
         same=("model", "settings", "preset_settings"),
         key=("test", "method", "length", "sample", "question"),
     )
-    before = len(journal.rows)
+    folder = _look(trial, chosen, hay, place, reporter)
+    if journal.rows:
+        reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
+    listener = Listener(reporter, journal.rows)
     try:
-        engine = _engine(trial, chosen, hay, journal, reporter, until)
-        with journal:
-            if before:
-                reporter.note(f"esa: {before} questions of an earlier run are kept")
-            engine.run()
-    except KeyboardInterrupt:
-        reporter.settle()
+        with quiet_transformers():
+            loaded = known.load(chosen.model, folder, trial.device, trial.dtype, reporter)
+            reporter.settle()
+            from ..selftest.engine import Engine
+
+            engine = Engine(loaded, chosen, trial.settings, hay, journal, listener, until)
+            with journal:
+                engine.run()
+    except (KeyboardInterrupt, EsaError):
+        listener.finish()
         if journal.rows:
             _show(trial, journal, as_json)
-            where = f"; the same command with --out {trial.out} goes on" if trial.out else ""
-            reporter.note(f"esa: stopped after {len(journal.rows)} questions{where}")
+            reporter.note(f"esa: stopped after {len(journal.rows)} questions{_goes_on(trial)}")
         raise
-    reporter.settle()
+    listener.finish()
     if engine.stopped:
-        reporter.note("esa: the time limit was reached; the same command goes on")
+        reporter.note(f"esa: the time limit was reached{_goes_on(trial)}")
     _show(trial, journal, as_json)
 
 
-def _check(settings: Settings, chosen: preset.Preset) -> None:
-    """Names and lengths, before anything is loaded."""
+def _goes_on(trial: Trial) -> str:
+    return f"; the same command with --out {trial.out} goes on" if trial.out else ""
+
+
+def _check(trial: Trial, chosen: preset.Preset) -> Haystack:
+    """Names, lengths, texts and files, before anything is loaded; the haystack."""
+    settings = trial.settings
     if not settings.tests or not settings.methods:
         raise UsageError("no test or no method", f"tests: {', '.join(PROBES)}")
     for test in settings.tests:
@@ -89,17 +112,41 @@ def _check(settings: Settings, chosen: preset.Preset) -> None:
     for name in settings.methods:
         if name != "preset":
             recipes.apply(name, chosen, max(settings.lengths))
+    if "own" in settings.tests and trial.haystack is None:
+        raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
+    files.check("--report", trial.report)
+    files.check("--png", trial.png)
+    files.check("--out", trial.out, makes_folders=True)
+    if trial.png is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--png needs matplotlib", "pip install 'esa-cli[plot]'")
+    given, seed = trial.haystack, settings.seed
+    return Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
 
 
-def _refuse_unwritable(trial: Trial) -> None:
-    for path in (trial.report, trial.png):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"there is no folder {path.absolute().parent}", "make it first")
+def _look(
+    trial: Trial, chosen: preset.Preset, haystack: Haystack, place: known.Place, reporter: Reporter
+) -> Path:
+    """The folder of the model's small files, when it serves and the longest document fits.
+
+    Raises:
+        ModelError, PresetError, ResourceError.
+    """
+    from ..selftest.plan import method_preset
+
+    found = known.look(chosen, place, reporter)
+    settings = trial.settings
+    lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
+    if "own" in settings.tests:
+        lengths.append(found.tokens(haystack.text))
+    made = [method_preset(name, chosen, max(lengths)) for name in settings.methods]
+    found.check(made, max(lengths))
+    return found.folder
 
 
-def _header(trial: Trial, chosen: preset.Preset, haystack: Haystack) -> dict[str, Any]:
-    import hashlib
-    import platform
+def _header(
+    trial: Trial, chosen: preset.Preset, haystack: Haystack, place: known.Place
+) -> dict[str, Any]:
+    from ..selftest.plan import dense_length
 
     settings = asdict(trial.settings)
     text = hashlib.sha256(haystack.text.encode()).hexdigest()[:16] if haystack.text else None
@@ -112,86 +159,64 @@ def _header(trial: Trial, chosen: preset.Preset, haystack: Haystack) -> dict[str
         "preset": chosen.name,
         "context": chosen.context,
         "dense_length": dense_length(chosen),
-        "settings": {**kept, "haystack": haystack.name, "haystack_hash": text},
+        "settings": {
+            **kept,
+            "haystack": haystack.name,
+            "haystack_hash": text,
+            "dtype": place.dtype_name,
+        },
         "preset_settings": chosen.model_dump(exclude={"name", "description"}),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
 
 
-def _engine(
-    trial: Trial,
-    chosen: preset.Preset,
-    haystack: Any,
-    journal: Journal,
-    reporter: Reporter,
-    until: float | None,
-) -> Any:
-    from ..models.quiet import quiet_transformers
-    from ..selftest.engine import Engine
-
-    with quiet_transformers():
-        loaded = models.load(
-            chosen.model, device=trial.device, dtype=trial.dtype, progress=reporter.stage
-        )
-    reporter.settle()
-    listener = _Listener(reporter)
-    return Engine(loaded, chosen, trial.settings, haystack, journal, listener, until)
-
-
-@dataclass
-class _Listener:
-    """One line for each reading and each method."""
-
-    reporter: Reporter
-    _place: tuple[Any, ...] = ()
-    _scores: list[float] = field(default_factory=list)
-    _since: float = field(default_factory=time.monotonic)
-
-    def reading(
-        self, test: str, length: int, names: Sequence[str], total: int
-    ) -> Callable[[int, int], None]:
-        self._flush()
-        label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
-        return progress.reading(self.reporter, label)
-
-    def row(self, row: dict[str, Any]) -> None:
-        place = (row["test"], row["length"], row["method"])
-        if place != self._place:
-            self._flush()
-            self._place, self._scores, self._since = place, [], time.monotonic()
-        self._scores.append(row["score"])
-        mark = "right" if row["score"] >= 1 else f"{row['score']:.0%}" if row["score"] else "wrong"
-        answer = clean(" ".join(row["answer"].split()))[:50]
-        self.reporter.waiting(f"{row['method']}, {row['question']}: {mark}: {answer}")
-
-    def _flush(self) -> None:
-        if self._scores:
-            test, length, method = self._place
-            good, count = sum(self._scores), len(self._scores)
-            self.reporter.settle()
-            self.reporter.note(f"esa: {test} at {length:,}: {method} {good:g} of {count}")
-        self._scores, self._place = [], ()
-
-
 def _show(trial: Trial, journal: Journal, as_json: bool) -> None:
-    """Tables on standard output, and the files that were asked for."""
+    """Tables on standard output, then the files that were asked for.
+
+    Raises:
+        DocumentError, ResourceError: a file cannot be written.
+    """
     from ..report.summary import summarise
 
     summary = summarise(journal.rows)
+    if as_json:
+        print_json({**journal.header, "rows": journal.rows})
+    else:
+        _print(summary, journal)
     if trial.report is not None:
         from ..report.html import write_html
 
-        write_html(trial.report, journal.header, journal.rows)
+        with files.writing(trial.report):
+            write_html(trial.report, journal.header, journal.rows)
     if trial.png is not None:
         from ..report.png import picture
 
-        picture(summary, trial.png)
-    if as_json:
-        print_json({**journal.header, "rows": journal.rows})
-        return
+        with files.writing(trial.png):
+            picture(summary, trial.png)
+
+
+def _print(summary: Summary, journal: Journal) -> None:
     from rich.console import Console
+    from rich.text import Text
 
     from ..report.terminal import report
 
     console = Console(highlight=False, force_terminal=sys.stdout.isatty())
     console.print(report(summary, min(console.width, 120)))
+    for line in _readings(journal.rows):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def _readings(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Whose rule the documents were read by: it is part of what a score means."""
+    rules = {
+        "shared": "first and local tokens of the preset",
+        "own": "by its own rule",
+    }
+    out = []
+    for reading, rule in rules.items():
+        found = (row for row in rows if row.get("reading") == reading and not row["dense"])
+        names = ", ".join(dict.fromkeys(row["method"] for row in found))
+        if names:
+            out.append(f"reading: {reading} ({rule}): {clean(names)}")
+    return out

@@ -1,9 +1,9 @@
 """The full attention baselines: everything is attended to, at true positions.
 
 `origin` is the model as it is; the others stretch its window by changed frequencies, each in its
-own file. Their factor is the document's length in trained windows, rounded up to a whole number, so
-that the stretched window holds the document and documents of about one length are read alike. An
-unknown length gives 1.
+own file. Their factor is the document's length and 256 tokens for the words around it, the question
+and the answer, in trained windows, rounded up to a whole number. So the stretched window holds all
+of them, and documents of about one length are read alike. An unknown length gives 1.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 from ..recipes import OWN_SCORE, Base, recipe
 
 FULL_COST = "H C N D: every cached token is attended to"
+ROOM = 256
+"""Tokens for what stands around the document: the prompt's words, the question and the answer."""
 
 
 def everything(position: dict[str, Any]) -> dict[str, Any]:
@@ -27,8 +29,9 @@ def everything(position: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_stretch(base: Base) -> float:
-    """s of a recipe: `base.stretch` rounded up to a whole number."""
-    return float(math.ceil(base.stretch))
+    """s of a recipe: the trained windows that the document takes with ROOM, a whole number."""
+    taken = base.length + ROOM if base.length else 0
+    return float(max(1, math.ceil(taken / base.preset.context)))
 
 
 @recipe(

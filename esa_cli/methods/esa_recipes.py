@@ -22,7 +22,12 @@ PAPER = (
 ATTENDED = "2 F (I + K + L)"
 """Keys and values that a step attends to, where all heads share them."""
 
-PLAIN: dict[str, Any] = {"pool": "max", "shortlist": 0, "contrast": False}
+PLAIN: dict[str, Any] = {
+    "pool": "max",
+    "shortlist": 0,
+    "contrast": False,
+    "normalise": "head",
+}
 
 
 def far_away(base: Base) -> int:
@@ -52,7 +57,7 @@ def esa(base: Base) -> dict[str, Any]:
     cost=f"F M + {ATTENDED}",
 )
 def esa_individual(base: Base) -> dict[str, Any]:
-    vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN}
+    vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
     return {**esa(base), "score": vote}
 
 
@@ -79,7 +84,7 @@ def esa_consensus(base: Base) -> dict[str, Any]:
     return {
         **esa_vote(base),
         "selector": agreed,
-        "score": {**vote, "shortlist": 0},
+        "score": {**vote, "shortlist": 0, "normalise": "head"},
         "position": {"name": "contiguous", "distance": min(1024, base.preset.context // 2)},
         "window": {"ending": 0},
         "reading": "local",

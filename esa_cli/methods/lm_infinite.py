@@ -113,7 +113,8 @@ def lm_infinite(base: Base) -> dict[str, Any]:
     "lm-infinite-topk",
     about="lm-infinite with middle tokens for each head, by the chunk's last query",
     source=SOURCE,
-    cost="F M + 2 F (I + L) + 2 H D K",
+    cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
+    "as rows of all key heads are read for each query head",
 )
 def lm_infinite_topk(base: Base) -> dict[str, Any]:
     preset = base.preset

@@ -130,7 +130,8 @@ class Loki:
     "loki",
     about="tokens for each head, by logits in the first principal directions of its keys",
     source="Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
-    cost="F M / 4 + 2 F (I + L) + 2 H D K",
+    cost="F M / 4 + 2 F (I + L) + 2 H D K as published; here F M / 4 + 2 F L + 2 H F (I + K), "
+    "as rows of all key heads are read for each query head",
 )
 def loki(base: Base) -> dict[str, Any]:
     return {

@@ -107,7 +107,8 @@ def bounds_of(keys: Tensor, page: int) -> Tensor:
     about="pages of 16 tokens for each head, by an upper bound of their best logit",
     source="Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
     "arXiv 2406.10774",
-    cost="2 F M / 16 + 2 F (I + L) + 2 H D K",
+    cost="2 F M / 16 + 2 F (I + L) + 2 H D K as published; here 2 F M / 16 + 2 F L + 2 H F (I + K)"
+    ", as rows of all key heads are read for each query head",
 )
 def quest(base: Base) -> dict[str, Any]:
     return {

@@ -1,10 +1,11 @@
 """A key's value in a long JSON object: InfiniteBench Retrieve.KV.
 
-Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts. The object's keys and values are
-random UUIDs, as many as the length holds (the benchmark has 2,500 pairs). The score is whether the
-value is one of the output's words, punctuation taken for spaces. The benchmark names the key in
-front of the object too, so the exact form reads a document for each question. The shared form
-leaves the key out there, and asks many questions of one document. The haystack plays no part.
+Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts and length of answers. The
+object's keys and values are random UUIDs, as many as the length holds (the benchmark has 2,500
+pairs). The score is whether the value is one of the output's words, punctuation taken for spaces.
+The benchmark names the key in front of the object too, so the exact form reads a document for each
+question. The shared form leaves the key out there, and asks many questions of one document. The
+haystack plays no part.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BEFORE = "Extract the value corresponding to the specified key{key} in the JSON 
 AFTER = "\n\n\n{question} "
 QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 PUNCTUATION = re.compile(r"[\n:\"'.,?!{}]")
-LONGEST = 50
+LONGEST = 100
 
 
 def fill(request: Request, dice: Dice) -> list[tuple[str, str]]:

@@ -34,5 +34,4 @@ NUMBER = Hidden(
     "{key} is the sequence of digits{gate}.",
     question="What is the sequence of digits{gate}?",
     draw=runs,
-    longest=12,
 )

@@ -1,11 +1,11 @@
 """A key hidden in a long text: InfiniteBench Retrieve.PassKey. `number.py` is the same with digits.
 
-Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts; the score is whether the first
-run of digits in the output is the key. The exact form hides one key in the benchmark's own noise,
-the same line over and over; the key stands at one of 59 depths, from the very beginning to the very
-end. The shared form reads one document for many keys. Several keys would make the benchmark's
-question ambiguous, so each belongs to a gate of one colour, and the text around them is the
-request's haystack. Depths that are asked for hold in both.
+Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts and length of answers; the score
+is whether the first run of digits in the output is the key. The exact form hides one key in the
+benchmark's own noise, the same line over and over; the key stands at one of 59 depths, from the
+very beginning to the very end. The shared form reads one document for many keys. Several keys would
+make the benchmark's question ambiguous, so each belongs to a gate of one colour, and the text
+around them is the request's haystack. Depths that are asked for hold in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 )
 DEPTHS = 59
-SHARED_LONGEST = 32
+LONGEST = 32
 AFTER = "\n\n{question}"
 COLOURS = (
     "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "coral", "crimson",
@@ -40,8 +40,7 @@ class Hidden:
     Args:
         before: the benchmark's words in front of the document.
         fact, question: the benchmark's words, with {key}; {gate} is empty in the exact form.
-        draw: makes a key. longest: new tokens allowed by the benchmark; answers of the shared form
-            name the gate, and get more.
+        draw: makes a key.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Hidden:
     fact: str
     question: str
     draw: Callable[[Dice], str]
-    longest: int
 
     def samples(self, request: Request) -> Iterator[Sample]:
         if not request.exact:
@@ -75,7 +73,7 @@ class Hidden:
         ahead = round(depth * lines)
         text = f"{NOISE * ahead}{fact}\n{NOISE * (lines - ahead)}"
         facts = (fact_at(text, len(NOISE) * ahead, fact),)
-        question = Question(self.name, self.question.format(gate=""), (key,), (0,), self.longest)
+        question = Question(self.name, self.question.format(gate=""), (key,), (0,), LONGEST)
         return Sample(
             self.name, request.length, index, text, facts, (question,), self.before, AFTER
         )
@@ -95,7 +93,7 @@ class Hidden:
         ]
         text, facts = document(request, sentences, depths_of(request, len(keys)))
         questions = tuple(
-            Question(colours[i], self.question.format(gate=gates[i]), (key,), (i,), SHARED_LONGEST)
+            Question(colours[i], self.question.format(gate=gates[i]), (key,), (i,), LONGEST)
             for i, key in enumerate(keys)
         )
         return Sample(self.name, request.length, 0, text, facts, questions, self.before, AFTER)
@@ -118,5 +116,4 @@ PASSKEY = Hidden(
     fact="The pass key{gate} is {key}. Remember it. {key} is the pass key{gate}.",
     question="What is the pass key{gate}?",
     draw=lambda dice: dice.digits(5),
-    longest=6,
 )

@@ -8,8 +8,9 @@ question each.
 The exact form builds the document as there: line breaks become spaces, the first j = 0.8 * length
 words are taken, and star i goes to word (i + 1) * (j // m) + i * W of the text as it has become, in
 place of the space there; W is the number of words in a star, and m = 32. So the length is the
-benchmark's nominal one, and no number of tokens. The shared form counts tokens, has 4 to 32 stars
-by length, and puts them behind sentences, the text's line breaks left as they are.
+benchmark's nominal one, and no number of tokens. The shared form counts tokens, has 8 stars at
+every length, so that scores at two lengths compare, and puts them behind sentences, the text's line
+breaks left as they are.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ AFTER = "\n\n\n\n{question}"
 PRIME = '```json\n{"little_penguin": ['
 LIST = re.compile(r"little_penguin[\"']?\s*:\s*\[([^\]]*)")
 WORDS_PER_TOKEN = 0.8
-EXACT_STARS = 32
-BY_LENGTH = ((2_000, 4), (8_000, 8), (32_000, 16))
+EXACT_STARS, SHARED_STARS = 32, 8
 LARGEST = 255
 
 
@@ -70,8 +70,8 @@ class Stars:
     about = "Numbers of stars, counted here and there in a long text, to be collected in a list."
     source = "Counting-Stars (Song et al., 2024)"
     differs = (
-        "The length is counted in tokens and there are 4 to 32 stars, more in longer documents, "
-        "behind sentences; the exact form has 32, and 0.8 words for each token of the length."
+        "The length is counted in tokens, and there are 8 stars at every length, behind sentences; "
+        "the exact form has 32, and 0.8 words for each token of the length."
     )
 
     def samples(self, request: Request) -> Iterator[Sample]:
@@ -79,9 +79,7 @@ class Stars:
             yield self._sample(request, index, tuple(STARS)[index % len(STARS)])
 
     def _sample(self, request: Request, index: int, variant: str) -> Sample:
-        m = next((m for below, m in BY_LENGTH if request.length < below), EXACT_STARS)
-        if request.exact:
-            m = EXACT_STARS
+        m = EXACT_STARS if request.exact else SHARED_STARS
         dice = Dice(self.name, request.length, request.seed, index)
         numbers = dice.some(range(1, LARGEST + 1), 2 * m)
         right, wrong = numbers[:m], numbers[m:]

@@ -37,7 +37,7 @@ def page(run: Run) -> str:
     """The page of a run; write it as UTF-8."""
     summary = summarise(run.rows)
     return _render(
-        title="esa test",
+        title="esa selftest",
         facts=_facts(run.header),
         settings=sorted((key, json.dumps(value)) for key, value in _settings(run.header).items()),
         cut=run.cut,

@@ -7,7 +7,6 @@ calling program is touched. Names are written as they are, never read as formula
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,20 +20,6 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^xP"
 DPI = 150
-
-
-def write(summary: Summary, folder: str | Path) -> list[Path]:
-    """All pictures of a run: `TEST-length.png`, and `TEST-depth.png` where facts have a depth."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
-    for test in summary.tests:
-        if not summary.lengths(test):
-            continue
-        name = re.sub(r"[^\w.-]+", "-", test).strip(".-") or "test"
-        made.append(line_chart(summary, test, Path(folder, f"{name}-length.png")))
-        if summary.has_depths(test):
-            made.append(heat_map(summary, test, Path(folder, f"{name}-depth.png")))
-    return made
 
 
 def picture(summary: Summary, path: str | Path) -> Path:

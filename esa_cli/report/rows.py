@@ -1,4 +1,4 @@
-"""Reads the rows of `esa test`: a JSON-lines file with one header and one row a question.
+"""Reads the rows of `esa selftest`: a JSON-lines file with one header and one row a question.
 
 A run that was stopped may leave a last line that was only half written. It is left out, and `cut`
 says so; anything else that does not hold is refused by file and line. It does not know what the
@@ -37,7 +37,7 @@ class Run:
 
 
 def read(path: str | Path) -> Run:
-    """The header and the rows of a file of `esa test`.
+    """The header and the rows of a file of `esa selftest`.
 
     Raises:
         DocumentError: the file cannot be read, or a line is not what it should be.
@@ -80,7 +80,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
             "a row may have been written behind a half-written one; delete that line",
         ) from error
     if not isinstance(found, dict):
-        raise DocumentError(f"{where} is not a JSON object", "is this a file of `esa test`?")
+        raise DocumentError(f"{where} is not a JSON object", "is this a file of `esa selftest`?")
     return found
 
 
@@ -97,7 +97,7 @@ def _header(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> Mappi
 
 def _check(row: Row, where: str) -> None:
     def refuse(what: str) -> DocumentError:
-        return DocumentError(f"{where}: {what}", "is this a file of `esa test`?")
+        return DocumentError(f"{where}: {what}", "is this a file of `esa selftest`?")
 
     for key, kind in REQUIRED.items():
         if key not in row:

@@ -15,7 +15,7 @@ from ..machine import peak_memory
 from ..passages import Passage, best
 from ..preset import Preset
 from ..seen import Seen
-from ..session import Session
+from ..session import Answer, Session
 from .plan import Group
 from .shared import shared_reading
 
@@ -24,12 +24,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class InView:
-    """How many layers and heads had each token among their selected while answering."""
+    """How many layers and heads had each token among their selected while answering.
+
+    Args:
+        counts: (N,) for the N tokens of the document.
+    """
 
     counts: Tensor
 
     def __call__(self, seen: Seen) -> None:
         """Counts a chunk's selected tokens; what every layer sees, I and L, is not selected."""
+        if seen.layer == 0 and seen.start == self.counts.shape[0]:
+            self.counts.zero_()  # the question begins again: what came before was a rehearsal
         rows: Sequence[Tensor] = [seen.far] if isinstance(seen.far, Tensor) else seen.far
         for row in rows:
             chosen = row[seen.initial :].cpu()
@@ -38,7 +44,11 @@ class InView:
 
 @dataclass(frozen=True)
 class Compared:
-    """What one method made of the question. Seconds; bytes at the process's highest so far."""
+    """What one method made of the question.
+
+    Times in seconds. `cache_bytes` is the memory of the reading, which all methods that share it
+    have in common; `peak_bytes` is the process's highest so far.
+    """
 
     method: str
     answer: str
@@ -49,6 +59,15 @@ class Compared:
     cache_bytes: int
     peak_bytes: int
     passages: list[Passage] = field(default_factory=list)
+
+
+def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, InView]:
+    view = InView(torch.zeros(session.document_tokens))
+    session.attachment.watch = view
+    try:
+        return session.ask(question, max_new_tokens=most), view
+    finally:
+        session.attachment.watch = None
 
 
 def compare(
@@ -83,10 +102,7 @@ def compare(
             read = time.perf_counter() - started
             for name, one in zip(group.names, group.presets, strict=True):
                 session.use(one)
-                view = InView(torch.zeros(session.document_tokens))
-                session.attachment.watch = view
-                answer = session.ask(question, max_new_tokens=most)
-                session.attachment.watch = None
+                answer, view = _ask(session, question, most)
                 out.append(
                     Compared(
                         name,

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .. import build
+from ..errors import UsageError
 from ..journal import Journal
 from ..preset import Preset
 from ..probes import probe
 from ..probes.haystack import Haystack
-from ..probes.sample import Question, Request, Sample
+from ..probes.sample import Question, Sample
 from ..session import Session
+from .documents import Documents
 from .plan import DENSE, Group, Settings, dense_group, dense_length, groups, prompted
 from .recall import Recall, positions, why
 from .shared import shared_reading
@@ -35,6 +37,10 @@ class Listener(Protocol):
 
     def row(self, row: dict[str, Any]) -> None:
         """A question was answered."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something was left out, and why."""
         ...
 
 
@@ -55,8 +61,12 @@ class Engine:
     listener: Listener
     until: float | None = None
     stopped: bool = field(default=False, init=False)
+    documents: Documents = field(init=False)
 
-    def size(self, text: str) -> int:
+    def __post_init__(self) -> None:
+        self.documents = Documents(self.settings, self.haystack, self._size)
+
+    def _size(self, text: str) -> int:
         """Tokens of a text."""
         out = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
         return len(out["input_ids"])
@@ -67,38 +77,50 @@ class Engine:
         Raises:
             EsaError: a method, its settings or the haystack does not hold.
         """
-        # Every method is made once first, so that mistakes come before the first long reading.
-        for length in self.settings.lengths:
-            for group in groups(self.settings, self.preset, length):
-                for made in group.presets:
-                    build.method(made)
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         with Session(model, tokenizer, self.preset) as session:
+            self._check(session)
             for test in self.settings.tests:
-                for length, group in self._work():
-                    for sample in probe(test).samples(self._request(length, group)):
+                for length, group in self._work(test):
+                    for sample in self._samples(test, length, group):
                         self._sample(session, sample, group)
                         if self.stopped:
                             return
 
-    def _work(self) -> Iterator[tuple[int, Group]]:
+    def _check(self, session: Session) -> None:
+        """Makes each method and each test's first document once, so that mistakes come before the
+        first long reading."""
+        methods: dict[int, list[Preset]] = {}
+        for test in self.settings.tests:
+            for length in self.documents.lengths(test):
+                if length not in methods:
+                    made = groups(self.settings, self.preset, length)
+                    methods[length] = [preset for group in made for preset in group.presets]
+        for length, presets in methods.items():
+            for preset in presets:
+                session.use(preset)
+                change = getattr(session.attachment.method.position, "frequencies", None)
+                if change is not None:  # not every host has a base that can be changed
+                    change(*session.attachment.rope.frequencies, length)
+        for test in self.settings.tests:
+            for length in self.documents.lengths(test):
+                next(self.documents.samples(test, length), None)
+
+    def _work(self, test: str) -> Iterator[tuple[int, Group]]:
         if self.settings.dense:
             yield dense_length(self.preset), dense_group(self.preset)
-        for length in self.settings.lengths:
+        for length in self.documents.lengths(test):
             for group in groups(self.settings, self.preset, length):
                 yield length, group
 
-    def _request(self, length: int, group: Group) -> Request:
-        settings = self.settings
-        return Request(
-            length=length,
-            size=self.size,
-            haystack=self.haystack,
-            depths=settings.depths,
-            samples=settings.samples,
-            seed=settings.seed,
-            exact=settings.exact,
-        )
+    def _samples(self, test: str, length: int, group: Group) -> Iterator[Sample]:
+        """The test's documents; what cannot be asked inside the model's window has no ceiling."""
+        try:
+            yield from self.documents.samples(test, length, dense=group.dense)
+        except UsageError as error:
+            if not group.dense:
+                raise
+            self.listener.note(f"{test}: no dense ceiling: {error.message}")
 
     def _sample(self, session: Session, sample: Sample, group: Group) -> None:
         todo = [
@@ -109,22 +131,43 @@ class Engine:
         ]
         if not todo:
             return
-        if self.until is not None and time.monotonic() > self.until:
-            self.stopped = True
+        if self._late():
+            return
+        if group.dense and not self._fits(session, sample, group):
+            window = f"{self.preset.context:,} tokens"
+            self.listener.note(
+                f"{sample.test}: no dense ceiling: document, question and answer do not fit into "
+                f"the model's window of {window}"
+            )
             return
         seconds = self._read(session, sample, group)
         spans = session.prompt.offsets(sample.text)
         head = len(session.prompt.head())
         using = None
         for name, preset, question in todo:
+            if self._late():
+                return
             if using != name:
                 session.use(prompted(preset, sample))
                 using = name
             row = self._ask(session, sample, question, spans, head)
             row |= {**_identity(sample, name, question), "dense": group.dense}
+            row["reading"] = "shared" if group.shared else "own"
             row["time"]["read_s"] = round(seconds, 2)
             self.journal.add(row)
             self.listener.row(row)
+
+    def _late(self) -> bool:
+        self.stopped = self.until is not None and time.monotonic() > self.until
+        return self.stopped
+
+    def _fits(self, session: Session, sample: Sample, group: Group) -> bool:
+        """Whether every question can be asked and answered inside the model's own window."""
+        session.forget()
+        session.use(prompted(group.presets[0], sample))
+        prompt = session.prompt
+        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
+        return len(prompt.document(sample.text)) + longest <= self.preset.context
 
     def _read(self, session: Session, sample: Sample, group: Group) -> float:
         started = time.perf_counter()
@@ -134,7 +177,7 @@ class Engine:
             base = build.method(self.preset)
             made = [build.method(preset) for preset in group.presets]
             session.attachment.method = shared_reading(base, made)
-        total = self.size(sample.text)
+        total = self._size(sample.text)
         progress = self.listener.reading(sample.test, sample.length, group.names, total)
         session.read(sample.text, progress)
         return time.perf_counter() - started
@@ -159,18 +202,15 @@ class Engine:
         places = [positions(spans, fact.start, fact.end, head) for fact in facts]
         shares = [round(share, 4) for share in recall.shares(places)] if places else []
         score = probe(sample.test).score(question, question.prime + answer.text)
-        depth = sum(fact.depth for fact in facts) / len(facts) if facts else None
         return {
-            "depth": None if depth is None else round(depth, 4),
+            # A mean of several places would be a place where nothing stands.
+            "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
             "prompt": session.prompt.text(question.text, question.prime),
             "document": hashlib.sha256(sample.text.encode()).hexdigest()[:16],
             "answer": answer.text,
             "expected": list(question.answers),
             "score": round(score, 4),
-            "recall": {"mean": round(sum(shares) / len(shares), 4), "layers": shares}
-            if shares
-            else None,
-            "why": why(score, shares) if shares else None,
+            **_seen(score, shares),
             "tokens": {
                 "document": session.document_tokens,
                 "question": answer.question_tokens,
@@ -181,6 +221,13 @@ class Engine:
                 "first_token_s": round(answer.first_token_s, 3),
             },
         }
+
+
+def _seen(score: float, shares: Sequence[float]) -> dict[str, Any]:
+    if not shares:
+        return {"recall": None, "why": None}
+    mean = round(sum(shares) / len(shares), 4)
+    return {"recall": {"mean": mean, "layers": list(shares)}, "why": why(score, shares)}
 
 
 def _identity(sample: Sample, method: str, question: Question) -> dict[str, Any]:

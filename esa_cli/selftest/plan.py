@@ -1,7 +1,7 @@
 """What a self-test run consists of: which texts are read, by which methods, and what is asked.
 
-Methods that can share a reading stand in one group (see `shared`). Knows nothing about models
-beyond their preset.
+Methods that can share a reading stand in one group (see `shared`); a method by itself reads by its
+own rule, as `esa ask` does. Knows nothing about models beyond their preset.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ DENSE_SHARE = 0.9
 """The ceiling is measured on a document of this share of the model's window."""
 DENSE_ROOM = 256
 """Tokens left beside that document for the chat template, the question and the answer."""
+MOST_DEPTHS = 1000
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,11 @@ class Settings:
 
     Args:
         tests, methods: by name; the method `preset` is the preset as it stands.
-        lengths: tokens of each document. depths: shares of the document, or None for even ones.
+        lengths: tokens of each document; `own` has its own.
+        depths: shares of the document, or None for even ones.
         samples: questions for each test and length, as far as the test has them.
         reading: `shared` or `own`, see `shared`. exact: the benchmarks' own protocols.
-        dense: measure the ceiling too. most: new tokens, over what a test allows; 0: the test's.
+        dense: measure the ceiling too.
     """
 
     tests: tuple[str, ...]
@@ -58,7 +60,15 @@ class Group:
 
 def method_preset(name: str, preset: Preset, length: int) -> Preset:
     """The preset that a method's name means for documents of `length` tokens."""
-    return preset if name == "preset" else recipes.apply(name, preset, length)
+    if name == "preset":
+        return preset
+    made = recipes.apply(name, preset, length)
+    return made.model_copy(update={"reading": "select"}) if _full(name, made) else made
+
+
+def _full(name: str, made: Preset) -> bool:
+    """Whether the method attends to everything, whatever the budget."""
+    return made.selector["name"] == "full" or (name != "preset" and recipes.find(name).full)
 
 
 def groups(settings: Settings, preset: Preset, length: int) -> list[Group]:
@@ -68,22 +78,23 @@ def groups(settings: Settings, preset: Preset, length: int) -> list[Group]:
         UsageError: a method is unknown. PresetError: one does not hold.
     """
     shared: dict[str, list[tuple[str, Preset]]] = {}
-    alone = []
+    alone, distance = [], build.method(preset).position.distance
     for name in dict.fromkeys(settings.methods):
         made = method_preset(name, preset, length)
-        full = name != "preset" and recipes.find(name).full
-        if full or settings.reading == "own":
+        method = build.method(made)
+        # Only what scores with reduced keys needs the compressor fitted while reading, and a
+        # shared reading has the preset's positions.
+        fitting = method.fitting if method.score.features else None
+        elsewhere = fitting is not None and fitting[1] not in (None, distance)
+        if elsewhere or _full(name, made) or settings.reading == "own":
             alone.append(Group((name,), (made,), shared=False))
         else:
-            # Only what scores with reduced keys needs the compressor fitted while reading.
-            fitted = repr(made.compressor) if build.method(made).score.features else ""
-            shared.setdefault(fitted, []).append((name, made))
-    if len(shared) > 1 and "" in shared:
-        anywhere = shared.pop("")
+            shared.setdefault(repr(fitting), []).append((name, made))
+    if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
         next(iter(shared.values())).extend(anywhere)
     together = [
-        Group(tuple(n for n, _ in members), tuple(p for _, p in members), shared=True)
-        for members in shared.values()
+        Group(tuple(n for n, _ in those), tuple(p for _, p in those), shared=len(those) > 1)
+        for those in shared.values()
     ]
     return [*together, *alone]
 
@@ -95,7 +106,11 @@ def dense_length(preset: Preset) -> int:
 
 def dense_group(preset: Preset) -> Group:
     """Plain attention, everything in view."""
-    over: dict[str, Any] = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
+    over: dict[str, Any] = {
+        "window": {"dense": preset.context},
+        "compressor": {"name": "none"},
+        "position": {"name": "true"},
+    }
     data = merge(preset.model_dump(exclude={"name"}), over)
     return Group((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
 
@@ -118,7 +133,7 @@ def tokens(text: str) -> int:
     factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:], 1)
     try:
         count = int(float(plain.rstrip("km")) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):
         count = 0
     if count < 1:
         raise UsageError(f"{text!r} is no number of tokens", "for example: 32k, 8000, 1m")
@@ -137,7 +152,7 @@ def depths(text: str | None) -> tuple[float, ...] | None:
         values: Sequence[float] = [float(part) for part in text.split(",")]
     except ValueError:
         values = [-1.0]
-    if len(values) == 1 and values[0] >= 1 and values[0] == int(values[0]):
+    if len(values) == 1 and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
         count = int(values[0])
         return tuple((i + 0.5) / count for i in range(count))
     if not all(0 <= value <= 100 for value in values):

@@ -1,0 +1,49 @@
+"""Files that a command writes at its end: what would hinder that is found at its beginning."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import DocumentError, ResourceError, UsageError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OTHER = "name a file in a folder you may write to"
+
+
+def check(option: str, path: Path | None, *, makes_folders: bool = False) -> None:
+    """Refuses a path that cannot be written to; None is no path.
+
+    Raises:
+        UsageError: it is a folder, or there is no folder for it. DocumentError: it is not allowed.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder", "name a file in it")
+    folder = path.absolute().parent
+    while makes_folders and not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", "make it first")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise DocumentError(f"{option} {path} cannot be written", OTHER)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says about writing a file into what a person can act on.
+
+    Raises:
+        ResourceError: no room. DocumentError: anything else.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror or error}"
+        if error.errno in NO_ROOM:
+            raise ResourceError(message, "free some space, or name another place") from error
+        raise DocumentError(message, OTHER) from error
