@@ -38,10 +38,18 @@ def sherlock() -> str:
     return recipe("recipe-sherlock.jsonl")
 
 
-def questions() -> str:
-    """The chronicle's questions; retained is the share of the excerpt's score."""
-    kept = rows("questions.jsonl")
-    ceiling = next((row["answered"] for row in kept if row["column"] == "excerpt"), 0)
+def recipe_before() -> str:
+    return recipe("recipe-before.jsonl")
+
+
+def questions_before() -> str:
+    return questions("questions-before.jsonl")
+
+
+def questions(name: str = "questions.jsonl") -> str:
+    """The chronicle's questions; retained is the share of the excerpt's score, measured once."""
+    kept, first = rows(name), rows("questions-before.jsonl")
+    ceiling = next((row["answered"] for row in first if row["column"] == "excerpt"), 0)
     body = []
     for row in kept:
         retained = f"{row['answered'] / ceiling:.0%}" if ceiling else "-"
@@ -75,8 +83,44 @@ def prefill() -> str:
     return table(["tokens", "dense tokens/s", "esa tokens/s", "ratio"], body)
 
 
+def selftests() -> str:
+    """Score, in brackets the share retained, by test, method and length."""
+    from esa_cli.journal import read_lines
+    from esa_cli.report.summary import summarise
+
+    out = []
+    for path in sorted(RESULTS.glob("selftest-*.jsonl")):
+        summary = summarise([row for row in read_lines(path) if "test" in row])
+        for test in summary.tests:
+            lengths = summary.lengths(test)
+            body = []
+            for method in summary.methods(test):
+                cells = [summary.cell(test, method, length) for length in lengths]
+                shown = [
+                    "-"
+                    if cell is None
+                    else f"{cell.mean:.0%} of {cell.n}"
+                    + (f" ({cell.retained:.0%})" if cell.retained is not None else "")
+                    for cell in cells
+                ]
+                body.append([method, *shown])
+            ceiling = summary.ceiling(test)
+            name = f"{test}, dense {ceiling.mean:.0%} of {ceiling.n}" if ceiling else test
+            out.append(table([name, *(f"{length:,}" for length in lengths)], body))
+    return "\n\n".join(out)
+
+
 def main() -> None:
-    for part in (recipe, sherlock, questions, collapse, prefill):
+    for part in (
+        recipe,
+        recipe_before,
+        sherlock,
+        questions,
+        questions_before,
+        collapse,
+        prefill,
+        selftests,
+    ):
         print(f"{part.__name__}\n\n{part()}\n")
 
 
