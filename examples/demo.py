@@ -57,7 +57,7 @@ def main() -> None:
             f"the model's window is {chosen.context:,}\n"
         )
         for question in questions(count):
-            screen.print(f"[bold]{question['question']}[/]  [dim](at {question['depth']:.0%})[/]")
+            screen.print(f"[dim]at {question['depth']:.0%}:[/] [bold]{question['question']}[/]")
             answer = session.ask(
                 str(question["question"]),
                 on_text=lambda piece: screen.print(piece, end="", markup=False),
