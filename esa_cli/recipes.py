@@ -8,7 +8,6 @@ Knows nothing about models.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -147,10 +146,3 @@ def budget(preset: Preset) -> int:
     """Cached tokens attended to in a step: I + K + L."""
     window = preset.window
     return window.initial + window.selected + window.local
-
-
-def overrides(name: str, preset: Preset, length: int = 0) -> list[str]:
-    """The same as `KEY=VALUE` texts for `preset.load`."""
-    made = apply(name, preset, length).model_dump()
-    keys = ("window", "selector", "score", "compressor", "position", "reading")
-    return [f"{key}={json.dumps(made[key])}" for key in keys]

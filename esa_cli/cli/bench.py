@@ -36,20 +36,7 @@ Download = Annotated[
 Tasks = Annotated[
     str | None, typer.Option("--tasks", help="Tasks with commas; else those whose files are there.")
 ]
-Methods = Annotated[
-    str,
-    typer.Option(
-        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
-    ),
-]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Records of each task.")]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", min=0, metavar="MINUTES", help="Begin nothing after so long."),
-]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
-]
 Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the table, as table.md.")]
 
 
@@ -58,10 +45,10 @@ def bench(
     data: Data = None,
     download: Download = False,
     tasks: Tasks = None,
-    methods: Methods = "preset",
+    methods: options.Methods = "preset",
     limit: Limit = None,
-    time_limit: TimeLimit = None,
-    out: Out = None,
+    time_limit: options.TimeLimit = None,
+    out: options.Out = None,
     markdown: Markdown = None,
     preset: options.Preset = DEFAULT_PRESET,
     model: options.Model = None,
@@ -96,7 +83,7 @@ def bench(
             _download(name, benchmark, data, reporter)
         from ..bench import order
 
-        asked = None if tasks is None else _names(tasks)
+        asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
         _go(run, order.Order(benchmark, data, found, limit), reporter, told=asked is None)
     finally:
@@ -116,11 +103,6 @@ class Run:
     out: Path | None
     markdown: Path | None
     as_json: bool
-
-
-def _names(text: str) -> list[str]:
-    """Names with commas between them, each once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
@@ -144,7 +126,7 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
         reporter.note(f"esa: left out, their files are not in {order.folder}: {left}")
     survey = order.survey()
     reporter.stage("import", 0, None)
-    made = presets(run.preset, _names(run.methods), survey.length)
+    made = presets(run.preset, options.names(run.methods), survey.length)
     place = Place.of(run.device, run.dtype)
     header = _header(run, survey.length, place)
     journal = Journal(run.out, header, same=("benchmark", "settings"), key=runner.KEY)

@@ -11,12 +11,6 @@ from . import options
 from .ask import Arguments, MaxTokens
 from .options import DEFAULT_PRESET
 
-Methods = Annotated[
-    str,
-    typer.Option(
-        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
-    ),
-]
 Passages = Annotated[
     int, typer.Option("--passages", min=0, help="Selected passages to show for each method.")
 ]
@@ -29,7 +23,7 @@ DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 
 def compare(
     arguments: Arguments = None,
-    methods: Methods = DEFAULT_METHODS,
+    methods: options.Methods = DEFAULT_METHODS,
     passages: Passages = 2,
     max_new_tokens: MaxTokens = None,
     preset: options.Preset = DEFAULT_PRESET,
@@ -54,7 +48,7 @@ def compare(
     request = Request(
         documents, question, preset, overrides, max_new_tokens, device=device, dtype=dtype
     )
-    names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    names = options.names(methods)
     if not names:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
     _run(request, names, passages, as_json=as_json, quiet=quiet)

@@ -37,6 +37,19 @@ Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps, or balanced (all GPUs).")
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
+    ),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", min=0, metavar="MINUTES", help="Begin nothing after so long."),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
@@ -49,6 +62,11 @@ def overrides(named: dict[str, str | None], settings: Sequence[str] | None) -> l
         if value is not None
     ]
     return [*given, *(settings or [])]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def load_plugins(files: Sequence[Path] | None) -> None:

@@ -28,12 +28,6 @@ Depths = Annotated[
 Samples = Annotated[
     int, typer.Option("--samples", min=1, help="Questions for each test and length.")
 ]
-Methods = Annotated[
-    str,
-    typer.Option(
-        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
-    ),
-]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Other needles, other text.")]
 HaystackFile = Annotated[
     Path | None,
@@ -51,14 +45,6 @@ Exact = Annotated[
 Dense = Annotated[
     bool, typer.Option("--dense/--no-dense", help="Measure the model's own ceiling, too.")
 ]
-TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", min=0, metavar="MINUTES", help="Begin nothing after so long."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="JSON lines; a file that is there is continued."),
-]
 Report = Annotated[Path | None, typer.Option("--report", help="Write a page, as report.html.")]
 Picture = Annotated[Path | None, typer.Option("--png", help="Write the heat map as a picture.")]
 
@@ -69,14 +55,14 @@ def selftest(
     lengths: Lengths = None,
     depths: Depths = None,
     samples: Samples = 8,
-    methods: Methods = "preset",
+    methods: options.Methods = "preset",
     seed: Seed = 0,
     haystack: HaystackFile = None,
     reading: Reading = "shared",
     exact: Exact = False,
     dense: Dense = True,
-    time_limit: TimeLimit = None,
-    out: Out = None,
+    time_limit: options.TimeLimit = None,
+    out: options.Out = None,
     report: Report = None,
     png: Picture = None,
     preset: options.Preset = DEFAULT_PRESET,
@@ -102,8 +88,8 @@ def selftest(
         raise UsageError("--len and --lens are both given", "--lens takes one or several")
     given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
     asked = Settings(
-        tests=_names(test),
-        methods=_names(methods),
+        tests=options.names(test),
+        methods=options.names(methods),
         lengths=tuple(dict.fromkeys(given)),
         depths=parse_depths(depths),
         samples=samples,
@@ -116,7 +102,3 @@ def selftest(
     overrides = options.overrides({"model": model}, settings)
     trial = Trial(asked, preset, overrides, haystack, time_limit, out, report, png, device, dtype)
     run(trial, as_json=as_json, quiet=quiet)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

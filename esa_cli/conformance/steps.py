@@ -111,13 +111,7 @@ def make_step(
         projection=projection,
         decoding=decoding,
     )
-    for low in range(0, start, READ):
-        high = min(low + READ, start)
-        store.append(keys[:, low:high], values[:, low:high])
-        if observe is not None:
-            observe(watched(_at(step, low, queries[:, low:high])))
-    store.append(keys[:, start:], values[:, start:])
-    _reduce(step)
+    _fill(step, queries, keys, values, observe)
     return step
 
 
@@ -163,6 +157,19 @@ def watched(step: Step) -> Step:
     It was attended to as a chunk that is only read: I, L and C, I at the step's `distance`.
     """
     return replace(step, low=0, projection=None, lse=_lse(step))
+
+
+def _fill(
+    step: Step, queries: Tensor, keys: Tensor, values: Tensor, observe: Observe | None
+) -> None:
+    """Puts the document (H or G, N, D) into the step's store, chunk by chunk, and reduces M."""
+    for low in range(0, step.start, READ):
+        high = min(low + READ, step.start)
+        step.store.append(keys[:, low:high], values[:, low:high])
+        if observe is not None:
+            observe(watched(_at(step, low, queries[:, low:high])))
+    step.store.append(keys[:, step.start :], values[:, step.start :])
+    _reduce(step)
 
 
 def _at(step: Step, start: int, queries: Tensor) -> Step:
