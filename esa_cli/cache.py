@@ -5,7 +5,7 @@ It can be given to `model(...)` and to stock `model.generate(...)` of the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .errors import UsageError
 from .memory import LayerMemory
-from .protocols import KVStore
+from .protocols import KVStore, Projection
 from .store import LayerStore
 
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.memory is not None
         self.memory.store.append(key_states[0].detach(), value_states[0].detach())
         return key_states, value_states
+
+    def hold(self, store: KVStore, projection: Projection | None, fitted: bool) -> None:
+        """Takes a store that something was read into before, with its fitted compressor."""
+        self.memory = LayerMemory(
+            self.layer, store, self.shared, projection=projection, fitted=fitted
+        )
+        self.is_initialized = True
 
     def get_seq_length(self) -> int:
         return len(self.memory.store) if self.memory else 0
@@ -127,6 +134,17 @@ class EsaCache(Cache):
         memory = self.own[layer_idx].memory
         assert isinstance(memory, LayerMemory), "the layer has read nothing yet"
         return memory
+
+    def hold(
+        self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None
+    ) -> None:
+        """Takes stores that something was read into before, one for each layer.
+
+        Args:
+            projections: the compressors fitted then; None: nothing was fitted yet.
+        """
+        for i, layer in enumerate(self.own):
+            layer.hold(stores[i], projections[i] if projections else None, projections is not None)
 
     @property
     def nbytes(self) -> int:

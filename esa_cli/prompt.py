@@ -7,12 +7,14 @@ text that spells out `<|im_end|>` is text, and cannot end the turn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import ModelError, UsageError
 from .preset import Prompt
+from .reply import Turn
 
-DOCUMENT, QUESTION = "\ue000document\ue000", "\ue000question\ue000"
+DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
 """Private-use characters, which no template contains."""
 
 
@@ -32,8 +34,10 @@ class PromptTokens:
         self._end = "\n" if prompt.chat else ""
         # A prompt that is nothing but the question is somebody else's, given to the letter.
         self._verbatim = prompt.after == "{question}"
-        user = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
-        text = self._render(user, prompt.system)
+        self._first = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
+        self._later = prompt.after.replace("{question}", QUESTION).lstrip()
+        self._system = prompt.system
+        text = self._render(0)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
             raise ModelError(
                 "the model's chat template does not keep the prompt as it is",
@@ -41,16 +45,19 @@ class PromptTokens:
             )
         self._head, rest = text.split(DOCUMENT)
         between, self._tail = rest.split(QUESTION)
-        # A space before the question belongs to its first word's token.
-        self._between = between.rstrip(" ")
-        self._lead = between[len(self._between) :]
+        self._between, self._lead = _apart(between)
 
-    def _render(self, user: str, system: str | None) -> str:
+    def _render(self, turns: int) -> str:
+        """The conversation up to the question after so many turns, words left out."""
+        asked = [self._first, *[self._later] * turns]
         if not self.chat:
-            return f"{system}\n\n{user}{self._end}" if system else f"{user}{self._end}"
-        messages = [{"role": "user", "content": user}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+            text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
+            return f"{self._system}\n\n{text}" if self._system else text
+        messages = [{"role": "system", "content": self._system}] if self._system is not None else []
+        for user in asked[:-1]:
+            messages.append({"role": "user", "content": user})
+            messages.append({"role": "assistant", "content": ANSWER})
+        messages.append({"role": "user", "content": asked[-1]})
         return str(
             # Templates that know no thinking mode ignore the switch; Qwen3 would answer with its
             # thoughts first, and run out of tokens in them.
@@ -94,18 +101,55 @@ class PromptTokens:
             return self._ids(bos, special=True) + ids
         return ids
 
-    def own(self, text: str) -> tuple[int, int]:
-        """First of the question's own words among the ids of `question`, and behind the last."""
+    def own(self, text: str, later: bool = False) -> tuple[int, int]:
+        """First of the question's own words among the ids of `question`, and behind the last.
+
+        Args:
+            later: it comes behind `history`.
+        """
         if not self._verbatim:
             text = text.strip()
-        first = len(self._ids(self._between, special=True))
-        return first, first + len(self._ids(self._lead + text, special=False))
+        between, lead = self._between_turns() if later else (self._between, self._lead)
+        first = len(self._ids(between, special=True))
+        return first, first + len(self._ids(lead + text, special=False))
 
-    def question(self, text: str, prime: str = "") -> list[int]:
+    def _between_turns(self) -> tuple[str, str]:
+        """What stands between an earlier answer and the next question."""
+        return _apart(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
+
+    def history(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of earlier turns, as they follow the document; the next question follows them.
+
+        Raises:
+            ModelError: the chat template loses or repeats an answer.
+        """
+        if not turns:
+            return []
+        text = self._render(1)
+        if text.count(ANSWER) != 1 or text.count(QUESTION) != 2:
+            raise ModelError(
+                "the model's chat template does not keep earlier answers as they are",
+                "ask one question at a time, without the ones before",
+            )
+        tail = text.split(QUESTION)[1].split(ANSWER)[0]
+        ids: list[int] = []
+        for i, turn in enumerate(turns):
+            between, lead = self._between_turns() if i else (self._between, self._lead)
+            for piece, special in (
+                (between, True),
+                (lead + turn.question.strip(), False),
+                (tail, True),
+                (turn.answer.strip(), False),
+            ):
+                ids += self._ids(piece, special)
+        return ids
+
+    def question(self, text: str, prime: str = "", later: bool = False) -> list[int]:
         """Ids of everything behind the document, up to where the model begins to answer.
 
         Args:
             prime: the first words of the answer, put into the model's mouth.
+            later: it comes behind `history`, whose ids are not in what returns.
 
         Raises:
             UsageError: the question is empty.
@@ -116,10 +160,17 @@ class PromptTokens:
             raise UsageError(
                 "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
+        between, lead = self._between_turns() if later else (self._between, self._lead)
         pieces = (
-            (self._between, True),
-            (self._lead + text, False),
+            (between, True),
+            (lead + text, False),
             (self._tail, True),
             (prime, False),
         )
         return [token for piece, special in pieces for token in self._ids(piece, special)]
+
+
+def _apart(between: str) -> tuple[str, str]:
+    """Trailing spaces apart: a space before a question belongs to its first word's token."""
+    kept = between.rstrip(" ")
+    return kept, between[len(kept) :]

@@ -7,20 +7,24 @@ Everything below this layer knows nothing of text, files or people.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from . import build
+from .asked import Asked
 from .calibrate import fingerprint
 from .errors import PresetError, UsageError
+from .held import Held, join
 from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
+from .reply import Turn
 from .seam import Attachment, attach
 from .step import OWN, REHEARSAL
+from .streamer import Streamer
 
 FEED = 1024
 """Tokens handed to the host model at once while reading; the method cuts them into its chunks.
@@ -103,6 +107,26 @@ class Session:
         self.cache = self.attachment.new_cache()
         self._ids, self._todo = [], []
 
+    def held(self) -> Held:
+        """What was read, to be opened later by this session or another of the same model."""
+        memories = [self.cache.memory(i) for i in range(len(self.cache.own))]
+        projections = [memory.projection for memory in memories]
+        return Held(list(self._ids), [memory.store for memory in memories], projections)
+
+    def open(self, documents: Sequence[Held]) -> None:
+        """Asks from now on about these documents, as one; what was read before is let go.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not documents:
+            raise UsageError("no document to ask about", "read one first")
+        self.forget()
+        self._read_by = self.attachment.method
+        self._ids, stores, projections = join(documents, len(self.prompt.head()))
+        self._todo = self._ids
+        self.cache.hold(stores, projections)
+
     @property
     def document_tokens(self) -> int:
         """Tokens read so far, the prompt's head included."""
@@ -118,14 +142,34 @@ class Session:
         Args:
             text: the whole document. progress: called with (tokens read, tokens in all).
         """
-        self.forget()
-        self._read_by = self.attachment.method
-        self._todo = self.prompt.document(text)
+        self.begin(self.prompt.document(text))
         self.resume(progress)
 
+    def begin(self, ids: list[int], done: Held | None = None) -> None:
+        """Makes ready to read these ids; `resume` reads them.
+
+        Args:
+            ids: of `prompt.document`. done: what was read of them before, by the same method; its
+                stores are read on into.
+        """
+        self.forget()
+        self._read_by = self.attachment.method
+        self._todo = ids
+        if done is not None:
+            self._ids = ids[: len(done.ids)]
+            self.cache.hold(done.stores, done.projections if done.ids else None)
+
     @torch.inference_mode()
-    def resume(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Goes on reading after an interruption."""
+    def resume(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        settle: Callable[[int], None] | None = None,
+    ) -> None:
+        """Goes on reading after an interruption.
+
+        Args:
+            settle: called with the tokens read, all of them in the cache, after every FEED.
+        """
         ids, done = self._todo, len(self._ids)
         self.cache.mode = "reading"
         self.cache.truncate(done)
@@ -135,6 +179,8 @@ class Session:
                 self.model.base_model(input_ids=piece, past_key_values=self.cache)
                 self._ids.extend(ids[done : done + FEED])
                 done = len(self._ids)
+                if settle:
+                    settle(done)
                 if progress:
                     progress(done, len(ids))
             self.cache.project()
@@ -150,36 +196,42 @@ class Session:
         temperature: float | None = None,
         seed: int | None = None,
         prime: str = "",
+        top_p: float | None = None,
+        history: Sequence[Turn] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> Answer:
         """Asks one question; the cache is afterwards what it was before, interrupted or not.
 
         Args:
             prime: the first words of the answer, put into the model's mouth; not in what returns.
-            max_new_tokens, temperature: None takes the preset's. Temperature 0 is greedy.
-            seed: for sampling. on_text: called with each piece of the answer as it comes.
+            max_new_tokens, temperature, top_p: None takes the preset's. Temperature 0 is greedy.
+            seed: for sampling. history: earlier turns. on_text: called with each piece of the
+                answer as it comes.
 
         Raises:
-            UsageError: nothing has been read, or the question is empty.
+            UsageError: nothing has been read, the question is empty, or with the turns before it
+                longer than the model's window allows.
         """
         if not self._ids:
             raise UsageError("no document has been read", "call read(text) first")
         settings = self.preset.generation
         tokens = max_new_tokens or settings.max_new_tokens
         heat = settings.temperature if temperature is None else temperature
-        asked = self.prompt.question(question, prime)
+        asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
+        asked.check(self.preset, tokens)
         if seed is not None:
             torch.manual_seed(seed)
         length, started = len(self._ids), time.perf_counter()
-        streamer = _Streamer(self.tokenizer, on_text)
+        streamer = Streamer(self.tokenizer, on_text)
         self.cache.mode = "asking"
-        own = tuple(length + at for at in self.prompt.own(question))
-        ids = torch.tensor([self._ids + asked], device=self.model.device)
-        sampling = {"temperature": heat, "top_p": settings.top_p, "top_k": 0} if heat > 0 else {}
+        ids = torch.tensor([self._ids + asked.before + asked.ids], device=self.model.device)
+        nucleus = settings.top_p if top_p is None else top_p
+        sampling = {"temperature": heat, "top_p": nucleus, "top_k": 0} if heat > 0 else {}
         try:
             # transformers would warn that the text is longer than the window, which is the point.
             with quiet_transformers():
-                self._rehearse(asked, own)
+                self._remind(asked.before)
+                self._rehearse(asked.ids, asked.own)
                 self.model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
@@ -194,14 +246,20 @@ class Session:
             self.cache.shared.clear()
         return Answer(
             text=streamer.text.strip(),
-            question_tokens=len(asked),
+            question_tokens=len(asked.ids),
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,
             cut=streamer.count >= tokens,
         )
 
-    def _rehearse(self, asked: list[int], own: tuple[int, ...]) -> None:
+    def _remind(self, before: list[int]) -> None:
+        """Reads the earlier turns, apart from the question: it is what selects for its answer."""
+        if before:
+            ids = torch.tensor([before], device=self.model.device)
+            self.model.base_model(input_ids=ids, past_key_values=self.cache)
+
+    def _rehearse(self, asked: list[int], own: tuple[int, int]) -> None:
         """Tells the layers which words are the question's own; and where the selector wants it,
         lets them read the question once, so that the first layers know what the last ones found.
         """
@@ -210,40 +268,10 @@ class Session:
         if getattr(selector, "rounds", 1) < 2:
             return
         self.cache.shared[REHEARSAL] = True
+        length = self.cache.get_seq_length()
         ids = torch.tensor([asked], device=self.model.device)
         self.model.base_model(input_ids=ids, past_key_values=self.cache)
         kept = selector.again(self.cache.shared)
-        self.cache.truncate(len(self._ids))
+        self.cache.truncate(length)
         self.cache.shared.pop(REHEARSAL, None)
         self.cache.shared |= {OWN: own, **kept}
-
-
-class _Streamer:
-    """Decodes as tokens arrive, holding back characters that are not complete yet."""
-
-    def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
-        self.tokenizer, self.on_text = tokenizer, on_text
-        self.text, self.count = "", 0
-        self.first: float | None = None
-        self._ids: list[int] = []
-        self._prompt = True
-
-    def put(self, value: torch.Tensor) -> None:
-        if self._prompt:
-            self._prompt = False
-            return
-        self.first = self.first or time.perf_counter()
-        self._ids.extend(value.flatten().tolist())
-        self.count = len(self._ids)
-        self._emit(
-            self.tokenizer.decode(self._ids, skip_special_tokens=True).removesuffix("\ufffd")
-        )
-
-    def _emit(self, text: str) -> None:
-        new = text[len(self.text) :]
-        self.text = text
-        if new and self.on_text:
-            self.on_text(new)
-
-    def end(self) -> None:
-        self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .compressors import flatten_keys, fold
+from .joined import queries_at
 from .protocols import KVStore, Projection, Score
 from .rotary import Rope
 
@@ -113,6 +114,6 @@ class Step:
             for at, keys in self.store.key_blocks(self.low, self.high, most):
                 yield at - self.low, q @ flatten_keys(keys).T
             return
-        reduced = self.projection.queries(q)
+        made: dict[int, Tensor] = {}
         for at, features in self.store.feature_blocks(self.low, self.high, most):
-            yield at - self.low, reduced @ features.T
+            yield at - self.low, queries_at(self.projection, q, at, made) @ features.T

@@ -10,7 +10,8 @@ import pytest
 from esa_cli import models, preset
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.prompt import PromptTokens
-from esa_cli.session import Session, _Streamer
+from esa_cli.session import Session
+from esa_cli.streamer import Streamer
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
@@ -126,7 +127,7 @@ def test_characters_are_shown_whole(loaded: Any) -> None:
     import torch
 
     shown: list[str] = []
-    streamer = _Streamer(loaded.tokenizer, shown.append)
+    streamer = Streamer(loaded.tokenizer, shown.append)
     streamer.put(torch.tensor([0]))
     for token in loaded.tokenizer("né!", add_special_tokens=False)["input_ids"]:
         streamer.put(torch.tensor([token]))

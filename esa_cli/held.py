@@ -1,0 +1,68 @@
+"""A document's memory, held apart from any session: what was read, ready to be asked about.
+
+Knows nothing about where its stores are: in memory or on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .joined import JoinedStore, Part, Parted
+from .protocols import KVStore, Projection
+from .store import LayerStore
+
+
+@dataclass(frozen=True)
+class Held:
+    """One document as a model read it.
+
+    Args:
+        ids: of its tokens, the prompt's head first. stores: one for each layer, with a row for
+            every token. projections: the fitted compressor of each layer, or None.
+    """
+
+    ids: Sequence[int]
+    stores: Sequence[KVStore]
+    projections: Sequence[Projection | None]
+
+
+def join(
+    documents: Sequence[Held], head: int
+) -> tuple[list[int], list[KVStore], list[Projection | None]]:
+    """Ids, stores and projections of all documents, one behind the other.
+
+    Args:
+        head: tokens of the prompt's head, which only the first document keeps.
+    """
+    ids, starts = list(documents[0].ids), [0]
+    for document in documents[1:]:
+        starts.append(len(ids))
+        ids += document.ids[head:]
+    stores: list[KVStore] = []
+    projections: list[Projection | None] = []
+    for layer, first in enumerate(documents[0].stores):
+        parts = [
+            Part(document.stores[layer], head if i else 0, len(document.ids))
+            for i, document in enumerate(documents)
+        ]
+        keys, _ = first.span(0, 1)
+        tail = LayerStore(first.heads, first.dim, keys.dtype, keys.device)
+        stores.append(JoinedStore(parts, tail))
+        maps = [document.projections[layer] for document in documents]
+        fitted = [one for one in maps if one is not None]
+        if not fitted or len(fitted) < len(maps):
+            projections.append(None)
+        else:
+            projections.append(fitted[0] if len(fitted) == 1 else Parted(starts, fitted))
+    return ids, stores, projections
+
+
+def rows_of(documents: Sequence[Held], head: int) -> list[range]:
+    """For each document of `join`, the rows that hold its text, the prompt's head left out."""
+    out, start = [], 0
+    for i, document in enumerate(documents):
+        stop = start + len(document.ids) - (head if i else 0)
+        out.append(range(start + (0 if i else head), stop))
+        start = stop
+    return out

@@ -1,0 +1,179 @@
+"""One layer's memory made of several: documents that were read each on its own, asked together.
+
+Keys are kept unrotated, so a document's rows do not say where in a sequence they stand, and rows of
+several documents can follow each other as if they had been read in one go. The documents' rows are
+only looked at; what is read behind them, the question and its answer, goes into a tail of its own.
+
+Every document keeps the compressor it was read with; `Parted` gives each its own queries.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .protocols import KVStore, Projection
+from .store import BLOCK, LayerStore
+
+
+class Part(NamedTuple):
+    """Tokens [low, high) of a document's memory."""
+
+    store: KVStore
+    low: int
+    high: int
+
+
+class JoinedStore:
+    """The rows of some parts, and a tail that grows.
+
+    Args:
+        parts: at least one, all of the same heads and dimension.
+        tail: an empty memory for what comes behind them.
+    """
+
+    def __init__(self, parts: Sequence[Part], tail: LayerStore) -> None:
+        first = parts[0].store
+        self.heads, self.dim = first.heads, first.dim
+        self.tail = tail
+        self.memo: dict[str, Any] = {}
+        self._parts = list(parts)
+        self._starts = [0]
+        for part in parts:
+            self._starts.append(self._starts[-1] + part.high - part.low)
+        self.stored = self._starts[-1]
+        """Tokens of all parts; the tail begins here."""
+
+    def __len__(self) -> int:
+        return self.stored + len(self.tail)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.store.nbytes for part in self._parts) + self.tail.nbytes
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
+        """Yields (absolute start, memory, low, high) of every memory's part of [start, stop)."""
+        while start < min(stop, self.stored):
+            i = bisect_right(self._starts, start) - 1
+            part, offset = self._parts[i], self._parts[i].low - self._starts[i]
+            high = min(stop, self._starts[i + 1])
+            yield start, part.store, start + offset, high + offset
+            start = high
+        if start < stop:
+            yield start, self.tail, start - self.stored, stop - self.stored
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Adds C tokens to the tail: k and v (G, C, D), unrotated."""
+        self.tail.append(k, v)
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
+        return _together(
+            [store.span(low, high) for _, store, low, high in self._pieces(start, stop)]
+            or [self.tail.span(0, 0)]
+        )
+
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
+        edges = torch.tensor(self._starts[1:], device=at.device)
+        cuts = [0, *torch.searchsorted(at, edges).tolist(), at.shape[0]]
+        found = []
+        for i, (low, high) in enumerate(pairwise(cuts)):
+            if low == high:
+                continue
+            if i < len(self._parts):
+                part = self._parts[i]
+                found.append(part.store.gather(at[low:high] - self._starts[i] + part.low))
+            else:
+                found.append(self.tail.gather(at[low:high] - self.stored))
+        return _together(found or [self.tail.span(0, 0)])
+
+    def key_blocks(self, start: int, stop: int, most: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most."""
+        for begin, store, low, high in self._pieces(start, stop):
+            for at, keys in store.key_blocks(low, high, most):
+                yield at - low + begin, keys
+
+    @property
+    def reduced(self) -> int:
+        """How many tokens have a reduced key."""
+        for start, part in zip(self._starts, self._parts, strict=False):
+            if part.store.reduced < part.high:
+                return start + max(0, part.store.reduced - part.low)
+        return self.stored + self.tail.reduced
+
+    def append_features(self, features: Tensor) -> None:
+        """Adds reduced keys (n, R) to the tail."""
+        self.tail.append_features(features)
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = BLOCK
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, reduced keys (n, R)) over [start, stop), never across parts."""
+        for begin, store, low, high in self._pieces(start, stop):
+            for at, features in store.feature_blocks(low, high, most):
+                yield at - low + begin, features
+
+    def crop(self, tokens: int) -> None:
+        """Takes back the last -tokens tokens, of the tail only.
+
+        Raises:
+            ValueError: there are fewer behind the documents.
+        """
+        if -tokens > len(self.tail):
+            raise ValueError("what was read before cannot be taken back")
+        self.tail.crop(tokens)
+        length = len(self)
+        for key, value in list(self.memo.items()):
+            if hasattr(value, "truncate"):
+                value.truncate(length)
+            else:
+                del self.memo[key]
+
+
+def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(pairs) == 1:
+        return pairs[0]
+    return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """The projections of several documents, each for its own rows.
+
+    Args:
+        starts: the first row of each document, ascending from 0; what comes behind the last one
+            belongs to it.
+        maps: their projections.
+    """
+
+    starts: Sequence[int]
+    maps: Sequence[Projection]
+
+    def part(self, at: int) -> int:
+        """Which document row `at` belongs to."""
+        return bisect_right(self.starts, at) - 1
+
+    def queries(self, q: Tensor) -> Tensor:
+        """Of the last document, behind which questions are asked: (C, F) -> (C, R)."""
+        return self.maps[-1].queries(q)
+
+    def keys(self, k: Tensor) -> Tensor:
+        """Likewise: (n, F) -> (n, R)."""
+        return self.maps[-1].keys(k)
+
+
+def queries_at(projection: Projection, q: Tensor, at: int, made: dict[int, Any]) -> Tensor:
+    """Reduced queries (C, R) for the reduced keys from row `at` on; `made` keeps them."""
+    part = projection.part(at) if isinstance(projection, Parted) else 0
+    if part not in made:
+        own = projection.maps[part] if isinstance(projection, Parted) else projection
+        made[part] = own.queries(q)
+    out: Tensor = made[part]
+    return out

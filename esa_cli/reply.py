@@ -1,0 +1,104 @@
+"""What asking gives back: an answer, and the passages it rests on; and who can be asked.
+
+Plain data. Knows nothing about models, files or screens, so that chat, batch, server and tests can
+be written against it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Turn(NamedTuple):
+    """One earlier question and its answer."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A passage that an answer rests on.
+
+    Args:
+        document: the document's name. page: from 1, where the document has pages.
+        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
+        start, end: character offsets into the document's extracted text; `text` lies between them.
+        weight: share of all the attention that went to the documents, from 0 to 1.
+    """
+
+    document: str
+    page: int | None
+    line: int
+    chapter: str | None
+    start: int
+    end: int
+    text: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer, what it rests on, and what it took.
+
+    Args:
+        evidence: heaviest first. found: False when nothing in the documents carries weight, so that
+            they may not contain the answer.
+        first_token_s, total_s: seconds from asking. cut: it reached the longest allowed.
+    """
+
+    text: str
+    evidence: tuple[Evidence, ...]
+    found: bool
+    question_tokens: int
+    answer_tokens: int
+    first_token_s: float
+    total_s: float
+    cut: bool = False
+
+
+class Asker(Protocol):
+    """Reads documents and answers questions about them; `api.Esa` is one. Not thread-safe."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, as a person knows it."""
+        ...
+
+    def ingest(self, source: str) -> Any:
+        """A book: one document, read, or found among those read before.
+
+        Args:
+            source: a path, or - for standard input.
+
+        Raises:
+            DocumentError, ResourceError.
+        """
+        ...
+
+    def ask(
+        self,
+        question: str,
+        books: Sequence[Any],
+        *,
+        history: Sequence[Turn] = (),
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        evidence: int = 3,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Reply:
+        """Answers one question about what `ingest` returned.
+
+        Args:
+            history: earlier turns, oldest first. None takes the preset's. evidence: passages.
+            on_text: called with each piece of the answer as it comes; an exception raised in it
+                ends the answer and passes through, and the asker stays usable.
+
+        Raises:
+            UsageError: no book, an empty question, or a history longer than fits.
+        """
+        ...
