@@ -6,12 +6,14 @@ head cannot drown the few that retrieve. Both keep only (C, n) or (H, C, n) bloc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from .errors import PresetError
 from .registry import register
 from .step import Step
 
@@ -99,6 +101,10 @@ class VoteScore:
         contrast: where the question's own words are known, take off what the words around them vote
             for: a token that any prompt asks for (an attention sink, the document's title) is not
             an answer to this one. Ours; measured in docs/results.md. Needs rule softmax.
+        heads: (layer, query head) pairs that vote, empty: all. Other layers give every token 0 and
+            read no keys, which suits a selector that sums the layers. In a small model a handful
+            of heads find what a question asks for (docs/results.md); `esa heads` looks
+            for them.
         shortlist: 0 votes over all of M; otherwise only over the best by `sum`, which reads the
             reduced keys instead of every key.
     """
@@ -109,8 +115,12 @@ class VoteScore:
     shortlist: int = 0
     contrast: bool = False
     normalise: Literal["head", "query"] = "head"
+    heads: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
+        for pair in self.heads:
+            if len(pair) != 2 or not all(isinstance(i, int) and i >= 0 for i in pair):
+                raise ValueError(f"heads holds pairs of a layer and a head, not {pair!r}")
         if self.normalise not in ("head", "query"):
             raise ValueError("normalise is head or query")
         if self.normalise == "query" and self.rule != "max":
@@ -138,15 +148,33 @@ class VoteScore:
     def _normaliser(self, logits: Tensor) -> Tensor:
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
+    def _voters(self, step: Step) -> list[int] | None:
+        """Which heads of the step's layer vote; None: all."""
+        if not self.heads:
+            return None
+        voters = [head for layer, head in self.heads if layer == step.layer]
+        beyond = [head for head in voters if head >= step.queries.shape[0]]
+        if beyond:
+            raise PresetError(
+                f"score.heads names head {beyond[0]} of layer {step.layer}, and the model has "
+                f"{step.queries.shape[0]} heads",
+                "the heads were found for another model; set score.heads=[]",
+            )
+        return voters
+
     def scores(self, step: Step) -> Tensor:
+        voters = self._voters(step)
+        if voters == []:
+            return torch.zeros(step.middle, device=step.queries.device)
         if 0 < self.shortlist < step.middle:
-            return self._from_shortlist(step)
+            return self._from_shortlist(step, voters)
         heads, chunk, _ = step.queries.shape
+        heads = heads if voters is None else len(voters)
         keep = heads * chunk * step.middle <= KEEP_ELEMENTS
         kept: list[tuple[int, Tensor]] = []
         total: Tensor | None = None
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for offset, raw in step.head_logits(self.rotate):
+        for offset, raw in step.head_logits(self.rotate, voters):
             logits = raw.float()
             part = self._normaliser(logits)
             total = part if total is None else join(total, part)
@@ -156,15 +184,15 @@ class VoteScore:
         if total is None:
             return out
         own, total = self._own(step), self._for_all(total)
-        for offset, logits in kept if keep else step.head_logits(self.rotate):
+        for offset, logits in kept if keep else step.head_logits(self.rotate, voters):
             out[offset : offset + logits.shape[2]] = vote(
                 logits.float(), total, self.rule, self.pool, own
             )
         return out
 
-    def _from_shortlist(self, step: Step) -> Tensor:
+    def _from_shortlist(self, step: Step, voters: list[int] | None) -> Tensor:
         chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
-        logits = step.head_logits_at(chosen, self.rotate).float()
+        logits = step.head_logits_at(chosen, self.rotate, voters).float()
         out = torch.full((step.middle,), float("-inf"), device=logits.device)
         normaliser = self._for_all(self._normaliser(logits))
         out[chosen] = vote(logits, normaliser, self.rule, self.pool, self._own(step))

@@ -21,6 +21,7 @@ from .held import Held, join
 from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
+from .protocols import Projection
 from .reply import Turn
 from .seam import Attachment, attach
 from .step import OWN, REHEARSAL
@@ -109,9 +110,13 @@ class Session:
 
     def held(self) -> Held:
         """What was read, to be opened later by this session or another of the same model."""
-        memories = [self.cache.memory(i) for i in range(len(self.cache.own))]
-        projections = [memory.projection for memory in memories]
-        return Held(list(self._ids), [memory.store for memory in memories], projections)
+        stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
+        return Held(list(self._ids), stores, self.project())
+
+    def project(self) -> list[Projection | None]:
+        """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
+        self.cache.project()
+        return [self.cache.memory(i).projection for i in range(len(self.cache.own))]
 
     def open(self, documents: Sequence[Held]) -> None:
         """Asks from now on about these documents, as one; what was read before is let go.

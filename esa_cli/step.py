@@ -6,7 +6,7 @@ tokens never builds a tensor of heads x chunk x million at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,23 +88,35 @@ class Step:
     def _most(self, rows: int) -> int:
         return max(256, BLOCK_ELEMENTS // max(rows, 1))
 
-    def head_logits(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n)."""
-        q = self.rotated(rotate)
-        heads, chunk, dim = q.shape
-        groups = self.store.heads
-        grouped = (q * self.scale).reshape(groups, heads // groups * chunk, dim)
-        for at, keys in self.store.key_blocks(self.low, self.high, self._most(heads * chunk)):
-            yield at - self.low, (grouped @ keys.transpose(1, 2)).view(heads, chunk, -1)
+    def head_logits(
+        self, rotate: bool, heads: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n).
 
-    def head_logits_at(self, offsets: Tensor, rotate: bool) -> Tensor:
-        """Logits (H, C, K) of the middle tokens at ascending offsets (K,)."""
+        Args:
+            heads: only of these query heads, in this order; None: of all.
+        """
         q = self.rotated(rotate)
-        heads, chunk, dim = q.shape
-        groups = self.store.heads
+        rows = (q.shape[0] if heads is None else len(heads)) * q.shape[1]
+        for at, keys in self.store.key_blocks(self.low, self.high, self._most(rows)):
+            yield at - self.low, self._logits(q, keys, heads)
+
+    def head_logits_at(
+        self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
+    ) -> Tensor:
+        """Logits (H, C, K) of the middle tokens at ascending offsets (K,); `heads` as above."""
         keys, _ = self.store.gather(offsets + self.low)
-        grouped = (q * self.scale).reshape(groups, heads // groups * chunk, dim)
-        return (grouped @ keys.transpose(1, 2)).view(heads, chunk, -1)
+        return self._logits(self.rotated(rotate), keys, heads)
+
+    def _logits(self, q: Tensor, keys: Tensor, heads: Sequence[int] | None) -> Tensor:
+        """(H, C, D) queries, unscaled, and keys (G, n, D) -> (H, C, n)."""
+        count, chunk, dim = q.shape
+        groups = self.store.heads
+        if heads is not None:
+            own = [head // (count // groups) for head in heads]
+            return (q[list(heads)] * self.scale) @ keys[own].transpose(1, 2)
+        grouped = (q * self.scale).reshape(groups, count // groups * chunk, dim)
+        return (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c)) of Eq. 2 in blocks (C, n), reduced when fitted."""

@@ -12,6 +12,7 @@ from conftest import build_rope, build_step
 from esa_cli import scores as scores_module
 from esa_cli import step as step_module
 from esa_cli.compressors import Linear
+from esa_cli.errors import PresetError
 from esa_cli.scores import SumScore, VoteScore, top_k
 from esa_cli.step import OWN, Step
 
@@ -128,6 +129,45 @@ def test_contrast_takes_off_what_the_prompts_words_vote_for(pool: str, shortlist
     assert 0 < int((got > 0).sum()) < got.shape[0]
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("rule", ["softmax", "max"])
+@pytest.mark.parametrize("shortlist", [0, 9])
+def test_only_chosen_heads_vote(shortlist: int, rule: str, rotate: bool) -> None:
+    """Heads 1, 3 and 5 of 6, whose keys are those of heads 0, 0 or 1 of 2."""
+    q, k = draw(6, 2, 5, 21)
+    step = build_step(q, k, low=4, after=6)
+    heads = [(step.layer, 5), (step.layer + 1, 0), (step.layer, 1), (step.layer, 3)]
+    got = VoteScore(rule=rule, rotate=rotate, heads=heads, shortlist=shortlist).scores(step)
+    if shortlist:
+        at = torch.nonzero(got > float("-inf"))[:, 0]
+        assert at.shape[0] == shortlist
+        k, got = k[:, at], got[at]
+    queries, keys = turned(q, rotate), reference.plain(k)
+    both = [queries[h] for h in (1, 3, 5)], [keys[h // 3] for h in (1, 3, 5)]
+    same(got, reference.vote_scores(*both, SCALE, rule, "max"))
+
+
+def test_a_layer_whose_heads_have_no_vote_reads_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = draw(6, 2, 5, 21)
+    step = build_step(q, k, low=4, after=6)
+    monkeypatch.setattr(type(step.store), "key_blocks", None)
+    got = VoteScore(heads=[(step.layer + 1, 0)]).scores(step)
+    assert torch.equal(got, torch.zeros(21))
+
+
+def test_heads_of_another_model_are_named() -> None:
+    q, k = draw(6, 2, 5, 21)
+    step = build_step(q, k, low=4, after=6)
+    with pytest.raises(PresetError, match="head 6 of layer 0"):
+        VoteScore(heads=[(step.layer, 6)]).scores(step)
+
+
+@pytest.mark.parametrize("heads", [[(1,)], [(1, 2, 3)], [(0, -1)], [("a", 1)]])
+def test_heads_are_pairs(heads: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="pairs of a layer and a head"):
+        VoteScore(heads=heads)
+
+
 @pytest.mark.parametrize("bounds", [None, (0, 3), (0, 500)])
 def test_contrast_needs_both_kinds_of_words(bounds: tuple[int, int] | None) -> None:
     """Nobody said which are the question's words, or none of these is, or all are."""
@@ -160,7 +200,11 @@ def test_blockwise_in_two_passes_is_the_same(
     for name in ("sums", "head_logits"):
         original = getattr(Step, name)
         monkeypatch.setattr(
-            Step, name, lambda self, rotate, of=original: calls.append(rotate) or of(self, rotate)
+            Step,
+            name,
+            lambda self, rotate, *heads, of=original: (
+                calls.append(rotate) or of(self, rotate, *heads)
+            ),
         )
     twice = score.scores(step)
     assert len(calls) == 2
