@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from . import registry
@@ -44,6 +45,10 @@ def method(preset: Preset) -> Method:
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
     parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
+    sums_layers: bool = getattr(parts["selector"], "sums_layers", False)
+    if hasattr(parts["score"], "heads") and not sums_layers:
+        # A layer that selects for itself needs its own heads' votes.
+        parts["score"] = replace(parts["score"], heads=())
     position = parts["position"]
     if preset.position["name"] == "esa" and position.distance >= preset.context:
         raise PresetError(

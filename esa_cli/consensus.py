@@ -17,7 +17,7 @@ Not in the paper; measured against it in docs/results.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -113,6 +113,7 @@ class Consensus:
     passage: int = 0
     share: float = 0.0
     rounds: Literal[1, 2] = 1
+    sums_layers: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.passage < 0 or not 0 <= self.share <= 1 or self.rounds not in (1, 2):

@@ -103,6 +103,16 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`merge` of two presets: heads that were found in one model do not vote in another."""
+    out = merge(base, over)
+    own = over.get("score")
+    elsewhere = "model" in over and "model" in base and over["model"] != base["model"]
+    if elsewhere and isinstance(out.get("score"), dict) and "heads" not in (own or {}):
+        out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
+    return out
+
+
 def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = path.resolve()
     if path in chain:
@@ -118,7 +128,7 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     below = find(parent, near=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
         below = shipped().get(parent, below)
-    return merge(_extended(below, chain), data)
+    return laid_over(_extended(below, chain), data)
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -184,7 +194,7 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
     data = merge(defaults, _extended(path))
     for text in overrides:
-        data = merge(data, parse_override(text))
+        data = laid_over(data, parse_override(text))
     if "name" in data:
         raise PresetError("--set cannot change a preset's name", "save it under another file name")
     return validated(path.stem, data)

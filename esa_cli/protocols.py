@@ -48,7 +48,9 @@ Selection = Tensor | list[Tensor]
 class Selector(Protocol):
     """Which middle tokens are attended to in this step.
 
-    Three more methods are optional:
+    More is optional:
+    - `sums_layers: bool`: it adds up what the layers' scores say; only then may a score let some
+      layers' heads vote alone (`vote.heads`);
     - `allowance(step, budget) -> int`: how many tokens this step may take in place of `budget`,
       for methods whose first layers, or all, attend to everything;
     - `observe(step)`, called for every chunk after it was attended to; `step.lse` is there. Side

@@ -102,9 +102,9 @@ class VoteScore:
             for: a token that any prompt asks for (an attention sink, the document's title) is not
             an answer to this one. Ours; measured in docs/results.md. Needs rule softmax.
         heads: (layer, query head) pairs that vote, empty: all. Other layers give every token 0 and
-            read no keys, which suits a selector that sums the layers. In a small model a handful
-            of heads find what a question asks for (docs/results.md); `esa heads` looks
-            for them.
+            read no keys. Only for selectors that sum the layers (`sums_layers`, as consensus has);
+            with any other all heads vote. In a small model a handful of heads find what a question
+            asks for (docs/heads.md); `esa heads` looks for them.
         shortlist: 0 votes over all of M; otherwise only over the best by `sum`, which reads the
             reduced keys instead of every key.
     """

@@ -782,7 +782,7 @@ def test_recipes_are_the_papers() -> None:
     assert made.compressor["rank"] == 128
     assert settings("esa-individual").score == {
         "name": "vote", "rule": "max", "rotate": False, "pool": "max", "shortlist": 0,
-        "contrast": False, "normalise": "query",
+        "contrast": False, "normalise": "query", "heads": [],
     }  # fmt: skip
     assert settings("esa").window.ending is None
     assert recipes.apply("infllm", preset.load("smollm2-135m")).window.ending is None

@@ -260,3 +260,19 @@ def test_dump_is_plain_yaml() -> None:
     data = yaml.safe_load(preset.dump(preset.load("tiny-random")))
     assert data["window"]["selected"] == 64
     assert "name" not in data
+
+
+def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
+    assert preset.load().score["heads"]
+    assert "heads" not in preset.load("smollm2-360m").score
+    assert "heads" not in preset.load(overrides=["model=random:llama"]).score
+    kept = preset.load(overrides=["model=random:llama", "score.heads=[[0, 1]]"]).score
+    assert kept["heads"] == [[0, 1]]
+    same = tmp_path / "same.yaml"
+    same.write_text("extends: smollm2-135m\nwindow: {selected: 256}\n", "utf-8")
+    assert preset.load(str(same)).score["heads"] == preset.load().score["heads"]
+
+
+def test_a_selector_for_itself_hears_all_heads() -> None:
+    assert build.method(preset.load()).score.heads
+    assert not build.method(preset.load(overrides=["selector.name=topk"])).score.heads

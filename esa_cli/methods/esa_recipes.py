@@ -27,6 +27,7 @@ PLAIN: dict[str, Any] = {
     "shortlist": 0,
     "contrast": False,
     "normalise": "head",
+    "heads": [],
 }
 
 
@@ -84,7 +85,7 @@ def esa_consensus(base: Base) -> dict[str, Any]:
     return {
         **esa_vote(base),
         "selector": agreed,
-        "score": {**vote, "shortlist": 0, "normalise": "head"},
+        "score": {**PLAIN, **vote},
         "position": {"name": "contiguous", "distance": min(1024, base.preset.context // 2)},
         "window": {"ending": 0},
         "reading": "local",
