@@ -35,8 +35,14 @@ class Asked:
         return cls(before, ids, (first, last))
 
     def check(self, preset: Preset, answer: int) -> None:
-        """Raises UsageError when they, what is selected and the answer are beyond the window."""
+        """Raises UsageError when they, what is selected and the answer are beyond the window.
+
+        Only where `window.ending` has them all in view; else the first of them are cached tokens
+        like any other.
+        """
         window, asked = preset.window, len(self.before) + len(self.ids) + answer
+        if window.ending is None:
+            return
         room = preset.context - window.initial - window.selected
         if asked > room:
             raise UsageError(

@@ -1,33 +1,47 @@
-"""Reads the documents a question is about: text and Markdown, from files or standard input.
+"""Reads the documents a question is about, from files, folders, patterns or standard input.
 
-Bytes become text by their byte order mark, else as UTF-8, else by what charset-normalizer makes
-of them when nothing else comes close; never by replacing what does not fit. Line endings become
-\\n. It does not know what the text means, nor how long it is in tokens.
+`readers` makes text of their bytes; here is where the bytes come from, and where in a document a
+character of its text stands. It does not know formats, nor what the text means or how long it is in
+tokens.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
-import stat
 import sys
-from collections.abc import Sequence
+import warnings
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-from esa_cli.document_bytes import decode
+from esa_cli import readers
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.readers import STDIN, Mark, called, expand, files, is_several
+
+__all__ = ["Document", "Mark", "Place", "expand", "join", "read_document", "read_documents"]
 
 LIMIT = 1 << 30
+NO_TEXT = "Give a document with text in it."
+
+
+class Place(NamedTuple):
+    """Where a character stands: page and chapter where there are any; line from 1 in the text."""
+
+    page: int | None
+    line: int
+    chapter: str | None
 
 
 @dataclass(frozen=True)
 class Document:
     """One document: its text with \\n line endings, and where it came from.
 
-    `source` is the path as given, or "-" for standard input; `bytes` is its length before
-    decoding; `encoding` is the Python name of the encoding it was decoded from.
+    `source` is the path as given, or "-" for standard input; `bytes` is its length before it was
+    read; `encoding` is the Python name of the encoding a plain text was decoded from. `marks` say
+    where pages and chapters begin; `missing` what the document has and the text has not.
     """
 
     name: str
@@ -35,6 +49,32 @@ class Document:
     source: str
     encoding: str
     bytes: int
+    marks: tuple[Mark, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def place(self, offset: int) -> Place:
+        """Where the character at `offset` in `text` stands.
+
+        Raises:
+            IndexError: it is outside the text; its length itself is inside.
+        """
+        if not 0 <= offset <= len(self.text):
+            raise IndexError(f"character {offset} of a text of {len(self.text)}")
+        number = bisect_right(self._starts, offset) - 1
+        mark = self.marks[number] if number >= 0 else Mark(0)
+        return Place(mark.page, bisect_left(self._newlines, offset) + 1, mark.chapter)
+
+    @cached_property
+    def _starts(self) -> array[int]:
+        return array("q", (mark.start for mark in self.marks))
+
+    @cached_property
+    def _newlines(self) -> array[int]:
+        found, at = array("q"), self.text.find("\n")
+        while at >= 0:
+            found.append(at)
+            at = self.text.find("\n", at + 1)
+        return found
 
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
@@ -50,33 +90,66 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
             or in an encoding that cannot be told.
     """
     if source == "-":
-        name, data = "standard input", _read_stdin(stdin or sys.stdin, limit)
+        path, data = STDIN, files.from_stdin(stdin or sys.stdin, limit)
     else:
-        name, data = Path(source).name or source, _read_file(source, limit)
+        path, data = source, files.from_file(source, limit)
     if not data:
-        raise DocumentError(f"{_called(source)} is empty (0 bytes).", _OTHER)
-    text, encoding = decode(data, _called(source), "FILE" if source == "-" else source)
-    if not text.strip():
-        raise DocumentError(f"{_called(source)} holds nothing but white space.", _OTHER)
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return Document(name, text, source, encoding, len(data))
+        raise DocumentError(f"{called(path)} is empty (0 bytes).", NO_TEXT)
+    found = readers.read(data, path)
+    if not found.text.strip():
+        raise DocumentError(f"{called(path)} holds nothing but white space.", NO_TEXT)
+    name = Path(path).name or path
+    return Document(name, found.text, source, found.encoding, len(data), found.marks, found.missing)
 
 
 def read_documents(
-    sources: Sequence[str], stdin: IO[Any] | None = None, *, limit: int = LIMIT
+    sources: Sequence[str],
+    stdin: IO[Any] | None = None,
+    *,
+    limit: int = LIMIT,
+    say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:
-    """Read several documents, in order; `limit` in bytes is for each.
+    """Read several documents, in order; folders and patterns mean the files they hold.
+
+    Args:
+        limit: in bytes, for each. say: is told what was left out of folders and patterns, and why;
+            a file of theirs that cannot be read is left out too.
 
     Raises:
         UsageError: no source, or "-" more than once.
-        DocumentError: as `read_document`, for the first that cannot be read.
+        DocumentError: as `read_document`, for the first that was named and cannot be read; or a
+            folder or pattern means no file that can.
     """
     if not sources:
-        raise UsageError("No document was given.", "Name a text file, or - for standard input.")
+        raise UsageError("No document was given.", "Name a document, or - for standard input.")
     if list(sources).count("-") > 1:
         raise UsageError("Standard input (-) can be read only once.")
-    return [read_document(source, stdin, limit=limit) for source in sources]
+    documents: list[Document] = []
+    for source in sources:
+        if is_several(source):
+            documents += _read_several(source, {d.source for d in documents}, say, limit)
+        else:
+            documents.append(read_document(source, stdin, limit=limit))
+    return documents
+
+
+def _read_several(
+    source: str, known: Collection[str], say: Callable[[str], None], limit: int
+) -> list[Document]:
+    documents: list[Document] = []
+    refused: list[DocumentError] = []
+    for path in expand([source], say):
+        if path in known:
+            continue
+        try:
+            documents.append(read_document(path, limit=limit))
+        except DocumentError as error:
+            refused.append(error)
+    if refused and not documents:
+        raise refused[0]
+    for refusal in refused:
+        say(f"left out: {refusal.message} {refusal.hint}".strip())
+    return documents
 
 
 def join(documents: Sequence[Document]) -> str:
@@ -91,88 +164,3 @@ def join(documents: Sequence[Document]) -> str:
         parts.append(document.text if document.text.endswith("\n") else document.text + "\n")
         parts.append("\n")
     return "".join(parts[:-1])
-
-
-_OTHER = "Give a document with text in it."
-
-
-def _called(source: str) -> str:
-    return "Standard input" if source == "-" else f"The document {source}"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
-
-
-def _read_stdin(stdin: IO[Any], limit: int) -> bytes:
-    if stdin.isatty():
-        raise DocumentError(
-            "Standard input is a terminal, so there is no document in it.",
-            "Pipe a document in: esa ask - 'question' < FILE",
-        )
-    try:
-        data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
-    except OSError as error:
-        raise DocumentError(f"Standard input cannot be read: {error.strerror}.") from error
-    if len(data) > limit:
-        raise DocumentError(
-            f"Standard input is longer than the limit of {_size(limit)}.", "Split the document."
-        )
-    return data
-
-
-def _read_file(source: str, limit: int) -> bytes:
-    try:
-        info = os.stat(source)
-        _refuse_special(source, info, limit)
-        with open(source, "rb") as stream:
-            data = stream.read(limit + 1)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DocumentError(f"There is no document {source}.", _near(source)) from error
-    except PermissionError as error:
-        raise DocumentError(
-            f"The document {source} may not be read by this user.", f"Try: chmod u+r {source}"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DocumentError(f"The document {source} cannot be read: {error}.") from error
-    if len(data) > limit:
-        raise _too_large(source, len(data), limit)
-    return data
-
-
-def _refuse_special(source: str, info: os.stat_result, limit: int) -> None:
-    """Before opening: opening a pipe would wait for whoever writes to it."""
-    if stat.S_ISDIR(info.st_mode):
-        raise DocumentError(
-            f"{source} is a folder, not a document.",
-            f"Name the files in it, for example: {os.path.join(source, '*.md')}",
-        )
-    if not stat.S_ISREG(info.st_mode):
-        raise DocumentError(
-            f"{source} is a pipe, socket or device, not a file.",
-            f"Give its contents on standard input: esa ask - 'question' < {source}",
-        )
-    if info.st_size > limit:
-        raise _too_large(source, info.st_size, limit)
-
-
-def _too_large(source: str, size: int, limit: int) -> DocumentError:
-    return DocumentError(
-        f"The document {source} is {_size(size)}, more than the limit of {_size(limit)}.",
-        "Split it and ask about the parts.",
-    )
-
-
-def _near(source: str) -> str:
-    folder = os.path.dirname(source) or "."
-    try:
-        names = difflib.get_close_matches(os.path.basename(source), os.listdir(folder), n=1)
-    except OSError:
-        return f"There is no folder {folder} either." if not os.path.isdir(folder) else ""
-    if not names:
-        return "Check the path; it is relative to the current folder."
-    return f"Did you mean {os.path.join(os.path.dirname(source), names[0])}?"

@@ -1,4 +1,4 @@
-"""From the bytes of a document to its text: refuses binary files and doubtful encodings.
+"""From the bytes of a plain text to its letters: refuses binary files and doubtful encodings.
 
 The order is: byte order mark, known kinds of binary file, NUL bytes, strict UTF-8, Western text in
 Windows-1252, and last charset-normalizer. Its answer is taken only when enough bytes speak for it
@@ -21,6 +21,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+BYTE_ORDER_MARKS = tuple(mark for mark, _ in _MARKS)
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,16 @@ class Kind:
 _PANDOC = "Convert it first, for example: pandoc -t plain {name} -o document.txt"
 _UNPACK = "Unpack it first and give the text file inside."
 _NO_TEXT = "Give a document with text in it."
-_PDF = Kind("a PDF", "Convert it first, for example: pdftotext -layout {name} document.txt")
 _ZIP_KINDS = (
-    (b"application/epub+zip", Kind("an EPUB book", _PANDOC)),
-    (b"word/", Kind("a Word document (docx)", _PANDOC)),
     (b"application/vnd.oasis.opendocument", Kind("an OpenDocument file", _PANDOC)),
     (b"ppt/", Kind("a PowerPoint file (pptx)", "Save it as text first.")),
     (b"xl/", Kind("an Excel file (xlsx)", "Save its sheets as CSV text first.")),
 )
+_OLD_OFFICE = Kind(
+    "an old Office file (doc, xls, ppt), or a newer one with a password",
+    "Open it and save it as docx, without a password.",
+)
 _MAGIC = (
-    (b"%PDF-", _PDF),
-    (b"\x1f\x8b", Kind("gzip-compressed data", "Unpack it first: gunzip -k {name}")),
     (b"BZh91AY&SY", Kind("bzip2-compressed data", _UNPACK)),
     (b"\xfd7zXZ\0", Kind("xz-compressed data", _UNPACK)),
     (b"\x28\xb5\x2f\xfd", Kind("zstd-compressed data", _UNPACK)),
@@ -54,7 +54,7 @@ _MAGIC = (
     (b"\xff\xd8\xff", Kind("a JPEG image", _NO_TEXT)),
     (b"GIF87a", Kind("a GIF image", _NO_TEXT)),
     (b"GIF89a", Kind("a GIF image", _NO_TEXT)),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", Kind("an old Office file (doc, xls, ppt)", _PANDOC)),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", _OLD_OFFICE),
     (b"{\\rtf", Kind("an RTF document", _PANDOC)),
     (b"SQLite format 3\0", Kind("a SQLite database", _NO_TEXT)),
     (b"GGUF\x02\0\0\0", Kind("a GGUF model", "Models are named with --model.")),
@@ -139,7 +139,7 @@ def _refuse_binary(data: bytes, called: str, path: str) -> None:
     kind = looks_like(data)
     if kind is not None:
         raise DocumentError(
-            f"{called} looks like {kind.what}; this version reads text and Markdown only.",
+            f"{called} looks like {kind.what}, which is not among the formats that are read.",
             kind.hint.format(name=path),
         )
     order = utf16_without_mark(data)
@@ -148,8 +148,15 @@ def _refuse_binary(data: bytes, called: str, path: str) -> None:
     if b"\0" in data:
         raise DocumentError(
             f"{called} is binary: it has a NUL at byte {data.index(0)}.",
-            "This version reads text and Markdown only.",
+            _NO_TEXT,
         )
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether a file that begins like this is no text, whatever its encoding."""
+    if head.startswith(BYTE_ORDER_MARKS):
+        return False
+    return looks_like(head) is not None or (b"\0" in head and utf16_without_mark(head) is None)
 
 
 def looks_like(data: bytes) -> Kind | None:
@@ -157,6 +164,8 @@ def looks_like(data: bytes) -> Kind | None:
     if data.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         head = data[:65536] + data[-65536:]  # the list of names is at the end
         return next((kind for sign, kind in _ZIP_KINDS if sign in head), Kind("a zip", _UNPACK))
+    if data[257:262] == b"ustar":
+        return Kind("a tar archive", _UNPACK)
     return next((kind for magic, kind in _MAGIC if data.startswith(magic)), None)
 
 

@@ -104,7 +104,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     data = json.loads(result.out)
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
-        "peak_memory_bytes",
+        "peak_memory_bytes", "documents", "evidence", "found",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 32}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -112,7 +112,16 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     assert set(data["tokens"]) == {"document", "question", "answer"}
     assert data["tokens"]["document"] > 960
     assert 0 < data["tokens"]["answer"] <= 5
-    assert set(data["timing"]) == {"load_s", "ingest_s", "answer_s", "ingest_tokens_per_s"}
+    assert set(data["timing"]) == {
+        "load_s", "ingest_s", "answer_s", "ingest_tokens_per_s", "first_token_s",
+    }  # fmt: skip
+    (document,) = data["documents"]
+    assert (document["name"], document["source"], document["id"]) == ("note.md", note, None)
+    assert document["read"]
+    text = Path(note).read_text("utf-8")
+    for passage in data["evidence"]:
+        assert text[passage["start"] : passage["end"]] == passage["text"]
+        assert 0 <= passage["weight"] <= 1
     assert all(isinstance(value, float) and value > 0 for value in data["timing"].values())
     assert data["peak_memory_bytes"] > 1 << 20
 
@@ -132,7 +141,8 @@ def test_several_documents_are_read_together(esa: Esa, note: str, tmp_path: Path
     options = [*TINY, "--json", "--quiet", "--max-new-tokens", "1"]
     one = json.loads(esa("ask", note, "What?", *options).out)
     both = json.loads(esa("ask", note, "two.txt", "What?", *options).out)
-    assert both["tokens"]["document"] > one["tokens"]["document"] + 140
+    assert both["tokens"]["document"] > one["tokens"]["document"] + 100
+    assert [one["name"] for one in both["documents"]] == ["note.md", "two.txt"]
 
 
 def test_a_plugin_file_is_run_and_used(esa: Esa, note: str, tmp_path: Path) -> None:
@@ -222,7 +232,7 @@ def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
         (b"\x7fELF\0\0\1", ["program"]),
         (b"text\0text", ["binary"]),
         (b"caf\x8e au lait", ["UTF-8", "iconv"]),
-        ("folder", ["folder"]),
+        ("folder", ["nothing to read", "no file"]),
     ],
 )
 def test_documents(esa: Esa, tmp_path: Path, content: Any, words: list[str]) -> None:
@@ -239,7 +249,7 @@ def test_a_document_refused_by_the_system(
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("esa_cli.document.open", refuse, raising=False)
+    monkeypatch.setattr("esa_cli.readers.files.open", refuse, raising=False)
     fail(esa("ask", note, "What?", *TINY), 3, "may not be read")
 
 
@@ -307,7 +317,7 @@ def test_memory_that_runs_out(esa: Esa, note: str, monkeypatch: pytest.MonkeyPat
     def fill(*_: Any, **__: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes")
 
-    monkeypatch.setattr(session.Session, "read", fill)
+    monkeypatch.setattr(session.Session, "resume", fill)
     result = esa("ask", note, "What?", *TINY, "--quiet")
     fail(result, 6, "the memory ran out", "esa plan")
 
@@ -316,7 +326,7 @@ def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatc
     def trip(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(session.Session, "read", trip)
+    monkeypatch.setattr(session.Session, "resume", trip)
     fail(esa("ask", note, "What?", *TINY, "-q"), 1, "ZeroDivisionError", "ESA_DEBUG=1")
     monkeypatch.setenv("ESA_DEBUG", "1")
     assert main(["ask", note, "What?", *TINY, "-q"]) == 1

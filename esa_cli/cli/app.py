@@ -10,16 +10,22 @@ import typer.main
 from .. import __version__
 from . import (
     ask,
+    batch,
     bench,
     calibrate,
+    chat,
     compare,
     doctor,
+    heads,
+    ingest,
+    library,
     methods,
     models,
     plan,
     plugins,
     presets,
     selftest,
+    serve,
 )
 
 app = typer.Typer(
@@ -30,12 +36,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("ask")(ask.ask)
+app.command("ingest")(ingest.ingest)
+app.add_typer(library.app, name="library")
+app.command("chat")(chat.chat)
+app.command("batch")(batch.batch)
+app.command("serve")(serve.serve)
 app.command("plan")(plan.plan)
 app.command("compare")(compare.compare)
 app.command("selftest")(selftest.selftest)
 app.command("bench")(bench.bench)
 app.command("methods")(methods.methods)
 app.command("calibrate")(calibrate.calibrate)
+app.command("heads")(heads.heads)
 app.add_typer(presets.app, name="presets")
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(models.app, name="models")

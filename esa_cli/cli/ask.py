@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="DOC... QUESTION",
-        help="Text or Markdown files, or - for standard input; then the question, in quotes.",
+        help="Files, folders or patterns, or - for standard input; then the question, in quotes.",
     ),
 ]
 SelectorName = Annotated[str | None, typer.Option("--selector", help="The selector, by name.")]
@@ -31,10 +32,23 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sampled answer repeatable."),
 ]
+Shelf = Annotated[
+    bool, typer.Option("--library", help="Ask about all documents of the library, too.")
+]
+Shown = Annotated[int, typer.Option("--evidence", min=0, max=50, help="Passages below the answer.")]
+Report = Annotated[
+    Path | None, typer.Option("--report", help="Write a page with the text and what was looked at.")
+]
+Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard input is a question.")]
 
 
 def ask(
     arguments: Arguments = None,
+    keep: options.Keep = False,
+    library: Shelf = False,
+    evidence: Shown = 3,
+    report: Report = None,
+    stdin: Lines = False,
     preset: options.Preset = DEFAULT_PRESET,
     model: options.Model = None,
     selector: SelectorName = None,
@@ -54,13 +68,17 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    from .run import Request, run, split
+    from .answer import Ways, run
+    from .run import Request, split
 
-    documents, question = split(arguments or [])
+    ways = Ways(keep, library, evidence, report, stdin)
+    documents, question = split(arguments or [], library=library, lines=stdin)
     options.load_plugins(plugins)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}
     given = options.overrides({"model": model, **parts}, settings)
     request = Request(
         documents, question, preset, given, max_new_tokens, temperature, seed, device, dtype
     )
-    run(request, as_json=as_json, quiet=quiet)
+    code = run(request, ways, as_json=as_json, quiet=quiet)
+    if code:
+        raise typer.Exit(code)

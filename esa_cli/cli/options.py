@@ -50,6 +50,7 @@ TimeLimit = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
 ]
+Keep = Annotated[bool, typer.Option("--keep", help="Put documents that are read into the library.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 

@@ -1,0 +1,212 @@
+"""The Python interface: read documents once, ask as often as you like, see what answers rest on.
+
+    with Esa.load() as esa:
+        book = esa.ingest("book.pdf")
+        reply = esa.ask("Who is Ahab?", [book])
+        print(reply.text, reply.evidence[0].page)
+
+A book is read on its own, whatever it is asked together with later. With a library it is read once
+for ever; without one it stays in memory. Everything the command line does goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from . import models, preset
+from .book import Book, Books, Progress
+from .document import Document
+from .errors import UsageError
+from .evidence import rests_on
+from .held import rows_of
+from .library import Entry, Library
+from .preset import Preset
+from .reply import Reply, Turn
+from .session import Session
+from .witness import Witness
+
+
+@dataclass(frozen=True)
+class AskedBook:
+    """A book among those asked: `rows` are its tokens' places in the cache."""
+
+    document: Document
+    spans: Tensor
+    rows: range
+
+
+class Esa:
+    """A model with a method, and the documents it has read. Not thread-safe.
+
+    Args:
+        loaded: of `models.load`. preset: the method, the prompt, the model's window.
+        library: where documents are looked for; None: nowhere.
+        keep: whether documents that are not there are put there.
+        rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
+        begin: called with (document, its tokens, whether it will be kept) before it is read; what
+            it raises passes through. progress: called while it is read.
+        waiting: called once where another process reads the same document into the library, and
+            this one waits for it.
+
+    Raises:
+        ModelError: the model cannot be supported. PresetError: the method does not hold.
+    """
+
+    def __init__(
+        self,
+        loaded: models.LoadedModel,
+        preset: Preset,
+        *,
+        library: Library | None = None,
+        keep: bool = True,
+        rows: str = "int8",
+        begin: Callable[[Document, int, bool], None] | None = None,
+        progress: Progress | None = None,
+        waiting: Callable[[], None] | None = None,
+    ) -> None:
+        self.preset, self.loaded = preset, loaded
+        self.session = Session(loaded.model, loaded.tokenizer, preset)
+        self.books = Books(self.session, library, keep, rows, begin, progress, waiting)
+        self._weights: Tensor | None = None
+        self._open: list[Book] = []
+
+    @classmethod
+    def load(
+        cls,
+        name: str = preset.DEFAULT,
+        overrides: Sequence[str] = (),
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        library: Library | None = None,
+        keep: bool = True,
+        rows: str = "int8",
+        progress: Progress | None = None,
+    ) -> Esa:
+        """Loads a preset and its model, fetching the model if need be.
+
+        Args:
+            name: a preset's name or path. overrides: `key.path=value` texts.
+            library: `Library()` is the user's own; None keeps what is read in memory.
+
+        Raises:
+            PresetError, ModelError, ResourceError.
+        """
+        chosen = preset.load(name, overrides)
+        loaded = models.load(chosen.model, device=device, dtype=dtype)
+        return cls(loaded, chosen, library=library, keep=keep, rows=rows, progress=progress)
+
+    def __enter__(self) -> Esa:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Puts the model back as it was."""
+        self.session.close()
+
+    @property
+    def name(self) -> str:
+        """The model's name, as a person knows it."""
+        return models.parse_reference(self.preset.model).name
+
+    def find(self, document: Document) -> Book | None:
+        """The document as it was read before, if it is in the library.
+
+        Raises:
+            LibraryError: it is there, and damaged.
+        """
+        return self.books.find(document)
+
+    def stored(self, entry: Entry) -> Book:
+        """A book of the library, whatever became of its file.
+
+        Raises:
+            UsageError: it was read by another model or method. LibraryError: it is damaged.
+        """
+        return self.books.stored(entry)
+
+    def ingest(self, source: str | Document) -> Book:
+        """A book: found in the library, or read now; and put there, where `keep` says so.
+
+        Args:
+            source: a path, - for standard input, or a document.
+
+        Raises:
+            DocumentError: it cannot be read. ResourceError: the disk lacks room.
+            LibraryError: it is in the library, and damaged.
+        """
+        self._open = []
+        return self.books.ingest(source)
+
+    def ask(
+        self,
+        question: str,
+        books: Sequence[Book],
+        *,
+        history: Sequence[Turn] = (),
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        evidence: int = 3,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Reply:
+        """Answers one question about some books, all at once; see `reply.Asker`."""
+        if not books:
+            raise UsageError("no document to ask about", "ingest one first")
+        self._use(books)
+        session = self.session
+        witness = Witness(session.attachment, session.document_tokens)
+        session.attachment.watch = witness
+        try:
+            answer = session.ask(
+                question,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                history=history,
+                on_text=on_text,
+            )
+        finally:
+            session.attachment.watch = None
+        self._weights = witness.weights
+        passages, found = rests_on(witness, self.asked(books), evidence)
+        return Reply(
+            answer.text,
+            tuple(passages),
+            found,
+            answer.question_tokens,
+            answer.answer_tokens,
+            answer.first_token_s,
+            answer.total_s,
+            answer.cut,
+        )
+
+    def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
+        """The last answer as an HTML page: the documents with a heat map of attention."""
+        from .report.evidence_page import evidence_page
+
+        assert self._weights is not None, "nothing was asked yet"
+        return evidence_page(reply, question, self.asked(books), self._weights)
+
+    def _use(self, books: Sequence[Book]) -> None:
+        if len(books) == len(self._open) and all(
+            mine is yours for mine, yours in zip(self._open, books, strict=True)
+        ):
+            return
+        self._open = []
+        self.session.open([book.held for book in books])
+        self._open = list(books)
+
+    def asked(self, books: Sequence[Book]) -> list[AskedBook]:
+        """Where each book's tokens are in the cache while these books are asked."""
+        rows = rows_of([book.held for book in books], len(self.session.prompt.head()))
+        return [
+            AskedBook(book.document, book.spans, at) for book, at in zip(books, rows, strict=True)
+        ]

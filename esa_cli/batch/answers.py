@@ -1,0 +1,210 @@
+"""The answers file: one row a question, in the order of the questions, that survives a kill.
+
+Rows may come in any order. One that comes before its turn waits in a file beside, OUT.part, of
+which only the places are held in memory. Every row is flushed when it comes; what a kill left half
+written is dropped, and answered again. Each row's key is compared with its question's, so that a
+file of other questions is never continued.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import DocumentError, ResourceError, UsageError
+from .questions import Question
+
+OTHER = "choose another --out, or delete the file"
+
+
+class Answers:
+    """Rows for `questions` in `path`; use as a context manager.
+
+    Args:
+        retry: forget the rows with an error, so that they are asked again.
+
+    Attributes:
+        written: rows that stand in the file. failed: places of those with an error, waiting ones
+            included.
+
+    Raises:
+        UsageError: the file holds answers to other questions, or is none of ours.
+        DocumentError, ResourceError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, questions: Sequence[Question], retry: bool = False) -> None:
+        self.path, self.part = path, path.with_name(path.name + ".part")
+        self.questions, self.retry = questions, retry
+        self.written = 0
+        self.failed: set[int] = set()
+        self._early: dict[int, int] = {}
+        self._out: IO[bytes] | None = None
+        self._side: IO[bytes] | None = None
+
+    def __enter__(self) -> Answers:
+        with _writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._load()
+            if self.retry and self.failed:
+                _forget_failed(self.path, self.part)
+                self._load()
+            for path in (self.path, self.part):
+                _drop_half_a_row(path)
+            self._out = self.path.open("ab")
+            self._drain()
+        return self
+
+    def _load(self) -> None:
+        """What is there; changes nothing on disk."""
+        self.written = 0
+        self.failed.clear()
+        self._early.clear()
+        for _, row in _rows(self.path):
+            self._check(self.written, row, f"{self.path}, row {self.written + 1}")
+            self._note(self.written, row)
+            self.written += 1
+        for at, row in _rows(self.part):
+            index = row.get("index")
+            if not isinstance(index, int) or not isinstance(row.get("row"), dict):
+                raise UsageError(f"{self.part} is not a file of `esa batch`", OTHER)
+            if index >= self.written:
+                self._check(index, row["row"], str(self.part))
+                self._note(index, row["row"])
+                self._early[index] = at
+
+    def _note(self, index: int, row: dict[str, Any]) -> None:
+        if "error" in row:
+            self.failed.add(index)
+
+    def _check(self, index: int, row: dict[str, Any], where: str) -> None:
+        if "key" not in row:
+            raise UsageError(f"{where}: not an answer of `esa batch`", OTHER)
+        if index >= len(self.questions):
+            raise UsageError(f"{where}: there is no such question any more", OTHER)
+        wanted = self.questions[index]
+        if self.retry and "error" in row:  # the question may have been mended, too
+            return
+        if row["key"] != wanted.key:
+            same = (row.get("question"), row.get("documents")) == (
+                wanted.question, list(wanted.documents),
+            )  # fmt: skip
+            what = "the same question under other settings" if same else "another question"
+            raise UsageError(f"{where} answers {what} than line {wanted.line} asks", OTHER)
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self._out, self._side):
+            if file is not None:
+                file.close()
+        if not self._early:
+            self.part.unlink(missing_ok=True)
+
+    def has(self, index: int) -> bool:
+        """Whether there is a row for question `index`, from 0, in the file or waiting."""
+        return index < self.written or index in self._early
+
+    def put(self, index: int, row: dict[str, Any]) -> None:
+        """Keeps the row, on disk at once. Raises DocumentError, ResourceError."""
+        assert self._out is not None
+        assert not self.has(index)
+        self._note(index, row)
+        with _writing(self.path):
+            if index != self.written:
+                if self._side is None:
+                    self._side = self.part.open("ab")
+                at = self._side.seek(0, os.SEEK_END)
+                _write(self._side, {"index": index, "row": row})
+                self._early[index] = at
+                return
+            _write(self._out, row)
+            self.written += 1
+            self._drain()
+
+    def _drain(self) -> None:
+        """Moves the waiting rows whose turn it is into the file."""
+        if self.written not in self._early:
+            return
+        assert self._out is not None
+        with self.part.open("rb") as side:
+            while (at := self._early.get(self.written)) is not None:
+                side.seek(at)
+                _write(self._out, json.loads(side.readline())["row"])
+                del self._early[self.written]
+                self.written += 1
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ResourceError(message, "free some space; the same command goes on") from error
+        raise DocumentError(message, "name a file in a folder you may write to") from error
+
+
+def _forget_failed(path: Path, part: Path) -> None:
+    """Takes the rows with an error out.
+
+    What stands behind the first of them waits in the file beside. A kill at any moment leaves two
+    files that together hold every answer.
+    """
+    numbered = [(index, row) for index, (_, row) in enumerate(_rows(path))]
+    waiting = [(row["index"], row["row"]) for _, row in _rows(part)]
+    good = [(index, row) for index, row in (*numbered, *waiting) if "error" not in row]
+    first = next((index for index, row in numbered if "error" in row), len(numbered))
+    _replace(part, ({"index": index, "row": row} for index, row in good))
+    _replace(path, (row for _, row in numbered[:first]))
+
+
+def _replace(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with new.open("wb") as file:
+            for row in rows:
+                _write(file, row)
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _write(file: IO[bytes], row: dict[str, Any]) -> None:
+    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    file.flush()
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Place and content of every whole row. Raises UsageError at one that is not JSON."""
+    if not path.exists():
+        return
+    at = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise UsageError(f"{path}, line {number}: not an answer of `esa batch`", OTHER)
+            yield at, row
+            at += len(line)
+
+
+def _drop_half_a_row(path: Path) -> None:
+    """Cuts off what stands behind the last line break."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        whole = 0
+        for line in file:
+            if line.endswith(b"\n"):
+                whole += len(line)
+        file.truncate(whole)

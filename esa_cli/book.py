@@ -1,0 +1,233 @@
+"""Books: documents as a model read them, found in the library or read now.
+
+A book is read on its own, whatever it is asked together with later. Reading goes through a session;
+what was read is then held apart from it. Knows nothing about questions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from .compressors import Linear, Moments
+from .document import Document, Mark, read_document
+from .errors import UsageError
+from .held import Held
+from .identity import identity, storable
+from .library import SEGMENT, Entry, Layout, Library
+from .method import Method
+from .protocols import Projection
+from .session import Session
+
+Progress = Callable[[int, int], None]
+"""Called with (tokens read, tokens in all)."""
+KINDS = ("int8", "native")
+"""How rows can be kept; see `library.layout`."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """One document as a model read it.
+
+    Args:
+        document: its text, and where it came from. held: its memory.
+        spans: (n, 2) first and last character of each token of its text.
+        entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
+    """
+
+    document: Document
+    held: Held
+    spans: Tensor
+    entry: Entry | None = None
+    read_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens, the prompt's head included."""
+        return len(self.held.ids)
+
+
+def _maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
+    """Projections as the library can keep them. Raises UsageError where it cannot."""
+    out: list[Linear | None] = []
+    for one in projections:
+        if one is not None and not isinstance(one, Linear):
+            raise UsageError(
+                f"a compressor that makes {type(one).__name__} cannot be kept in the library",
+                "ask without keeping the document, or use one that makes `compressors.Linear`",
+            )
+        out.append(one)
+    return out
+
+
+def _ranks(method: Method, layers: int, folded: int) -> tuple[int, ...]:
+    """R of each layer; 0 where no reduced keys are kept."""
+    compressor: Any = method.compressor
+    if not method.score.features:
+        return ()
+    if compressor.fit_tokens:
+        return (min(int(getattr(compressor, "rank", folded)), folded),) * layers
+    maps = _maps([compressor.fit(i, Moments()) for i in range(layers)])
+    return tuple(0 if one is None else one.key_map.shape[1] for one in maps)
+
+
+@dataclass
+class Books:
+    """Makes books with one session.
+
+    Args:
+        library: where documents are looked for; None: nowhere.
+        keep: whether documents that are not there are put there.
+        rows: how: `int8`, or `native` bit for bit.
+        begin: called with (document, its tokens, whether it will be kept) before it is read; what
+            it raises passes through. progress: called while it is read.
+        waiting: called once where another process reads the same document into the library, and
+            this one waits for it.
+    """
+
+    session: Session
+    library: Library | None = None
+    keep: bool = True
+    rows: str = "int8"
+    begin: Callable[[Document, int, bool], None] | None = None
+    progress: Progress | None = None
+    waiting: Callable[[], None] | None = None
+    _alive: list[ref[Book]] = field(default_factory=list, init=False)
+
+    @property
+    def in_memory(self) -> int:
+        """Tokens of the books made here that are in memory and not on disk."""
+        self._alive = [one for one in self._alive if one() is not None]
+        return sum(book.tokens for one in self._alive if (book := one()) is not None)
+
+    def layout(self, rows: str) -> Layout:
+        """How this model's rows would be stored, `int8` or `native`."""
+        config, method = self.session.model.config, self.session.attachment.method
+        heads = int(config.num_key_value_heads)
+        dim = int(
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        layers = int(config.num_hidden_layers)
+        ranks = _ranks(method, layers, heads * dim)
+        return Layout(
+            layers=layers,
+            heads=heads,
+            dim=dim,
+            dtype=str(self.session.model.dtype).removeprefix("torch."),
+            kind=rows,  # type: ignore[arg-type]
+            reduced=ranks,
+            fit=min(SEGMENT, method.compressor.fit_tokens) if any(ranks) else 0,
+            segment=SEGMENT,
+        )
+
+    def _key(self, text: str, rows: str) -> tuple[str, str]:
+        assert self.library is not None
+        method = self.session.attachment.method
+        known = identity(self.session.model, self.session.preset, method, self.layout(rows))
+        return known, self.library.key(known, text)
+
+    def find(self, document: Document) -> Book | None:
+        """The document as it was read before, if it is in the library.
+
+        Raises:
+            LibraryError: it is there, and damaged.
+        """
+        if self.library is None or not storable(self.session.attachment.method):
+            return None
+        for rows in (self.rows, *(kind for kind in KINDS if kind != self.rows)):
+            entry = self.library.find(self._key(document.text, rows)[1])
+            if entry is not None:
+                return self._book(document, entry)
+        return None
+
+    def _book(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+        assert self.library is not None
+        stored = self.library.open(entry)
+        layers = stored.layers(self.session.model.device)
+        projections = stored.projections or [None] * len(layers)
+        held = Held(stored.ids, layers, projections)
+        return Book(document, held, stored.offsets[entry.head :], entry, read_s)
+
+    def stored(self, entry: Entry) -> Book:
+        """A book of the library, whatever became of its file.
+
+        Raises:
+            UsageError: it was read by another model or method. LibraryError: it is damaged.
+        """
+        assert self.library is not None
+        stored = self.library.open(entry)
+        if self._key(stored.text, entry.layout.kind)[1] != entry.key:
+            raise UsageError(
+                f"{entry.name} ({entry.id}) was read by another model or other settings",
+                "ask with the preset it was ingested with, or ingest it with this one",
+            )
+        source = str(entry.provenance.get("source", entry.name))
+        marks = tuple(Mark(*mark) for mark in stored.marks)
+        size = int(entry.provenance.get("bytes", 0))
+        document = Document(entry.name, stored.text, source, "utf-8", size, marks)
+        return self._book(document, entry)
+
+    def ingest(self, source: str | Document) -> Book:
+        """See `api.Esa.ingest`."""
+        document = source if isinstance(source, Document) else read_document(source)
+        found = self.find(document)
+        if found is not None:
+            return found
+        if self.library is None or not self.keep or not storable(self.session.attachment.method):
+            return self._read(document)
+        return self._store(document, self.library)
+
+    def _read(self, document: Document) -> Book:
+        started = time.perf_counter()
+        ids = self.session.prompt.document(document.text)
+        if self.begin:
+            self.begin(document, len(ids), False)
+        self.session.begin(ids)
+        self.session.resume(self.progress)
+        spans = torch.tensor(self.session.prompt.offsets(document.text)).reshape(-1, 2)
+        book = Book(document, self.session.held(), spans, None, time.perf_counter() - started)
+        self._alive.append(ref(book))
+        return book
+
+    def _store(self, document: Document, library: Library) -> Book:
+        started, session = time.perf_counter(), self.session
+        known, key = self._key(document.text, self.rows)
+        ids, head = session.prompt.document(document.text), len(session.prompt.head())
+        spans = [(0, 0)] * head + session.prompt.offsets(document.text)
+        device = str(self.session.model.device)
+        with library.write(key, known, ids, self.layout(self.rows), self.waiting, device) as writer:
+            if isinstance(writer, Entry):
+                return self._book(document, writer)
+            if self.begin:
+                self.begin(document, len(ids), True)
+            try:
+                session.begin(
+                    ids, Held(ids[: writer.done], writer.layers, writer.projections or [])
+                )
+
+                def settle(done: int) -> None:
+                    if done % SEGMENT == 0:
+                        writer.settle(_maps(session.project()))
+
+                session.resume(self.progress, settle)
+                entry = writer.finish(
+                    text=document.text,
+                    offsets=spans,
+                    marks=[list(mark) for mark in document.marks],
+                    head=head,
+                    provenance={
+                        "name": document.name,
+                        "source": document.source,
+                        "bytes": document.bytes,
+                    },
+                    projections=_maps(session.project()),
+                )
+            finally:
+                session.forget()
+        return self._book(document, entry, time.perf_counter() - started)

@@ -1,0 +1,96 @@
+"""`esa chat`: a conversation about documents, on a terminal or line by line through a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import books, options
+from .ask import MaxTokens, Seed, Temperature
+from .options import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from ..reply import Asker
+    from .render import Reporter
+
+Documents = Annotated[
+    list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
+]
+Shown = Annotated[
+    int, typer.Option("--evidence", min=0, max=50, help="Passages to show under each answer.")
+]
+
+
+def chat(
+    documents: Documents = None,
+    keep: options.Keep = False,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    max_new_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    evidence: Shown = 3,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Talk about documents of any length: questions that know the ones before.
+
+    Without a terminal, each line of standard input is a question.
+    """
+    from .open import opened
+    from .render import Reporter
+
+    named = documents or []
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    books.check(named, questions_on_stdin=True)
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    reporter = Reporter(quiet)
+    named = books.files(named, reporter)
+    try:
+        with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
+            run(asker, named, reporter, asking, evidence, on_terminal=on_terminal)
+    finally:
+        reporter.settle()
+
+
+def run(
+    asker: Asker,
+    documents: Sequence[str],
+    reporter: Reporter,
+    asking: dict[str, Any],
+    shown: int,
+    *,
+    on_terminal: bool,
+) -> None:
+    """Reads the documents, then answers until there are no more questions.
+
+    Raises:
+        DocumentError, ResourceError: a document cannot be read.
+    """
+    from ..chat.conversation import KEPT, Conversation
+    from . import chat_lines
+
+    found = books.ingest(asker, documents)
+    reporter.settle()
+    talk = Conversation(asker, found, asking, kept=max(KEPT, shown))
+    lines = chat_lines.Lines(talk, list(documents), reporter, shown, stoppable=on_terminal)
+    if on_terminal:
+        from . import chat_terminal
+
+        many = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
+        reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
+        chat_terminal.talk(lines, reporter)
+    else:
+        from .stdin_lines import numbered
+
+        for _, line in numbered(sys.stdin):
+            if not lines.take(line):
+                break

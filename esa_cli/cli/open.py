@@ -1,0 +1,133 @@
+"""A loaded `Esa` for commands that ask: it says what is read, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .. import models, preset
+from ..document import Document
+from .known import Known, Place, load, look
+from .render import Reporter
+
+if TYPE_CHECKING:
+    from ..api import Esa
+    from ..library import Library
+
+WORTH_REMEMBERING = 2048
+"""Tokens that a reading must have for its speed to say something about the next."""
+STORED_AT_ONCE = 8192
+"""Tokens whose rows are in memory at most while a document is read into the library."""
+
+
+class Reading:
+    """What a person sees while documents are read; the memory it takes is checked before.
+
+    Args:
+        known: the model's small files. chosen: the preset.
+    """
+
+    def __init__(self, known: Known, chosen: preset.Preset, reporter: Reporter) -> None:
+        self.known, self.chosen, self.reporter = known, chosen, reporter
+        self._bar: Any = None
+        self._show: Any = None
+        self._plan: Any = None
+        self._started = 0.0
+        self._first = 0
+        self.in_memory: Callable[[], int] = lambda: 0
+        """Tokens that are kept in memory so far."""
+
+    def begin(self, document: Document, tokens: int, kept: bool) -> None:
+        """Raises ResourceError when it does not fit."""
+        from ..machine import size_text
+
+        self.end()
+        needed = min(tokens, STORED_AT_ONCE) if kept else self.in_memory() + tokens
+        self.known.plan(self.chosen, needed).check()
+        self._plan = self.known.plan(self.chosen, tokens)
+        where = f", to keep {size_text(self._plan.keys_values)} or less" if kept else ""
+        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
+        for lacking in document.missing:
+            self.reporter.note(f"esa: {document.name}: {lacking}", dim=False)
+        self._bar = self.reporter.reading(tokens, self._plan.seconds)
+        self._show = self._bar.__enter__()
+        self._started, self._first = time.perf_counter(), 0
+
+    def progress(self, done: int, total: int) -> None:
+        self._first = self._first or done
+        self._show(done, total)
+        if done == total:
+            spent = time.perf_counter() - self._started
+            self.end()
+            if self._plan.tokens >= WORTH_REMEMBERING and self._first < WORTH_REMEMBERING:
+                from .. import rates
+
+                rates.remember(self._plan.rate_key, self._plan.operations / spent)
+
+    def waiting(self) -> None:
+        self.reporter.note("esa: waiting for another esa that reads the same document", dim=False)
+
+    def end(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
+
+
+@contextmanager
+def opened(
+    name: str,
+    overrides: Sequence[str],
+    device: str,
+    dtype: str,
+    reporter: Reporter,
+    *,
+    keep: bool = False,
+    rows: str = "int8",
+    library: Library | None = None,
+    known: Known | None = None,
+) -> Iterator[Esa]:
+    """A loaded model that finds documents in the user's library.
+
+    Args:
+        name: the preset's. keep: what is not there is put there. rows: how; see `api.Esa`.
+        library: another than the user's. known: the model's small files, if they were looked at.
+
+    Raises:
+        PresetError, ModelError, ResourceError.
+    """
+    chosen = preset.load(name, overrides)
+    models.parse_reference(chosen.model)
+    reporter.stage("import", 0, None)
+    from .. import build
+    from ..library import Library
+
+    build.method(chosen)
+    known = known or look(chosen, Place.of(device, dtype), reporter)
+    known.plan(chosen, 1).check()
+    loaded = load(chosen.model, known.folder, device, dtype, reporter)
+    from ..api import Esa
+    from ..models.quiet import quiet_transformers
+
+    reading = Reading(known, chosen, reporter)
+    with (
+        quiet_transformers(),
+        Esa(
+            loaded,
+            chosen,
+            library=library or Library(),
+            keep=keep,
+            rows=rows,
+            begin=reading.begin,
+            progress=reading.progress,
+            waiting=reading.waiting,
+        ) as esa,
+    ):
+        reading.in_memory = lambda: esa.books.in_memory
+        reporter.settle()
+        try:
+            yield esa
+        finally:
+            reading.end()

@@ -1,0 +1,63 @@
+"""An answer as it comes, and passages as lines under it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import IO
+
+from ..chat.save import place
+from ..reply import Evidence, Reply
+from .render import Reporter, clean
+
+NOT_FOUND = "the documents may not contain the answer"
+PIPE_WIDTH = 160
+
+
+def one_line(passage: Evidence, width: int) -> str:
+    """Place, weight and the first words of a passage, in `width` characters."""
+    text = f"  {place(passage)} ({passage.weight:.0%}): {' '.join(passage.text.split())}"
+    text = clean(text)
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def under(reply: Reply, count: int, live: bool) -> list[str]:
+    """What stands below an answer: the best `count` passages, and whether to trust it."""
+    width = shutil.get_terminal_size().columns if live else PIPE_WIDTH
+    lines = [one_line(passage, max(width, 40)) for passage in reply.evidence[:count]]
+    if reply.cut:
+        lines.insert(0, "  the answer was cut off; --max-new-tokens allows a longer one")
+    if not reply.found:
+        lines.insert(0, f"  {NOT_FOUND}")
+    return lines
+
+
+def in_full(evidence: tuple[Evidence, ...]) -> str:
+    """Every passage with its number, its place and all its text."""
+    parts = []
+    for number, passage in enumerate(evidence, 1):
+        chapter = f", {passage.chapter}" if passage.chapter else ""
+        head = f"{number}. {place(passage)}{chapter} ({passage.weight:.0%})"
+        body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
+        parts.append(clean(f"{head}\n{body}"))
+    return "\n\n".join(parts)
+
+
+class Spoken:
+    """Writes pieces of an answer, without the white space before its first word."""
+
+    def __init__(self, out: IO[str], reporter: Reporter) -> None:
+        self.out, self.reporter, self.any = out, reporter, False
+
+    def __call__(self, piece: str) -> None:
+        piece = piece if self.any else piece.lstrip()
+        if piece:
+            self.any = True
+            self.reporter.settle()
+            self.out.write(clean(piece))
+            self.out.flush()
+
+
+def complain(reporter: Reporter, text: str) -> None:
+    """A mistake, which is worth a line even where progress is not."""
+    reporter.settle()
+    reporter.console.print(clean(text), markup=False, soft_wrap=True)

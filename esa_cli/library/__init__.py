@@ -1,0 +1,25 @@
+"""Documents on disk: read once, asked for ever. `Library` is the way in; see docs/library.md.
+
+Importing this imports no torch; `esa_cli.library.contents.join` and `.layer.StoredLayer` do.
+"""
+
+from __future__ import annotations
+
+from .entry import Entry
+from .layout import SEGMENT, Layout
+from .library import Library, plain
+from .places import default_root
+from .sealed import ForeignVersionError, LibraryError
+from .sweep import Pruned
+
+__all__ = [
+    "SEGMENT",
+    "Entry",
+    "ForeignVersionError",
+    "Layout",
+    "Library",
+    "LibraryError",
+    "Pruned",
+    "default_root",
+    "plain",
+]

@@ -1,0 +1,126 @@
+"""What a stored document is made of beside its rows: token ids, offsets, projections; no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ..compressors import Linear
+from . import sealed
+from .entry import Entry
+from .layer import CPU, Part, StoredLayer
+from .places import Places
+from .segment import Segment
+
+Projections = Sequence[Linear | None]
+"""One a layer; None where a layer scores with the whole folded keys."""
+NO_FIT = "none"
+
+
+def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
+    """Token ids (n,) and their character offsets (n, 2) as bytes."""
+    places = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
+    if places.shape[0] != len(ids):
+        raise ValueError(f"{places.shape[0]} offsets for {len(ids)} tokens")
+    return save({"ids": torch.tensor(ids, dtype=torch.int64), "offsets": places.contiguous()})
+
+
+def pack_fit(projections: Projections) -> bytes:
+    """The maps (F, R) of all layers as bytes."""
+    maps: dict[str, Tensor] = {"layers": torch.tensor(len(projections))}
+    for i, pair in enumerate(projections):
+        if pair is not None:
+            # Copies: PCA has one map for both, which safetensors takes for a mistake.
+            maps[f"layers.{i}.query_map"] = pair.query_map.detach().cpu().clone().contiguous()
+            maps[f"layers.{i}.key_map"] = pair.key_map.detach().cpu().clone().contiguous()
+    return save(maps)
+
+
+def fit_name(packed: bytes) -> str:
+    """The name of packed projections: by their content."""
+    return hashlib.blake2b(packed, digest_size=12).hexdigest()
+
+
+def read_fit(places: Places, name: str, key: str) -> list[Linear | None] | None:
+    """The projections of that name, or None for "none".
+
+    Raises:
+        LibraryError: they are missing or damaged.
+    """
+    if name == NO_FIT:
+        return None
+    path = places.fit(name)
+    packed = sealed.read(path, "fit", key)
+    if fit_name(packed) != name:
+        raise sealed.damaged(path, "it holds other projections than its name says", key)
+    maps = load(packed)
+    found: list[Linear | None] = []
+    for i in range(int(maps["layers"])):
+        pair = [maps.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
+        found.append(None if pair[0] is None or pair[1] is None else Linear(pair[0], pair[1]))
+    return found
+
+
+class Stored:
+    """A document opened for asking: small things read and checked, segments mapped.
+
+    Args:
+        entry: must not have `damage`.
+
+    Raises:
+        LibraryError: a file of it is missing, damaged or of another version.
+    """
+
+    def __init__(self, places: Places, entry: Entry) -> None:
+        self.entry, key = entry, entry.key
+        digests = entry.digests
+        text = sealed.read(places.document(key, "text"), "text", key, digests["text"])
+        self.text = text.decode("utf-8", "surrogatepass")
+        packed = sealed.read(places.document(key, "tokens"), "tokens", key, digests["tokens"])
+        tokens = load(packed)
+        self.ids: list[int] = tokens["ids"].tolist()
+        self.offsets: Tensor = tokens["offsets"]
+        """(n, 2): each token's first character in `text`, and the one behind its last."""
+        self.projections = read_fit(places, entry.fit, key)
+        self.head, self.marks = entry.head, list(entry.marks)
+        self._segments = [
+            Segment(places.segment(name), entry.layout, entry.segment_tokens(i), key)
+            for i, name in enumerate(entry.segments)
+        ]
+
+    def parts(self, skip: int = 0, document: int = 0) -> list[Part]:
+        """The rows from `skip` on, as parts of a `StoredLayer`."""
+        found = []
+        for segment in self._segments:
+            if skip < segment.tokens:
+                found.append(Part(segment, skip, document))
+            skip = max(0, skip - segment.tokens)
+        return found
+
+    def layers(self, device: torch.device = CPU) -> list[StoredLayer]:
+        """A new memory for each layer, with an empty tail, over the same maps."""
+        return join([self], device)
+
+
+def join(documents: Sequence[Stored], device: torch.device = CPU) -> list[StoredLayer]:
+    """A memory for each layer over several documents, one behind the other.
+
+    The prompt's head is taken of the first document only. All must be of one model.
+    """
+    layout = documents[0].entry.layout
+    if any(stored.entry.layout.layers != layout.layers for stored in documents):
+        raise ValueError("the documents are of different models")
+    parts = [
+        part
+        for i, stored in enumerate(documents)
+        for part in stored.parts(stored.head if i else 0, i)
+    ]
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    return [
+        StoredLayer(layer, parts, layout.heads, layout.dim, dtype, device)
+        for layer in range(layout.layers)
+    ]

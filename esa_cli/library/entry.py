@@ -1,0 +1,128 @@
+"""A document's manifest: what is known of it without reading it. Knows no torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from . import sealed
+from .layout import Layout
+from .places import Places
+from .sealed import ForeignVersionError, LibraryError, damaged
+
+NO_LAYOUT = Layout(1, 1, 1, "float32")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stored document.
+
+    Args:
+        key: its name in the library; `id` is enough for people. identity: what it was read with.
+        layout: the shape of its rows. tokens: how many. head: of these, the prompt's before it.
+        segments: their names. fit: the name of its projections, or "none".
+        sizes: bytes of what it needs on disk: `segments`, `text`, `tokens`, `fit`.
+        digests: of its text and tokens files. text_sha256, characters: of its text.
+        marks: plain data about the text. provenance: where it came from: `name`, `source`, ...
+        created: seconds since 1970. used: when it was last opened.
+        damage: why it cannot be used, in words; then all else may be empty.
+        foreign: it is another version's.
+    """
+
+    key: str
+    identity: str = ""
+    layout: Layout = NO_LAYOUT
+    tokens: int = 0
+    head: int = 0
+    segments: tuple[str, ...] = ()
+    fit: str = "none"
+    sizes: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    text_sha256: str = ""
+    characters: int = 0
+    marks: tuple[Any, ...] = ()
+    provenance: dict[str, Any] = field(default_factory=dict)
+    created: float = 0.0
+    used: float = 0.0
+    damage: str = ""
+    foreign: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.key[:12]
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return str(self.provenance.get("name", ""))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk, what it shares with other documents included."""
+        return sum(self.sizes.values())
+
+    def segment_tokens(self, index: int) -> int:
+        """How many tokens are in that one of its segments."""
+        return min(self.layout.segment, self.tokens - index * self.layout.segment)
+
+
+def write(places: Places, entry: Entry) -> None:
+    """Puts the manifest on disk: from now on there is a document. Raises OSError."""
+    facts = asdict(entry) | {"layout": entry.layout.as_json()}
+    for name in ("used", "damage", "foreign"):
+        del facts[name]
+    payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
+    sealed.write(places.document(entry.key), "document", payload, entry.key)
+
+
+def read(places: Places, key: str) -> Entry:
+    """The entry of a document that is there.
+
+    Raises:
+        LibraryError: the manifest is missing, damaged, another document's or another version's.
+    """
+    path = places.document(key)
+    facts = json.loads(sealed.read(path, "document", key))
+    if facts["key"] != key:
+        raise damaged(path, "it is the manifest of another document", key)
+    layout = Layout.of_json(facts.pop("layout"))
+    lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
+    entry = Entry(layout=layout, **lists, **facts)
+    return replace(entry, used=_used(places, key, entry.created))
+
+
+def read_all(places: Places) -> list[Entry]:
+    """Every document there is, the last used first; those that cannot be used have `damage`."""
+    found = []
+    for path in places.documents.glob("*.doc") if places.documents.is_dir() else []:
+        if path.name.startswith("."):
+            continue
+        try:
+            found.append(read(places, path.stem))
+        except LibraryError as error:
+            if path.exists():  # else somebody removed it just now
+                foreign = isinstance(error, ForeignVersionError)
+                used = _used(places, path.stem, 0.0)
+                found.append(Entry(path.stem, used=used, damage=error.message, foreign=foreign))
+    return sorted(found, key=lambda entry: (-entry.used, entry.key))
+
+
+def _used(places: Places, key: str, otherwise: float) -> float:
+    try:
+        return places.document(key, "used").stat().st_mtime
+    except OSError:
+        return otherwise
+
+
+def touch(places: Places, key: str) -> None:
+    """Notes that the document was used now; a library that may only be read stays as it is."""
+    try:
+        places.document(key, "used").touch()
+    except OSError:
+        return
+
+
+def now() -> float:
+    return round(time.time(), 3)

@@ -1,0 +1,120 @@
+"""What a stored document looks like: numbers per token, and where in a segment file they stand.
+
+A segment file is a sealed header, padded to whole pages, and one section a layer:
+
+    rows        n records, one a token: keys then values of all heads, as they are (native), or as
+                bytes with a float32 scale for each of the 2 * G heads behind them (int8)
+    reduced     n reduced keys (R numbers), where the layer has any
+    checksums   n of 64 bits, one a record
+
+each beginning at a multiple of 64 bytes, each section at one of 4,096. Knows no torch and no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+SEGMENT = 4096
+"""Tokens of a segment; the last one of a document has fewer."""
+PAGE = 4096
+_LINE = 64
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number of each type that can be stored."""
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+class Section(NamedTuple):
+    """Byte offsets of one layer's parts in a segment file; `start` and `stop` of all of it."""
+
+    start: int
+    rows_stop: int
+    reduced: int
+    sums: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of what is stored of each token.
+
+    Args:
+        layers: how many. heads: G. dim: D. dtype: of keys and values, as "float32".
+        kind: `native`, bit for bit; or `int8`, a quarter of float32.
+        reduced: R of each layer, 0 where it has no reduced keys; () when none has.
+        reduced_dtype: theirs; the rows' where it is not said. segment: tokens of a segment.
+        fit: how many first tokens the compressor is fitted on, so that two documents share reduced
+            keys only where they share all of these.
+    """
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: str
+    kind: Literal["native", "int8"] = "native"
+    reduced: tuple[int, ...] = ()
+    reduced_dtype: str = ""
+    fit: int = 0
+    segment: int = SEGMENT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reduced", tuple(self.reduced) or (0,) * self.layers)
+        object.__setattr__(self, "reduced_dtype", self.reduced_dtype or self.dtype)
+        if min(self.layers, self.heads, self.dim, self.segment) < 1 or self.fit < 0:
+            raise ValueError("a layout needs layers, heads, dimensions and tokens")
+        if self.dtype not in ITEM or self.reduced_dtype not in ITEM:
+            raise ValueError(f"a library stores {', '.join(ITEM)}, not {self.dtype}")
+        if self.kind not in ("native", "int8"):
+            raise ValueError(f"rows are native or int8, not {self.kind}")
+        if len(self.reduced) != self.layers or min(self.reduced) < 0:
+            raise ValueError(f"{len(self.reduced)} reduced dimensions for {self.layers} layers")
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row: keys and values of all heads."""
+        return 2 * self.heads * self.dim
+
+    @property
+    def row_bytes(self) -> int:
+        if self.kind == "native":
+            return self.width * ITEM[self.dtype]
+        return self.width + 2 * self.heads * 4
+
+    def token_bytes(self, layer: int) -> int:
+        """Bytes of a token's row and reduced key in one layer, without its checksum."""
+        return self.row_bytes + self.reduced[layer] * ITEM[self.reduced_dtype]
+
+    @property
+    def header_bytes(self) -> int:
+        return _up(2048 + 64 * self.layers, PAGE)
+
+    def sections(self, tokens: int) -> list[Section]:
+        """Where each layer stands in a segment file of so many tokens."""
+        found, start = [], self.header_bytes
+        for width in self.reduced:
+            rows_stop = start + tokens * self.row_bytes
+            reduced = _up(rows_stop, _LINE)
+            sums = _up(reduced + tokens * width * ITEM[self.reduced_dtype], _LINE)
+            found.append(Section(start, rows_stop, reduced, sums, _up(sums + tokens * 8, PAGE)))
+            start = found[-1].stop
+        return found
+
+    def segment_bytes(self, tokens: int) -> int:
+        """The length of a segment file of so many tokens."""
+        return self.sections(tokens)[-1].stop
+
+    def nbytes(self, tokens: int) -> int:
+        """The length of all segment files of a document of so many tokens."""
+        whole, rest = divmod(tokens, self.segment)
+        size = whole * self.segment_bytes(self.segment)
+        return size + (self.segment_bytes(rest) if rest else 0)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "reduced": list(self.reduced)}
+
+    @staticmethod
+    def of_json(data: dict[str, Any]) -> Layout:
+        return Layout(**{**data, "reduced": tuple(data["reduced"])})

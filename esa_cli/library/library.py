@@ -1,0 +1,192 @@
+"""The library: documents that were read once, on disk, found again by their text.
+
+What a document was read with is one opaque `identity`; whoever reads makes it. Readers take no
+lock: a file that is mapped may be removed (on Windows it may not, and `remove` says so).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ResourceError
+from ..machine import size_text
+from . import chain, sweep
+from . import entry as entries
+from .entry import Entry
+from .layout import Layout
+from .places import Places, default_root
+from .sealed import LibraryError, again, on_disk
+
+if TYPE_CHECKING:
+    from .contents import Stored
+    from .writer import Writer
+
+OTHER_BYTES = 48
+"""Bytes of a token beside its rows: id and offsets (24), text, projections; generously."""
+
+
+class Library:
+    """The documents below one folder; making one changes nothing on disk.
+
+    Args:
+        root: None takes $ESA_LIBRARY, else the user's data folder.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = default_root() if root is None else root
+        self._places = Places(self.root)
+
+    def key(self, identity: str, text: str) -> str:
+        """The key of a text read in the way that `identity` stands for."""
+        return chain.document_key(identity, text)
+
+    def find(self, key: str) -> Entry | None:
+        """The document with that key, or None.
+
+        Raises:
+            LibraryError: its manifest is damaged or of another version.
+        """
+        if not self._places.document(key).exists():
+            return None
+        return entries.read(self._places, key)
+
+    def entries(self) -> list[Entry]:
+        """Every document, the last used first; those with `damage` cannot be used."""
+        return entries.read_all(self._places)
+
+    def matches(self, text: str) -> list[Entry]:
+        """The documents whose key begins so, or whose name or source is this."""
+        found = self.entries()
+        return [
+            entry
+            for entry in found
+            if (len(text) >= 4 and entry.key.startswith(text.lower()))
+            or text in (entry.name, entry.provenance.get("source"))
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files in the library."""
+        return sum(path.stat().st_size for path in self._places.files())
+
+    def size_of(self, tokens: int, layout: Layout) -> int:
+        """About how many bytes a document of so many tokens will take."""
+        return layout.nbytes(tokens) + OTHER_BYTES * tokens
+
+    def check_room(self, nbytes: int) -> None:
+        """Raises ResourceError where the disk has less room than that."""
+        folder = self.root.absolute()
+        while not folder.exists():
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+        if free < nbytes:
+            raise ResourceError(
+                f"the document would take {size_text(nbytes)} in the library {self.root}, and the "
+                f"disk has {size_text(free)} left",
+                "free some space, `esa library prune`, or point ESA_LIBRARY to another disk",
+            )
+
+    @contextmanager
+    def write(
+        self,
+        key: str,
+        identity: str,
+        ids: Sequence[int],
+        layout: Layout,
+        waiting: Callable[[], None] | None = None,
+        device: str = "cpu",
+    ) -> Iterator[Writer | Entry]:
+        """Gives a `Writer`, or the document if it is there by now.
+
+        If the block ends without `finish`, whole segments stay, and the next ingest goes on from
+        them; if it ends for want of room, what it wrote is removed.
+
+        Args:
+            ids: all tokens. waiting: called once if another process ingests the same document now;
+                this one then waits for it. device: where tails are kept.
+
+        Raises:
+            ResourceError: the disk lacks room.
+            LibraryError: the library cannot be written, or the document is there and damaged.
+        """
+        from .writer import Writer
+
+        assert ids, "a document without tokens"
+        with on_disk(self.root):
+            self._places.make()
+        with self._places.locked(key, waiting):
+            there = self.find(key)
+            if there is None:
+                writer = Writer(self._places, key, identity, ids, layout, device)
+                try:
+                    self.check_room(self.size_of(len(ids), layout) - layout.nbytes(writer.done))
+                    yield writer
+                finally:
+                    writer.end()
+        if there is not None:
+            yield there
+
+    def open(self, entry: Entry) -> Stored:
+        """The document's contents, and notes that it was used.
+
+        Raises:
+            LibraryError: a file of it is missing, damaged or of another version.
+        """
+        from .contents import Stored
+
+        if entry.damage:
+            raise LibraryError(entry.damage, again(entry.key))
+        stored = Stored(self._places, entry)
+        entries.touch(self._places, entry.key)
+        return stored
+
+    def verify(self, entry: Entry) -> list[LibraryError]:
+        """Reads every byte of a document; what is damaged, a file once."""
+        from .verify import damages
+
+        return damages(self._places, entry)
+
+    def remove(self, entry: Entry) -> int:
+        """Removes a document; bytes freed. What other documents share stays.
+
+        Raises:
+            LibraryError: a file cannot be removed.
+        """
+        return sweep.remove(self._places, entry)
+
+    def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> sweep.Pruned:
+        """Sweeps what dead ingests left, and removes the least recently used documents until the
+        library takes at most `max_bytes`; None removes no document.
+
+        Raises:
+            LibraryError: a file cannot be removed.
+        """
+        if not self.root.is_dir():
+            return sweep.Pruned((), 0, 0, 0)
+        with on_disk(self.root):
+            self._places.make()
+        return sweep.prune(self._places, max_bytes, dry_run)
+
+
+def plain(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON data, for people's programs."""
+    facts = {
+        "id": entry.id,
+        "key": entry.key,
+        "name": entry.name,
+        "tokens": entry.tokens,
+        "characters": entry.characters,
+        "bytes": entry.nbytes,
+        "created": entry.created,
+        "used": entry.used,
+        "identity": entry.identity,
+        "layout": entry.layout.as_json(),
+        "provenance": entry.provenance,
+    }
+    if entry.damage:
+        return {"id": entry.id, "key": entry.key, "damage": entry.damage}
+    return facts

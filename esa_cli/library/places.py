@@ -1,0 +1,111 @@
+"""Where everything in a library is, and the locks on it.
+
+    documents/KEY.doc     a document's manifest: written last, removed first; where it is, there is
+                          a document. Beside it KEY.text, KEY.tokens and KEY.used (a stamp)
+    segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
+    fits/FIT.fit          the projections that the reduced keys of these segments were made with
+    claims/KEY.claim      what an unfinished ingest needs, so that nobody sweeps it
+    locks/                one a document for ingesting it, and `library.lock` for short changes
+
+Files being written are `.NAME.OWNER.part` beside their place. Lock files stay: to remove one that
+somebody waits for would let two in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from ..machine import in_home
+from .sealed import LibraryError
+
+FOLDERS = ("documents", "segments", "fits", "claims", "locks")
+ROOT = "ESA_LIBRARY"
+
+
+def default_root() -> Path:
+    """$ESA_LIBRARY if it is set and not empty, else `library` in the user's data folder for esa.
+
+    Raises:
+        LibraryError: $ESA_LIBRARY is below the home folder of a user who does not exist.
+    """
+    chosen = os.environ.get(ROOT)
+    if chosen:
+        return in_home(chosen, ROOT, LibraryError)
+    return Path(platformdirs.user_data_dir("esa")) / "library"
+
+
+class Places:
+    """The paths below one library's root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.documents, self.segments, self.fits, self.claims, self.locks = (
+            root / name for name in FOLDERS
+        )
+
+    def make(self) -> None:
+        """Makes the folders, for their owner alone: documents may be private. Raises OSError."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in FOLDERS:
+            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+
+    def document(self, key: str, kind: str = "doc") -> Path:
+        return self.documents / f"{key}.{kind}"
+
+    def of_document(self, key: str) -> list[Path]:
+        """All files that belong to one document alone, the manifest first."""
+        return [self.document(key, kind) for kind in ("doc", "text", "tokens", "used")]
+
+    def segment(self, name: str) -> Path:
+        return self.segments / f"{name}.seg"
+
+    def fit(self, name: str) -> Path:
+        return self.fits / f"{name}.fit"
+
+    def claim(self, key: str) -> Path:
+        return self.claims / f"{key}.claim"
+
+    def files(self) -> Iterator[Path]:
+        """Every file in the library but the locks, parts of files included."""
+        for folder in (self.documents, self.segments, self.fits, self.claims):
+            if folder.is_dir():
+                yield from (path for path in sorted(folder.iterdir()) if path.is_file())
+
+    @contextmanager
+    def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Holds the lock of a document's key, or `library`; `waiting` is called if it is taken."""
+        lock = filelock.FileLock(self.locks / f"{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            if waiting:
+                waiting()
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def is_held(self, name: str) -> bool:
+        """Whether somebody, this process included, holds the lock now."""
+        lock = filelock.FileLock(self.locks / f"{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            return True
+        lock.release()
+        return False
+
+
+def size_of(path: Path) -> int:
+    """A file's length; 0 if it has gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

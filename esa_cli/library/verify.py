@@ -1,0 +1,41 @@
+"""Reads every byte of a stored document and names what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from . import entry as entries
+from . import sealed
+from .contents import read_fit
+from .entry import Entry
+from .places import Places
+from .sealed import LibraryError, again
+from .segment import Segment
+
+
+def damages(places: Places, entry: Entry) -> list[LibraryError]:
+    """What is damaged in the document, one error a file; nothing that was checked before counts."""
+    found: list[LibraryError] = []
+
+    def attempt(check: Callable[[], object]) -> None:
+        try:
+            check()
+        except LibraryError as error:
+            found.append(error)
+
+    if entry.damage:
+        return [LibraryError(entry.damage, again(entry.key))]
+    key, digests = entry.key, entry.digests
+    attempt(partial(entries.read, places, key))
+    for kind in ("text", "tokens"):
+        attempt(partial(sealed.read, places.document(key, kind), kind, key, digests[kind]))
+    attempt(partial(read_fit, places, entry.fit, key))
+    for i in range(len(entry.segments)):
+        attempt(partial(_segment, places, entry, i))
+    return found
+
+
+def _segment(places: Places, entry: Entry, index: int) -> None:
+    path = places.segment(entry.segments[index])
+    Segment(path, entry.layout, entry.segment_tokens(index), entry.key).check()

@@ -1,0 +1,33 @@
+"""Readers: from the bytes of a document to its text, with marks for pages and chapters.
+
+One file a format; `files` and `sources` find the bytes. Each library is imported when the first
+document needs it.
+"""
+
+from . import docx, epub, files, html, packed, pdf, tables, text
+from .extracted import STDIN, Extracted, Mark, TextBuilder, called
+from .registered import Reader, read, readers, register
+from .sources import expand, find, is_several
+
+__all__ = [
+    "STDIN",
+    "Extracted",
+    "Mark",
+    "Reader",
+    "TextBuilder",
+    "called",
+    "docx",
+    "epub",
+    "expand",
+    "files",
+    "find",
+    "html",
+    "is_several",
+    "packed",
+    "pdf",
+    "read",
+    "readers",
+    "register",
+    "tables",
+    "text",
+]

@@ -1,0 +1,216 @@
+"""Word documents (docx): paragraphs, tables, notes and numbers of headings; headings are chapters.
+
+Read from the XML itself, because what stands in content controls, text boxes and notes belongs to
+the text too. Deleted text is left out; headers, footers and comments are, and it is said.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from esa_cli.errors import DocumentError
+
+from .docx_pages import Pages, begins_with_mark
+from .docx_styles import BULLET, Lists, Style, W, styles, value, whole
+from .extracted import Extracted, TextBuilder, called, library
+from .registered import register
+from .zipped import Parts
+
+_MAIN = "word/document.xml"
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_LOCKED = "EncryptedPackage".encode("utf-16-le")
+_FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+_FORMULA_TEXT = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"
+_GONE = frozenset((_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}pPr", f"{W}rPr", f"{W}instrText"))
+_SYMBOLS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0E0: "→", 0xF0FC: "✓"}
+_SIGNS = {
+    f"{W}tab": "\t", f"{W}ptab": "\t", f"{W}cr": "\n", f"{W}noBreakHyphen": "-",
+}  # fmt: skip
+
+
+@register("docx")
+class Docx:
+    """Word documents since 2007."""
+
+    what: ClassVar[str] = "a Word document"
+    suffixes: ClassVar[tuple[str, ...]] = (".docx", ".docm", ".dotx")
+    binary: ClassVar[bool] = True
+
+    def sniff(self, head: bytes) -> bool:
+        return head.startswith(b"PK\3\4") and _MAIN.encode() in head
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        if data.startswith(_OLD_OFFICE):
+            raise _not_zipped(data, name)
+        parts = Parts(data, name, self.what)
+        root = parts.xml(_MAIN)
+        writer = _Writer(parts, Pages(root, _counted(parts)))
+        walk(root, writer, name)
+        extracted = writer.out.result(_missing(parts))
+        if not extracted.text.strip():
+            raise DocumentError(
+                f"{called(name)} is a Word document without text; it may hold pictures only.",
+                "Save it as PDF, then recognise its letters: ocrmypdf document.pdf text.pdf",
+            )
+        return extracted
+
+
+def _not_zipped(data: bytes, name: str) -> DocumentError:
+    if _LOCKED in data:
+        return DocumentError(
+            f"{called(name)} is protected by a password.",
+            "Open it, save it without a password, and give that file.",
+        )
+    return DocumentError(
+        f"{called(name)} is called docx, but is an old Office file (doc).",
+        "Open it and save it as docx.",
+    )
+
+
+def walk(root: Any, writer: _Writer, name: str) -> None:
+    """Shows every element of a tree to the writer, in order."""
+    etree = library("lxml.etree", "lxml", name)
+    events = etree.iterwalk(root, events=("start", "end"))
+    for event, element in events:
+        if event == "end":
+            writer.close(element)
+        elif element.tag in _GONE:
+            events.skip_subtree()
+        else:
+            writer.open(element)
+
+
+class _Writer:
+    """What an element means for the text."""
+
+    def __init__(self, parts: Parts, pages: Pages) -> None:
+        self.out = TextBuilder()
+        self._styles = styles(parts.xml("word/styles.xml")) if "word/styles.xml" in parts else {}
+        numbering = "word/numbering.xml"
+        self._lists = Lists.of(parts.xml(numbering)) if numbering in parts else Lists()
+        self._notes = {kind: _notes(parts, kind) for kind in ("footnote", "endnote")}
+        self._pages = pages
+        self._cells: list[int] = []  # of the current row, for each table around
+        self._in_list = False
+        self.out.page(pages.number)
+
+    def open(self, element: Any) -> None:
+        tag = element.tag
+        self._pages.shows(tag)
+        if tag in (f"{W}t", _FORMULA_TEXT):
+            self.out.exact(element.text or "")
+        elif tag == f"{W}p":
+            self._paragraph(element)
+        elif tag in _SIGNS:
+            self.out.exact(_SIGNS[tag])
+        elif tag == f"{W}br":
+            self._break(element.get(f"{W}type", ""))
+        elif tag == f"{W}lastRenderedPageBreak":
+            self._pages.marked()
+            self.out.page(self._pages.number)
+        elif tag == f"{W}sym":
+            self._symbol(element.get(f"{W}char", ""))
+        elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
+            note = self._notes[tag[len(W) : -len("Reference")]].get(element.get(f"{W}id", ""))
+            self.out.exact(f" [note: {note}]" if note else "")
+        elif tag == f"{W}tbl":
+            self.out.paragraph()
+            self._cells.append(0)
+        elif tag == f"{W}tr":
+            self.out.end_line()
+            self._cells[-1:] = [0]
+        elif tag == f"{W}tc":
+            if self._cells and self._cells[-1]:
+                self.out.exact(" |")
+            self._cells[-1:] = [1]
+
+    def close(self, element: Any) -> None:
+        if element.tag == f"{W}tbl":
+            self._cells.pop()
+            self.out.paragraph()
+        elif element.tag == f"{W}p" and element.find(f"{W}pPr/{W}sectPr") is not None:
+            self._pages.section()
+            self.out.page(self._pages.number)
+
+    def _paragraph(self, element: Any) -> None:
+        name = value(element, "pPr/pStyle") or ""
+        style = self._styles.get(name, Style())
+        number = value(element, "pPr/numPr/numId") or style.number
+        level = value(element, "pPr/numPr/ilvl") or style.level
+        at = None if level is None else whole(level)
+        shown = self._lists.next(number, at, name) if number else ""
+        outline = value(element, "pPr/outlineLvl")
+        heading = style.heading if outline is None else outline != "9"
+        if self._cells:
+            self.out.flow(" ")
+        elif self._in_list and (shown or style.contents) and not heading:
+            self.out.end_line()
+        else:
+            self.out.paragraph()
+        self._in_list = bool(shown or style.contents) and not heading
+        if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
+            self._pages.by_hand()
+        if begins_with_mark(element):
+            self._pages.marked()
+        if heading:
+            self._pages.heading(element)
+        self.out.page(self._pages.number)
+        words = "".join(t.text or "" for t in element.iterfind(f".//{W}t"))
+        if heading and words.strip():
+            before = "" if shown == BULLET else shown
+            self.out.chapter(" ".join(f"{before} {words}".split()))
+        if shown and words.strip():
+            self.out.lead(f"{shown} ")
+
+    def _break(self, kind: str) -> None:
+        if kind == "page":
+            self.out.end_line()
+            self._pages.by_hand()
+            self.out.page(self._pages.number)
+        elif self._cells:
+            self.out.flow(" ")
+        else:
+            self.out.exact("\n")
+
+    def _symbol(self, code: str) -> None:
+        try:
+            number = int(code, 16)
+            self.out.exact(_SYMBOLS.get(number) or chr(number))
+        except (ValueError, OverflowError):
+            self.out.exact("\ufffd")
+
+
+def _counted(parts: Parts) -> str | None:
+    """How many pages the program counted that saved the document last."""
+    if "docProps/app.xml" not in parts:
+        return None
+    pages: str | None = parts.xml("docProps/app.xml").findtext("{*}Pages")
+    return pages
+
+
+def _notes(parts: Parts, kind: str) -> dict[str, str]:
+    """Text of every footnote or endnote by its number in the file."""
+    part = f"word/{kind}s.xml"
+    if part not in parts:
+        return {}
+    notes = {}
+    for note in parts.xml(part).iterfind(f"{W}{kind}"):
+        words = " ".join(
+            "".join(t.text or "" for t in p.iterfind(f".//{W}t")) for p in note.iterfind(f".//{W}p")
+        )
+        notes[note.get(f"{W}id", "")] = " ".join(words.split())
+    return notes
+
+
+def _missing(parts: Parts) -> list[str]:
+    """Text of the file that is not part of the running text."""
+    missing = []
+    edges = [p for p in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", p)]
+    if any(parts.xml(part).find(f".//{W}t") is not None for part in edges):
+        missing.append("headers and footers are left out")
+    if "word/comments.xml" in parts:
+        comments = len(parts.xml("word/comments.xml").findall(f"{W}comment"))
+        if comments:
+            missing.append(f"{comments} comments in the margin are left out")
+    return missing

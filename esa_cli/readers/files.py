@@ -1,0 +1,94 @@
+"""The bytes of a document, from a file or from standard input, within a limit.
+
+Pipes and devices are refused before they are opened: opening one would wait for whoever writes to
+it. It does not know formats.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from typing import IO, Any
+
+from esa_cli.errors import DocumentError
+
+
+def from_stdin(stdin: IO[Any], limit: int) -> bytes:
+    """Everything that is piped in. Raises DocumentError: a terminal, or more than the limit."""
+    if stdin.isatty():
+        raise DocumentError(
+            "Standard input is a terminal, so there is no document in it.",
+            "Pipe a document in: esa ask - 'question' < FILE",
+        )
+    try:
+        data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
+    except OSError as error:
+        raise DocumentError(f"Standard input cannot be read: {error.strerror}.") from error
+    if len(data) > limit:
+        raise DocumentError(
+            f"Standard input is longer than the limit of {_size(limit)}.", "Split the document."
+        )
+    return data
+
+
+def from_file(source: str, limit: int) -> bytes:
+    """A file's bytes. Raises DocumentError: it cannot be read, or has more than the limit."""
+    try:
+        info = os.stat(source)
+        _refuse_special(source, info, limit)
+        with open(source, "rb") as stream:
+            data = stream.read(limit + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DocumentError(f"There is no document {source}.", _near(source)) from error
+    except PermissionError as error:
+        raise DocumentError(
+            f"The document {source} may not be read by this user.", f"Try: chmod u+r {source}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DocumentError(f"The document {source} cannot be read: {error}.") from error
+    if len(data) > limit:
+        raise _too_large(source, len(data), limit)
+    return data
+
+
+def _refuse_special(source: str, info: os.stat_result, limit: int) -> None:
+    """Before opening: opening a pipe would wait for whoever writes to it."""
+    if stat.S_ISDIR(info.st_mode):
+        raise DocumentError(
+            f"{source} is a folder, not a document.",
+            f"Name a file in it, for example: {os.path.join(source, 'notes.md')}",
+        )
+    if not stat.S_ISREG(info.st_mode):
+        raise DocumentError(
+            f"{source} is a pipe, socket or device, not a file.",
+            f"Give its contents on standard input: esa ask - 'question' < {source}",
+        )
+    if info.st_size > limit:
+        raise _too_large(source, info.st_size, limit)
+
+
+def _too_large(source: str, size: int, limit: int) -> DocumentError:
+    return DocumentError(
+        f"The document {source} is {_size(size)}, more than the limit of {_size(limit)}.",
+        "Split it and ask about the parts.",
+    )
+
+
+def _near(source: str) -> str:
+    folder = os.path.dirname(source) or "."
+    try:
+        names = difflib.get_close_matches(os.path.basename(source), os.listdir(folder), n=1)
+    except OSError:
+        return f"There is no folder {folder} either." if not os.path.isdir(folder) else ""
+    if not names:
+        return "Check the path; it is relative to the current folder."
+    return f"Did you mean {os.path.join(os.path.dirname(source), names[0])}?"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

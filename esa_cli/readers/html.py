@@ -1,0 +1,64 @@
+"""HTML pages: the text a page shows, its headings for chapters."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import ClassVar
+
+from esa_cli.document_bytes import BYTE_ORDER_MARKS, decode
+from esa_cli.errors import DocumentError
+
+from .extracted import Extracted, TextBuilder, called, path_of
+from .markup import parse_html, write
+from .registered import register
+
+_DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
+_HEAD = 4096
+_BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.IGNORECASE)
+
+
+@register("html")
+class Html:
+    """Web pages."""
+
+    what: ClassVar[str] = "HTML"
+    suffixes: ClassVar[tuple[str, ...]] = (".html", ".htm", ".xhtml")
+    binary: ClassVar[bool] = False
+
+    def sniff(self, head: bytes) -> bool:
+        return _BEGINS.match(head) is not None
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        text, encoding = decode_markup(data, name)
+        root = parse_html(text, name)
+        out = TextBuilder()
+        if root is not None:
+            title = root.find(".//title")
+            out.chapter(None if title is None else " ".join((title.text or "").split()) or None)
+            write(root, out, name)
+        extracted = out.result()
+        if not extracted.text.strip():
+            raise DocumentError(
+                f"{called(name)} is a web page without text; a script may make its text.",
+                "Open it in a browser and save it as text, or print it to PDF.",
+            )
+        return Extracted(extracted.text, extracted.marks, extracted.missing, encoding)
+
+
+def decode_markup(data: bytes, name: str) -> tuple[str, str]:
+    """The text of an HTML or XML file, by its byte order mark, what it declares, or its letters.
+
+    Raises:
+        DocumentError: as `document_bytes.decode`.
+    """
+    declared = _DECLARED.search(data[:_HEAD])
+    if declared and not data.startswith(BYTE_ORDER_MARKS):
+        try:
+            encoding = codecs.lookup(declared[1].decode("ascii")).name
+            # Browsers read the first as the second, and pages rely on it.
+            encoding = "cp1252" if encoding in ("iso8859-1", "ascii") else encoding
+            return data.decode(encoding), encoding
+        except (LookupError, ValueError):
+            pass  # not what it declares
+    return decode(data, called(name), path_of(name))

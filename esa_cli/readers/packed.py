@@ -1,0 +1,82 @@
+"""Files packed with gzip: unpacked, then read as what they are called without `.gz`.
+
+Unpacking stops at a limit, so that a small file cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import ClassVar
+
+from esa_cli.errors import DocumentError
+
+from . import extracted
+from .extracted import STDIN, Extracted, called, path_of
+from .registered import damaged, read, register
+
+_MAGIC = b"\x1f\x8b\x08"
+_STEP = 1 << 20
+
+
+@register("gzip")
+class Gzip:
+    """A file packed with gzip, of any kind that is read."""
+
+    what: ClassVar[str] = "gzip-compressed data"
+    suffixes: ClassVar[tuple[str, ...]] = (".gz",)
+    binary: ClassVar[bool] = True
+
+    def sniff(self, head: bytes) -> bool:
+        return head.startswith(_MAGIC)
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        inner = name[:-3] if name.lower().endswith(".gz") else name
+        unpacked = unpack(data, name)
+        if not unpacked:
+            raise DocumentError(f"{called(name)} holds an empty file.", "Give another document.")
+        if unpacked.startswith(_MAGIC):
+            raise DocumentError(
+                f"{called(name)} is packed with gzip more than once.",
+                f"Unpack it first: gunzip -k {path_of(name)}",
+            )
+        try:
+            return read(unpacked, inner)
+        except DocumentError as error:
+            if inner in (STDIN, name):
+                raise
+            raise DocumentError(
+                f"{error.message} (It was unpacked from {name}.)",
+                f"Unpack it first: gunzip -k {name}. {error.hint}".strip(),
+            ) from error
+
+
+def unpack(data: bytes, name: str) -> bytes:
+    """Every member of a gzip file, together.
+
+    Raises:
+        DocumentError: it is damaged or cut off, or unpacks to more than the limit.
+    """
+    parts: list[bytes] = []
+    total = 0
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        while not member.eof:
+            try:
+                part = member.decompress(data, _STEP)
+            except zlib.error as error:
+                if parts and not data.strip(b"\0"):
+                    return b"".join(parts)  # padding, as tapes leave it
+                raise damaged(name, Gzip.what, str(error)) from error
+            data = member.unconsumed_tail
+            if not part and not data and not member.eof:
+                raise damaged(name, Gzip.what, "the end is missing")
+            parts.append(part)
+            total += len(part)
+            if total > extracted.UNPACKED:
+                raise DocumentError(
+                    f"{called(name)} unpacks to more than the limit of "
+                    f"{extracted.UNPACKED >> 20} MiB.",
+                    "Unpack it, split it, and ask about the parts.",
+                )
+        data = member.unused_data
+    return b"".join(parts)

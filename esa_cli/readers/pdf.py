@@ -1,0 +1,187 @@
+"""PDF files: text page by page, chapters from the bookmarks.
+
+PDFium gives the letters in the order of the file. Words cut at a line's end are put together again
+where the rest of the document shows how they are written. It does not know tables, columns or
+headings, and recognises no letters in pictures.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from typing import Any, ClassVar
+
+from esa_cli.errors import DocumentError
+
+from .extracted import Extracted, Mark, called, library, path_of, printable
+from .registered import damaged, register
+
+_HEAD = 1024
+_END = b"%%EOF"
+_CUT = "\ufffe"  # PDFium's sign for a hyphen at a line's end
+_CUT_WORD = re.compile(rf"(\w*){_CUT}(\w*)")
+_LEADERS = re.compile(r" ?(?:\. ?){6,}")
+_BULLETS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0D8: "➢", 0xF0FC: "✓", 0xF0E0: "→"}
+_UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
+_MOST_UNKNOWN = 0.3
+_NAMED = 12  # pages that a message lists one by one
+
+
+@register("pdf")
+class Pdf:
+    """PDF files with text in them."""
+
+    what: ClassVar[str] = "a PDF"
+    suffixes: ClassVar[tuple[str, ...]] = (".pdf",)
+    binary: ClassVar[bool] = True
+
+    def sniff(self, head: bytes) -> bool:
+        return head.startswith(b"%PDF-") or (b"%PDF-" in head[:_HEAD] and b"\0" in head)
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        pdfium = library("pypdfium2", "pypdfium2", name)
+        if b"%PDF-" not in data[:_HEAD]:
+            raise damaged(name, self.what, "it does not begin as one")
+        try:
+            document = pdfium.PdfDocument(data)
+        except pdfium.PdfiumError as error:
+            raise _unopened(error, name) from error
+        try:
+            pages, empty, broken = _pages(document, pdfium)
+            bookmarks = _bookmarks(document, len(pages))
+        finally:
+            document.close()
+        if not any(pages):
+            raise _no_text(name, len(pages), len(broken))
+        missing = _missing(pages, empty, broken)
+        if _END not in data[-_HEAD:]:
+            missing.append("the end of the file is missing, and perhaps pages with it")
+        return _extracted(pages, bookmarks, missing)
+
+
+def _unopened(error: Exception, name: str) -> DocumentError:
+    if "password" in str(error).lower():
+        return DocumentError(
+            f"{called(name)} is protected by a password.",
+            f"Save it without one: qpdf --decrypt --password=... {path_of(name)} open.pdf",
+        )
+    return damaged(name, Pdf.what, str(error))
+
+
+def _no_text(name: str, pages: int, broken: int) -> DocumentError:
+    if broken or not pages:
+        return damaged(name, Pdf.what, f"{broken} of its {pages} pages cannot be opened")
+    return DocumentError(
+        f"{called(name)} has no text: its pages ({pages}) are pictures, as from a scanner.",
+        f"Recognise its letters first: ocrmypdf {path_of(name)} text.pdf",
+    )
+
+
+def _pages(document: Any, pdfium: Any) -> tuple[list[str], list[int], list[int]]:
+    """The text of every page; numbers of pages with pictures alone, and of those that broke."""
+    pages: list[str] = []
+    empty: list[int] = []
+    broken: list[int] = []
+    for number in range(1, len(document) + 1):
+        text = ""
+        try:
+            page = document[number - 1]
+            try:
+                text_page = page.get_textpage()
+                text = text_page.get_text_range()
+                text_page.close()
+                if not text.strip() and next(iter(page.get_objects(max_depth=1)), None):
+                    empty.append(number)
+            finally:
+                page.close()
+        except pdfium.PdfiumError:
+            broken.append(number)
+        pages.append(text if text.strip() else "")
+    return _tidied(pages), empty, broken
+
+
+def _tidied(pages: list[str]) -> list[str]:
+    """Words at line ends put together, bullets legible, rows of dots short."""
+    words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
+
+    def whole(found: re.Match[str]) -> str:
+        before, after = found[1], found[2]
+        hyphened, joined = f"{before}-{after}", before + after
+        if words[hyphened] or words[joined]:
+            return hyphened if words[hyphened] >= words[joined] else joined
+        return joined if before.isalpha() and after.isalpha() and after.islower() else hyphened
+
+    out = []
+    for page in pages:
+        page = page.replace("\r\n", "\n").replace("\r", "\n").translate(_BULLETS)
+        page = _LEADERS.sub(" ... ", _CUT_WORD.sub(whole, page))
+        out.append("\n".join(line.rstrip() for line in printable(page).strip().split("\n")))
+    return out
+
+
+def _bookmarks(document: Any, pages: int) -> list[tuple[int, str]]:
+    """Page, from 0, and title of every bookmark, in the order of the pages."""
+    found = []
+    for bookmark in document.get_toc():
+        title = " ".join(printable(bookmark.get_title()).split())
+        target = bookmark.get_dest()
+        page = None if target is None else target.get_index()
+        if title and page is not None and 0 <= page < pages:
+            found.append((page, title))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _extracted(pages: list[str], bookmarks: list[tuple[int, str]], missing: list[str]) -> Extracted:
+    marks: list[Mark] = []
+    parts: list[str] = []
+    start, chapter = 0, None
+    for index, page in enumerate(pages):
+        within: dict[int, str] = {}
+        at = 0
+        for _, title in bookmarks[_from(bookmarks, index) : _from(bookmarks, index + 1)]:
+            at = _heading(page, title, at)
+            within[at] = title
+        if page:
+            chapter = within.pop(0, chapter)
+            marks.append(Mark(start, index + 1, chapter))
+            for at, chapter in within.items():
+                marks.append(Mark(start + at, index + 1, chapter))
+            parts.append(page + "\n\n")
+            start += len(parts[-1])
+        elif within:
+            chapter = [*within.values()][-1]
+    return Extracted("".join(parts)[:-1], tuple(marks), tuple(missing))
+
+
+def _from(bookmarks: list[tuple[int, str]], page: int) -> int:
+    return bisect.bisect_left(bookmarks, page, key=lambda item: item[0])
+
+
+def _heading(page: str, title: str, after: int) -> int:
+    """Where a bookmark's title stands on its page; `after` when it does not."""
+    found = re.compile(r"\s+".join(map(re.escape, title.split()))).search(page, after)
+    return found.start() if found else after
+
+
+def _missing(pages: list[str], empty: list[int], broken: list[int]) -> list[str]:
+    unknown = [
+        number
+        for number, text in enumerate(pages, 1)
+        if len(_UNKNOWN.findall(text)) > _MOST_UNKNOWN * len(text)
+    ]
+    said = (
+        (empty, "no text, only pictures (ocrmypdf can recognise their letters)"),
+        (broken, "damage and cannot be read"),
+        (unknown, "letters of a font that does not say which letters they are"),
+    )
+    return [f"{_numbers(some)} {what}" for some, what in said if some]
+
+
+def _numbers(pages: list[int]) -> str:
+    """`page 3 has`, `pages 3, 5 and 9 have`."""
+    if len(pages) == 1:
+        return f"page {pages[0]} has"
+    if len(pages) > _NAMED:
+        return f"{len(pages)} pages ({pages[0]} to {pages[-1]}) have"
+    return f"pages {', '.join(map(str, pages[:-1]))} and {pages[-1]} have"

@@ -1,0 +1,166 @@
+"""Readers by name, and which of them reads a document.
+
+A reader is a class with the members of `Reader`; `@register("name")` makes it known. A plugin file
+(`--plugin FILE`) and a package's `esa.readers` entry point use the same door as the built-in ones.
+What was registered later is asked first. Content decides where it can be nothing else; then the
+file's name; what is left is plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from itertools import pairwise
+from pathlib import PurePath
+from typing import ClassVar, Protocol, TypeVar, cast
+
+from esa_cli import registry
+from esa_cli.errors import DocumentError, EsaError, PluginError
+
+from .extracted import Extracted, called
+
+KIND = "reader"
+PLAIN = "text"
+"""The reader of what no other reader serves."""
+T = TypeVar("T", bound=type)
+
+
+class Reader(Protocol):
+    """Makes text out of one format.
+
+    Attributes:
+        what: what messages call such a file, as "a PDF".
+        suffixes: in small letters, with the dot; or whole file names.
+        binary: its files cannot be taken for text, so that content alone may choose it.
+    """
+
+    what: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    binary: ClassVar[bool]
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file that begins like this is of this format beyond doubt."""
+        ...
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        """The text of a document.
+
+        Args:
+            data: at least one byte. name: its path, or "standard input".
+
+        Raises:
+            DocumentError: what is wrong, and what to do. Any other exception is reported as damage.
+        """
+        ...
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Class decorator: makes a reader known.
+
+    Raises:
+        PluginError: it lacks a member, or the name is taken by another class.
+    """
+
+    def keep(cls: T) -> T:
+        lacking = [
+            m for m in ("what", "suffixes", "binary", "sniff", "read") if not hasattr(cls, m)
+        ]
+        if lacking:
+            raise PluginError(
+                f"reader {name!r} has no {' and no '.join(lacking)}", "see docs/readers.md"
+            )
+        # The registry's own tables: so a plugin file that holds only readers counts as one that
+        # registers something, and a file that fails leaves nothing behind.
+        origin = registry._FILES.get(cls.__module__, cls.__module__)
+        taken = registry._ORIGIN.get((KIND, name), origin)
+        if taken != origin:
+            raise PluginError(
+                f"{KIND} {name!r} is already registered by {taken}", "choose another name"
+            )
+        registry._CLASSES[KIND, name] = cls
+        registry._ORIGIN[KIND, name] = origin
+        return cls
+
+    return keep
+
+
+def readers() -> list[Reader]:
+    """One of each, the last registered first.
+
+    Raises:
+        PluginError: an installed package's readers do not load.
+    """
+    _load_entry_points()
+    classes = [cls for (kind, _), cls in registry._CLASSES.items() if kind == KIND]
+    return [cast(Reader, cls()) for cls in reversed(classes)]
+
+
+@cache
+def _load_entry_points() -> None:
+    for point in entry_points(group="esa.readers"):
+        try:
+            point.load()
+        except Exception as error:
+            raise PluginError(
+                f"reader {point.name!r} ({point.value}) does not load: {error}",
+                "update or uninstall the package it comes from",
+            ) from error
+
+
+def choose(head: bytes, name: str) -> Reader:
+    """The reader of a document that begins with `head`; what no other serves is plain text."""
+    every = readers()
+    claims = [reader for reader in every if reader.sniff(head)]
+    named = [reader for reader in every if _serves(reader, name)]
+    sure = [reader for reader in claims if reader.binary]
+    plain = cast(Reader, registry._CLASSES[KIND, PLAIN]())
+    return [*sure, *named, *claims, plain][0]
+
+
+def _serves(reader: Reader, name: str) -> bool:
+    path = PurePath(name.lower())
+    return path.suffix in reader.suffixes or path.name in reader.suffixes
+
+
+def read(data: bytes, name: str) -> Extracted:
+    """The text of a document, by whichever reader serves it.
+
+    Args:
+        data: at least one byte. name: its path, or "standard input".
+
+    Raises:
+        DocumentError: it cannot be read. PluginError: a reader breaks the rules.
+    """
+    reader = choose(data, name)
+    try:
+        extracted = reader.read(data, name)
+    except EsaError:
+        raise
+    except MemoryError as error:
+        raise DocumentError(
+            f"{called(name)} is too large for this machine's memory.", "Split the document."
+        ) from error
+    except Exception as error:  # a library's, about bytes that nobody foresaw
+        raise damaged(name, reader.what, f"{type(error).__name__}: {error}") from error
+    _check(extracted, reader)
+    return extracted
+
+
+def _check(extracted: Extracted, reader: Reader) -> None:
+    starts = [mark.start for mark in extracted.marks]
+    ascending = all(a < b for a, b in pairwise(starts))
+    inside = not starts or (starts[0] >= 0 and starts[-1] <= len(extracted.text))
+    if not ascending or not inside or "\r" in extracted.text:
+        raise PluginError(
+            f"the reader for {reader.what} gives marks out of order or outside the text, or \\r",
+            "marks ascend from 0 to the text's length; lines end in \\n",
+        )
+
+
+def damaged(name: str, what: str, reason: str) -> DocumentError:
+    """The error for a document that its format's rules do not fit."""
+    return DocumentError(
+        f"{called(name)} cannot be read as {what}; it is damaged or cut off ({reason}).",
+        "Fetch or save it again; if other programs open it, save a new copy with one of them.",
+    )

@@ -1,0 +1,191 @@
+"""Which documents are meant: folders and patterns become files; what is left out is counted.
+
+A folder means all readable files below it, without hidden ones, binary ones and those that
+`.gitignore` files name. Links that lead out of the folder are not followed. A pattern means what it
+matches. A path that exists is always itself, whatever signs are in its name.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from esa_cli.document_bytes import is_binary
+from esa_cli.errors import DocumentError
+
+from .extracted import library
+from .registered import choose
+
+MOST_FILES = 10_000
+_HEAD = 1 << 13
+_SIGNS = ("*", "?", "[")
+_OTHER = "Name fewer: a folder further down, or a pattern such as 'docs/**/*.md'."
+
+
+@dataclass
+class Found:
+    """The files of one folder or pattern, and why others are not among them."""
+
+    files: list[str] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def report(self, source: str) -> str:
+        """What to tell a person; empty when nothing was left out."""
+        if not self.left_out:
+            return ""
+        reasons = ", ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
+        files = "file" if len(self.files) == 1 else "files"
+        return f"{source}: {len(self.files)} {files} to read; left out: {reasons}"
+
+
+def is_several(source: str) -> bool:
+    """Whether a source is a folder or a pattern, not one document."""
+    if source == "-" or "\0" in source:
+        return False
+    if os.path.lexists(source):
+        return os.path.isdir(source)
+    return any(sign in source for sign in _SIGNS)
+
+
+def find(source: str) -> Found:
+    """The files that a folder or pattern means, sorted.
+
+    Raises:
+        DocumentError: there are none, or more than MOST_FILES.
+    """
+    found = Found()
+    several = _below(source, found) if os.path.isdir(source) else _matches(source, found)
+    for path in several:
+        why = _why_not(path)
+        if why:
+            found.left_out[why] += 1
+            continue
+        found.files.append(path)
+        if len(found.files) > MOST_FILES:
+            raise DocumentError(f"{source} has more than {MOST_FILES:,} readable files.", _OTHER)
+    if not found.files:
+        said = found.report(source) or f"{source}: no file matches"
+        raise DocumentError(f"There is nothing to read in {said}.", "Check the path or pattern.")
+    return found
+
+
+def expand(sources: Sequence[str], say: Callable[[str], None] | None = None) -> list[str]:
+    """Every source as the documents it means, in order.
+
+    What folders and patterns mean is named once.
+
+    Args:
+        say: is told how many files were left out of a folder or pattern, and why.
+
+    Raises:
+        DocumentError: a folder or pattern means no file, or too many.
+    """
+    documents: list[str] = []
+    known: set[str] = set()
+    for source in sources:
+        if not is_several(source):
+            documents.append(source)
+            known.add(source)
+            continue
+        found = find(source)
+        documents += [file for file in found.files if file not in known]
+        known.update(found.files)
+        if say and (report := found.report(source)):
+            say(report)
+    return documents
+
+
+def _matches(pattern: str, found: Found) -> Iterator[str]:
+    for path in sorted(glob.glob(pattern, recursive=True)):
+        if not os.path.isdir(path):
+            yield path
+
+
+def _below(folder: str, found: Found) -> Iterator[str]:
+    """All files below a folder but the hidden, the ignored, and links that lead out."""
+    root = os.path.realpath(folder)
+    ignored = _Ignored(root)
+    for where, folders, files in os.walk(folder):
+        real = os.path.realpath(where)
+        ignored.enter(real)
+        entered = []
+        for name in sorted(folders):
+            why = _hidden_or_linked(where, name, root)
+            if not why and ignored.names(os.path.join(real, name), folder=True):
+                why = "ignored by .gitignore"
+            if why:
+                found.left_out[f"folders {why}" if why != "hidden" else "hidden"] += 1
+            else:
+                entered.append(name)
+        folders[:] = entered
+        for name in sorted(files):
+            why = _hidden_or_linked(where, name, root)
+            if not why and ignored.names(os.path.join(real, name), folder=False):
+                why = "ignored by .gitignore"
+            if why:
+                found.left_out[why] += 1
+            else:
+                yield os.path.join(where, name)
+
+
+def _hidden_or_linked(where: str, name: str, root: str) -> str:
+    path = os.path.join(where, name)
+    if name.startswith("."):
+        return "hidden"
+    if not os.path.islink(path):
+        return ""
+    inside = os.path.realpath(path).startswith(os.path.join(root, ""))
+    return "" if inside and not os.path.isdir(path) else "that are links elsewhere"
+
+
+class _Ignored:
+    """What the .gitignore files above a path say about it; the nearest has the last word."""
+
+    def __init__(self, root: str) -> None:
+        self._specs: dict[str, Any] = {}
+        above = Path(root)
+        repository = next((p for p in (above, *above.parents) if (p / ".git").exists()), above)
+        for folder in reversed([above, *above.parents]):
+            if folder.is_relative_to(repository):
+                self.enter(str(folder))
+
+    def enter(self, folder: str) -> None:
+        try:
+            lines = Path(folder, ".gitignore").read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return
+        pathspec = library("pathspec", "pathspec", folder)
+        self._specs[folder] = pathspec.GitIgnoreSpec.from_lines(lines)
+
+    def names(self, path: str, *, folder: bool) -> bool:
+        verdict = False
+        for where, spec in self._specs.items():
+            if path.startswith(os.path.join(where, "")):
+                inside = os.path.relpath(path, where) + ("/" if folder else "")
+                said = spec.check_file(inside).include
+                verdict = verdict if said is None else said
+        return verdict
+
+
+def _why_not(path: str) -> str:
+    """Why a file cannot be a document, in words that follow a number; empty when it can."""
+    try:
+        info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):
+            return "no ordinary files"
+        if not info.st_size:
+            return "empty"
+        with open(path, "rb") as stream:
+            head = stream.read(_HEAD)
+    except OSError:
+        return "that may not be read"
+    reader = choose(head, path)
+    if reader.binary:
+        return ""
+    return "binary" if is_binary(head) else ""

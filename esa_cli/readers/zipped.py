@@ -1,0 +1,90 @@
+"""Documents that are zip files inside: their parts, read within limits.
+
+A few kilobytes can unpack to terabytes; nothing is unpacked further than the limit, whatever the
+sizes in the file say.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import Any
+
+from esa_cli.errors import DocumentError
+
+from . import extracted
+from .extracted import called, library
+from .registered import damaged
+
+_STEP = 1 << 20
+
+
+class Parts:
+    """The parts of a zipped document by name."""
+
+    def __init__(self, data: bytes, name: str, what: str) -> None:
+        self._name, self._what = name, what
+        self._left = extracted.UNPACKED
+        try:
+            self._archive = zipfile.ZipFile(io.BytesIO(data))
+            self.names = set(self._archive.namelist())
+        except Exception as error:  # zipfile raises whatever its arithmetic meets
+            raise damaged(name, what, str(error) or type(error).__name__) from error
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.names
+
+    def read(self, part: str) -> bytes:
+        """One part.
+
+        Raises:
+            DocumentError: it is missing, encrypted, damaged, or the parts unpack to too much.
+        """
+        if part not in self.names:
+            raise damaged(self._name, self._what, f"it has no {part}")
+        if self._archive.getinfo(part).flag_bits & 1:
+            raise DocumentError(
+                f"{called(self._name)} is protected by a password.",
+                "Save it without one and give that file.",
+            )
+        pieces = []
+        try:
+            with self._archive.open(part) as stream:
+                while piece := stream.read(_STEP):
+                    self._left -= len(piece)
+                    if self._left < 0:
+                        raise self._too_large()
+                    pieces.append(piece)
+        except DocumentError:
+            raise
+        except Exception as error:  # zipfile raises whatever its arithmetic meets
+            raise damaged(self._name, self._what, f"{part}: {error}") from error
+        return b"".join(pieces)
+
+    def xml(self, part: str) -> Any:
+        """The root element of one part. Raises DocumentError: as `read`, or it is no XML."""
+        return parse_xml(self.read(part), self._name, self._what, part)
+
+    def _too_large(self) -> DocumentError:
+        return DocumentError(
+            f"{called(self._name)} unpacks to more than the limit of "
+            f"{extracted.UNPACKED >> 20} MiB.",
+            "Split it and ask about the parts.",
+        )
+
+
+def parse_xml(data: bytes, name: str, what: str, part: str) -> Any:
+    """The root element. Nothing is fetched, and entities, which can grow without end, are refused.
+
+    Raises:
+        DocumentError: it is no XML, or has entities of its own.
+    """
+    etree = library("lxml.etree", "lxml", name)
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    try:
+        root = etree.fromstring(data, parser)
+    except (etree.XMLSyntaxError, ValueError) as error:
+        raise damaged(name, what, f"{part}: {error}") from error
+    if next(root.iter(etree.Entity), None) is not None:
+        raise damaged(name, what, f"{part}: it has entities of its own")
+    return root

@@ -1,0 +1,189 @@
+"""An answer and the documents it rests on, as one HTML page that needs nothing else.
+
+Behind the text stands how much attention each token got while the answer was written; where there
+was none, the text is plain. Everything is escaped by the template. It does not work out weights or
+choose passages; `witness` and `evidence` do.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from torch import Tensor
+
+from ..evidence import Book
+from ..reply import Evidence, Reply
+from . import look
+
+LEVELS = 8
+"""Shades of heat; the stylesheet has a class for each."""
+COLD = 1 / 64
+"""A token with less than this share of the heaviest token's weight stays plain."""
+BLOCK = 4000
+"""Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
+APART = 2.5
+"""Percent of the strip's width between two numbers."""
+BARS = 240
+"""Bars of the strip that shows where in a document the weight is."""
+
+
+class Run(NamedTuple):
+    """Characters of one shade; `level` 0 is plain. `passage`: the number of the one it is in."""
+
+    text: str
+    level: int
+    passage: int | None
+    begins: bool
+
+
+def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
+    """The page; write it as UTF-8.
+
+    Args:
+        reply: its evidence's numbers are those of the page. books: what was asked.
+        weights: (N,) of all cached tokens, as `Witness.weights`.
+    """
+    top = max((float(weights[_rows(book)].max()) for book in books if len(book.rows)), default=0.0)
+    whole = sum(float(weights[_rows(book)].sum()) for book in books)
+    shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
+    folder = files(__package__)
+    script = folder.joinpath("page.js").read_text("utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(folder.joinpath("evidence.html.jinja").read_text("utf-8"))
+    made = template.render(
+        question=question,
+        reply=reply,
+        passages=[(number, one, _where(one)) for number, one in enumerate(reply.evidence, 1)],
+        books=shown,
+        levels=range(1, LEVELS + 1),
+        style=Markup("".join(_style(folder, name) for name in ("page.css", "evidence.css"))),
+        light=_variables(look.LIGHT),
+        dark=_variables(look.DARK),
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+    return made.encode("utf-8", "replace").decode("utf-8")
+
+
+def _style(folder: Any, name: str) -> str:
+    return str(folder.joinpath(name).read_text("utf-8"))
+
+
+def _variables(surfaces: dict[str, str]) -> Markup:
+    return Markup("".join(f"--{name}:{value};" for name, value in surfaces.items()))
+
+
+def _rows(book: Book) -> slice:
+    return slice(book.rows.start, book.rows.stop)
+
+
+def _where(one: Evidence) -> str:
+    parts = [one.document]
+    parts += [f"page {one.page}"] if one.page is not None else []
+    return ", ".join([*parts, f"line {one.line:,}", *([one.chapter] if one.chapter else [])])
+
+
+def _book(
+    book: Book, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
+) -> dict[str, Any]:
+    name, text = book.document.name, book.document.text
+    own = weights[_rows(book)].double()
+    passages = sorted(
+        (one.start, one.end, number)
+        for number, one in enumerate(evidence, 1)
+        if one.document == name and text[one.start : one.end] == one.text
+    )
+    heat = _heat(book.spans, own, top)
+    return {
+        "name": name,
+        "share": look.percent_sign(float(own.sum()) / whole if whole else 0.0),
+        "characters": f"{len(text):,}",
+        "bars": _bars(book.spans, own, len(text)),
+        "marks": _marks([(number, start / max(1, len(text))) for start, _, number in passages]),
+        "blocks": list(_blocks(text, heat, passages)),
+    }
+
+
+def _marks(places: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Numbers and where they stand under the strip, in percent, none on top of another."""
+    out: list[tuple[int, float]] = []
+    for number, place in places:
+        least = out[-1][1] + APART if out else 0.0
+        out.append((number, round(max(100 * place, least), 2)))
+    return out
+
+
+def _heat(spans: Tensor, weights: Tensor, top: float) -> list[tuple[int, int, int]]:
+    """(start, end, level) of the tokens that are not cold, ascending and apart."""
+    out: list[tuple[int, int, int]] = []
+    if top <= 0:
+        return out
+    for i in (weights >= COLD * top).nonzero()[:, 0].tolist():
+        start, end = int(spans[i, 0]), int(spans[i, 1])
+        start = max(start, out[-1][1]) if out else start
+        level = max(1, round(LEVELS * (float(weights[i]) / top) ** 0.5))
+        if out and out[-1][1:] == (start, level):
+            out[-1] = (out[-1][0], end, level)
+        elif start < end:
+            out.append((start, end, level))
+    return out
+
+
+def _bars(spans: Tensor, weights: Tensor, length: int) -> list[tuple[int, float]]:
+    """(bar, height from 0 to 1) of the stretches of the document that have weight."""
+    sums = weights.new_zeros(BARS)
+    if length and weights.numel():
+        sums.index_add_(0, (spans[:, 0].long() * BARS // length).clamp(0, BARS - 1), weights)
+    most = float(sums.max())
+    heights = [(bar, (float(sums[bar]) / most) ** 0.5) for bar in range(BARS)] if most else []
+    return [(bar, round(height, 3)) for bar, height in heights if height > 0.02]
+
+
+def _blocks(
+    text: str, heat: Sequence[tuple[int, int, int]], passages: Sequence[tuple[int, int, int]]
+) -> Iterator[list[Run]]:
+    """The whole text in runs, in blocks that end at lines, never within a passage or a shade."""
+    edges = {0, len(text)}
+    edges |= {edge for start, end, _ in (*heat, *passages) for edge in (start, end)}
+    places = sorted(edges)
+    block: list[Run] = []
+    size = warm = inside = 0
+    for start, end in pairwise(places):
+        while warm < len(heat) and heat[warm][1] <= start:
+            warm += 1
+        while inside < len(passages) and passages[inside][1] <= start:
+            inside += 1
+        level = heat[warm][2] if warm < len(heat) and heat[warm][0] <= start else 0
+        held = inside < len(passages) and passages[inside][0] <= start
+        number = passages[inside][2] if held else None
+        begins = held and passages[inside][0] == start
+        for piece, ends in _lines(text[start:end], size, held or level > 0):
+            block.append(Run(piece, level, number, begins))
+            size += len(piece)
+            if ends:
+                yield block
+                block, size = [], 0
+    if block:
+        yield block
+
+
+def _lines(text: str, size: int, whole: bool) -> Iterator[tuple[str, bool]]:
+    """Pieces of a run, and whether a block ends behind each; `size` characters are in it so far."""
+    start = 0
+    while not whole and len(text) - start + size > BLOCK:
+        cut = text.find("\n", start + max(0, BLOCK - size)) + 1
+        if not cut:
+            break
+        yield text[start:cut], True
+        start, size = cut, 0
+    if start < len(text):
+        yield text[start:], False

@@ -1,0 +1,92 @@
+"""A text's sentences and lines, as characters: what can be quoted whole.
+
+A newline ends a line of verse, code or a table, but not one of prose that was broken to a width.
+Knows nothing about tokens, weights or files.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+
+LONGEST = 600
+"""Characters of a piece at most; a longer sentence is cut at its lines, then at spaces."""
+PROSE = range(40, 121)
+"""Characters of a line that may have been broken to a width."""
+
+END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”’]*|\n")
+SHORT = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Capt|Col|Gen|Fig|vs|[A-Z])\.$")
+WORDS = 5
+
+
+class Sentences:
+    """Finds the sentence around a character; paragraphs are cut when they are first asked for."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._cut: dict[int, list[int]] = {}
+
+    def around(self, at: int) -> tuple[int, int]:
+        """[start, end) of the sentence or line that character `at` is in, white space around it
+        left out; empty where there is nothing but white space."""
+        first = self.text.rfind("\n\n", 0, at) + 2
+        first = 0 if first == 1 else first
+        if first not in self._cut:
+            last = self.text.find("\n\n", first)
+            last = len(self.text) if last < 0 else last
+            self._cut[first] = [first, *cuts(self.text, first, last)]
+        edges = self._cut[first]
+        place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
+        return _bare(self.text, edges[place - 1], edges[place])
+
+
+def cuts(text: str, first: int, last: int) -> list[int]:
+    """Where the sentences and lines of the paragraph [first, last) end, ascending; the last one at
+    `last`. None is longer than LONGEST."""
+    ends = [*_ends(text, first, last), last]
+    out: list[int] = []
+    start = first
+    for end in ends:
+        out += _shorter(text, start, end)
+        start = end
+    return out
+
+
+def _ends(text: str, first: int, last: int) -> Iterator[int]:
+    line = first
+    for found in END.finditer(text, first, last):
+        end = found.end()
+        if found[0] != "\n":
+            follows = text[end : end + 40].lstrip()[:1]
+            if not (SHORT.search(text, max(first, end - 8), end) or follows.islower()):
+                yield end
+            continue
+        broken, line = text[line : end - 1], end
+        if not _goes_on(broken, text[end : end + 1]):
+            yield end
+
+
+def _goes_on(line: str, follows: str) -> bool:
+    """Whether a line of prose was broken here to fit a width."""
+    if not (follows.isalpha() or follows in "\"'“‘("):
+        return False
+    return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"
+
+
+def _shorter(text: str, start: int, end: int) -> Iterator[int]:
+    """Ends of the pieces of [start, end), none longer than LONGEST."""
+    while end - start > LONGEST:
+        cut = text.rfind("\n", start + 1, start + LONGEST)
+        cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
+        start = cut + 1 if cut > start else start + LONGEST
+        yield start
+    yield end
+
+
+def _bare(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return start, end

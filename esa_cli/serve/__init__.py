@@ -1,0 +1,8 @@
+"""A server that speaks the language of OpenAI's chat completions, over one asker.
+
+wire     requests as plain data; answers and errors in OpenAI's shapes
+worker   the one thread that reads and answers, and the queue before it
+shelf    which documents a request may name, and the books that stay open
+guard    who may come in: token, host, size
+app      the routes
+"""

@@ -1,0 +1,75 @@
+"""Answers in the shapes of OpenAI's chat completions, and what is added to them: the evidence."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..reply import Reply
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The parts that all pieces of one answer share."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        message = {"role": "assistant", "content": reply.text, "refusal": None, **_extra(reply)}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _end(reply)}
+        return {**self._body("chat.completion", [choice]), "usage": usage(reply)}
+
+    def chunk(self, delta: dict[str, Any], end: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": end}
+        return self._body("chat.completion.chunk", [choice])
+
+    def last(self, reply: Reply) -> dict[str, Any]:
+        return {**self.chunk({}, _end(reply)), **_extra(reply)}
+
+    def counts(self, reply: Reply) -> dict[str, Any]:
+        return {**self._body("chat.completion.chunk", []), "usage": usage(reply)}
+
+
+def _extra(reply: Reply) -> dict[str, Any]:
+    return {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+
+
+def _end(reply: Reply) -> str:
+    return "length" if reply.cut else "stop"
+
+
+def usage(reply: Reply) -> dict[str, int]:
+    """Tokens of the question with its history, and of the answer; documents are not counted."""
+    asked, answered = reply.question_tokens, reply.answer_tokens
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": answered,
+        "total_tokens": asked + answered,
+    }
+
+
+def model(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "esa"}
+
+
+def event(data: Any) -> bytes:
+    """One server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+ALIVE = b": waiting\n\n"

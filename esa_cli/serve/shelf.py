@@ -1,0 +1,79 @@
+"""Which documents a request may name, and the books that stay open.
+
+A name must lead to a file below one of the allowed folders, links followed: neither `..` nor a
+symbolic link leads out. Whether a file outside exists is not told. `open` runs in the worker only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..reply import Asker
+from .wire import ApiError
+
+KEPT = 16
+"""Books that stay open after they were asked about."""
+
+
+class Shelf:
+    """The documents of one server.
+
+    Args:
+        fixed: books that requests without documents are about. allowed: folders whose files
+            requests may name.
+    """
+
+    def __init__(self, asker: Asker, fixed: Sequence[Any], allowed: Sequence[Path]) -> None:
+        self.asker, self.fixed = asker, list(fixed)
+        self.allowed = [folder.resolve(strict=True) for folder in allowed]
+        self._open: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+
+    def find(self, names: Sequence[str] | None) -> list[Path] | None:
+        """The files, or None for the fixed documents. Raises ApiError 400, 403, 404."""
+        if names is None:
+            if not self.fixed:
+                raise ApiError(
+                    400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
+                )
+            return None
+        if not self.allowed:
+            raise ApiError(403, "requests may not name documents here", "documents")
+        return [self._find(name) for name in names]
+
+    def _find(self, name: str) -> Path:
+        inside = False
+        for folder in self.allowed:
+            try:
+                path = (folder / name).resolve()
+                if path.is_relative_to(folder):
+                    inside = True
+                    if path.is_file():
+                        return path
+            except (OSError, ValueError, RuntimeError):  # a loop of links, a zero byte, too long
+                continue
+        if inside:
+            raise ApiError(404, f"there is no document {name}", "documents", "document_not_found")
+        raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
+
+    def open(self, paths: Sequence[Path] | None) -> list[Any]:
+        """Their books, read where that has not been done. Raises DocumentError, ResourceError."""
+        if paths is None:
+            return self.fixed
+        books = [self._book(path) for path in paths]
+        while len(self._open) > KEPT:
+            self._open.popitem(last=False)
+        return books
+
+    def _book(self, path: Path) -> Any:
+        try:
+            facts = path.stat()
+        except OSError:
+            return self.asker.ingest(str(path))  # which says what is wrong with it
+        key = (str(path), facts.st_mtime_ns, facts.st_size)
+        if key not in self._open:
+            self._open[key] = self.asker.ingest(str(path))
+        self._open.move_to_end(key)
+        return self._open[key]

@@ -1,0 +1,218 @@
+"""How much each token of the documents weighed while a question was read and answered.
+
+A watch of `seam.Attachment`. Attention hands on its log-sum-exp but not its probabilities; here
+they are worked out again, exp(scale * q . k - lse), with queries and keys where the position
+encoding had them. In a layer a token weighs the most that any head and any word of the question, or
+of the answer, took from it: probability times the length of the token's value, which is what gets
+into the output (Kobayashi et al., "Attention is Not Only a Weight", 2020); lengths as multiples of
+their mean. Its weight is the mean over the middle half of the layers.
+
+The layers and the rule are those that put the right passage first: docs/evidence.md. Knows nothing
+of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .protocols import Positions
+from .rotary import Rope
+from .seen import Seen
+
+if TYPE_CHECKING:
+    from .seam import Attachment
+
+
+BLOCK_ELEMENTS = 4 << 20
+"""Most probabilities in memory together (16 MB)."""
+NEAR = -1
+"""Stands for the local tokens where far ones go by the head that chose them."""
+
+
+class Share(NamedTuple):
+    """What some query heads took from some of the documents' tokens in one chunk of one layer.
+
+    `heads`: which of the H. `start`: absolute position of the first of the C queries. `at`: (n,)
+    absolute positions of the tokens. `mass`: (h, C, n) float32 probabilities. `lengths`: (g, n)
+    lengths of the tokens' values as multiples of their mean; h / g heads share a key head.
+    """
+
+    heads: range
+    start: int
+    at: Tensor
+    mass: Tensor
+    lengths: Tensor
+
+
+class _Turned(NamedTuple):
+    """Rotated keys (G, n, D) of the tokens at (n,), standing at `place` (n,), and the lengths
+    (G, n) of their values."""
+
+    at: Tensor
+    place: Tensor
+    rope: Rope
+    keys: Tensor
+    lengths: Tensor
+
+    def serves(self, at: Tensor, place: Tensor, rope: Rope) -> bool:
+        return rope is self.rope and torch.equal(at, self.at) and torch.equal(place, self.place)
+
+
+class Witness:
+    """Gathers what the documents' tokens weigh; set it as `attachment.watch` before asking.
+
+    It keeps the last question: the next one begins anew, as does the second reading of the same.
+    Read the weights before the method or the cache is changed.
+
+    Args:
+        attachment: whose method answers. tokens: N, how many are cached before the question.
+    """
+
+    def __init__(self, attachment: Attachment, tokens: int) -> None:
+        layers = int(attachment.model.config.num_hidden_layers)
+        self.layers = range(layers // 4, layers - layers // 4)
+        self.tokens = tokens
+        self._attachment = attachment
+        self._last = (-1, -1)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was seen."""
+        self._asked = torch.zeros(len(self.layers), self.tokens)
+        self._answered = torch.zeros(len(self.layers), self.tokens)
+        self._turned: dict[tuple[int, int], _Turned] = {}
+        self._waiting: list[Seen] = []
+
+    @property
+    def asked(self) -> Tensor:
+        """(N,) what each cached token weighed for the question's words; 0 where none saw it."""
+        self._catch_up()
+        return self._asked.mean(dim=0)
+
+    @property
+    def weights(self) -> Tensor:
+        """(N,) the same for the words of question and answer."""
+        self._catch_up()
+        return torch.maximum(self._asked, self._answered).mean(dim=0)
+
+    def __call__(self, seen: Seen) -> None:
+        if seen.start < self.tokens:
+            return
+        if not seen.decoding and (seen.layer, seen.start) <= self._last:
+            # A forward call of many words: turns before the question, the question, or it again.
+            self.clear()
+        self._last = (seen.layer, seen.start)
+        if seen.layer not in self.layers:
+            return
+        self._waiting.append(seen)
+        if seen.decoding:
+            self._catch_up()
+
+    @torch.inference_mode()
+    def _catch_up(self) -> None:
+        """Works out what waits: a question that is read twice only the second time."""
+        waiting, self._waiting = self._waiting, []
+        for seen in waiting:
+            for share in self.shares(seen):
+                self.note(seen, share)
+
+    def note(self, seen: Seen, share: Share) -> None:
+        """Takes one share in."""
+        groups, tokens = share.lengths.shape
+        most = (share.mass.view(groups, -1, tokens).amax(dim=1) * share.lengths).amax(dim=0).cpu()
+        into = self._answered if seen.decoding else self._asked
+        row, at = into[seen.layer - self.layers.start], share.at.cpu()
+        row[at] = torch.maximum(row[at], most)
+
+    def shares(self, seen: Seen) -> Iterator[Share]:
+        """What the documents' tokens got: the far ones, for each head where each has its own, then
+        the local ones."""
+        method, chunk = self._attachment.method, seen.stop - seen.start
+        every = range(seen.queries.shape[0])
+        joint = isinstance(seen.far, Tensor)
+        rows = [seen.far] if isinstance(seen.far, Tensor) else seen.far
+        for head, far in enumerate(rows):
+            held = int((far < self.tokens).sum())
+            if held:
+                place = method.position.far(far, seen.local, chunk, seen.start)
+                heads = every if joint else range(head, head + 1)
+                yield from self._taken(seen, head, heads, far[:held], place)
+        first = seen.start - seen.local
+        if first < self.tokens:
+            count = seen.far.shape[0] if isinstance(seen.far, Tensor) else 0
+            place = method.position.near(seen.local, chunk, seen.start, count)
+            at = torch.arange(first, self.tokens, device=seen.queries.device)
+            yield from self._taken(seen, NEAR, every, at, place)
+
+    def _taken(
+        self, seen: Seen, part: int, heads: range, at: Tensor, place: Positions
+    ) -> Iterator[Share]:
+        """Shares of the tokens at (n,), the first of those that `place` has keys for; some queries
+        at a time."""
+        device, which = seen.queries.device, slice(heads.start, heads.stop)
+        rope = self._attachment.attention.rope_at(seen.stop)
+        query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
+        turned = self._rotated(seen, part, at, key, rope)
+        keys, lengths = turned.keys, turned.lengths
+        if len(heads) < seen.queries.shape[0]:
+            group = heads.start * seen.store.heads // seen.queries.shape[0]
+            keys, lengths = keys[group : group + 1], lengths[group : group + 1]
+        queries = self._sharpened(seen)[which]
+        most = max(1, BLOCK_ELEMENTS // (len(heads) * at.shape[0]))
+        for low in range(0, queries.shape[1], most):
+            rows = slice(low, low + most)
+            logits = _products(rope.rotate(queries[:, rows], query[rows]), keys)
+            if part == NEAR:
+                logits = self._clipped(seen, queries[:, rows], query[rows], key, at, rope, logits)
+            scaled = logits.float() * self._attachment.attention.scale
+            mass = scaled.sub_(seen.lse[which, rows, None]).exp_()
+            yield Share(heads, seen.start + low, at, mass, lengths)
+
+    def _sharpened(self, seen: Seen) -> Tensor:
+        """Queries (H, C, D), as the position encoding would have them."""
+        sharpness = getattr(self._attachment.method.position, "sharpness", None)
+        if sharpness is None:
+            return seen.queries
+        at = torch.arange(seen.start, seen.stop, device=seen.queries.device)
+        scaled: Tensor = seen.queries * sharpness(at)[:, None].to(seen.queries)
+        return scaled
+
+    def _clipped(
+        self,
+        seen: Seen,
+        q: Tensor,
+        query: Tensor,
+        key: Tensor,
+        at: Tensor,
+        rope: Rope,
+        logits: Tensor,
+    ) -> Tensor:
+        """Products (H, C, n) in which no key is further away than the encoding's reach."""
+        reach = getattr(self._attachment.method.position, "reach", None)
+        if reach is None or int(query.max() - key.min()) <= reach:
+            return logits
+        still = rope.rotate(seen.store.gather(at)[0], torch.zeros_like(key))
+        away = _products(rope.rotate(q, torch.full_like(query, reach)), still)
+        return torch.where(query[:, None] - key[None] > reach, away, logits)
+
+    def _rotated(self, seen: Seen, part: int, at: Tensor, place: Tensor, rope: Rope) -> _Turned:
+        """Kept while the answer's tokens see the same ones at the same places."""
+        known = self._turned.get((seen.layer, part))
+        if known is None or not known.serves(at, place, rope):
+            near = (int(at[0]), int(at[-1]) + 1)
+            keys, values = seen.store.span(*near) if part == NEAR else seen.store.gather(at)
+            lengths = values.float().norm(dim=-1)
+            lengths /= lengths.mean().clamp_min(1e-30)
+            known = _Turned(at, place, rope, rope.rotate(keys, place), lengths)
+            self._turned[seen.layer, part] = known
+        return known
+
+
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    """q (h, C, D) . k (g, n, D) -> (h, C, n); h / g query heads share a key head."""
+    heads, chunk, dim = q.shape
+    return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)

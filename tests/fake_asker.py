@@ -1,0 +1,106 @@
+"""An `Asker` without a model: says what it was asked, word by word, as slowly as it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.reply import Evidence, Reply, Turn
+
+
+class FakeAsker:
+    """Answers `You asked: <question>`, or what `answers` has for the question.
+
+    Args:
+        room: words of history and question that fit. delay: seconds before each word.
+    """
+
+    name = "fake-model"
+
+    def __init__(self, room: int = 1000, delay: float = 0.0) -> None:
+        self.room, self.delay = room, delay
+        self.answers: dict[str, str] = {}
+        self.failures: dict[str, Exception] = {}
+        self.found = True
+        self.ingested: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.spoken: list[str] = []
+        self.stopped = 0
+        self.running = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def ingest(self, source: str) -> str:
+        self.ingested.append(source)
+        if not Path(source).is_file():
+            raise DocumentError(f"There is no document {source}.", "Check the path.")
+        return Path(source).read_text("utf-8")
+
+    def ask(
+        self,
+        question: str,
+        books: Sequence[Any],
+        *,
+        history: Sequence[Turn] = (),
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        evidence: int = 3,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Reply:
+        self.calls.append(
+            {
+                "question": question, "books": list(books), "history": list(history),
+                "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
+                "seed": seed, "evidence": evidence,
+            }
+        )  # fmt: skip
+        if not books or not question.strip():
+            raise UsageError("nothing to ask")
+        words = sum(len(f"{a} {b}".split()) for a, b in history) + len(question.split())
+        if words > self.room:
+            raise UsageError("the history is too long")
+        if question in self.failures:
+            raise self.failures[question]
+        self.running.set()
+        text = self.answers.get(question, f"You asked: {question}")
+        said = [word if i == 0 else f" {word}" for i, word in enumerate(text.split(" "))]
+        whole = said[: max_new_tokens or len(said)]
+        self._say(whole, on_text)
+        return Reply(
+            "".join(whole), passages(books, evidence), self.found, words, len(whole), 0.1, 0.2,
+            cut=len(whole) < len(said),
+        )  # fmt: skip
+
+    def _say(self, pieces: Sequence[str], on_text: Callable[[str], None] | None) -> None:
+        try:
+            for piece in pieces:
+                time.sleep(self.delay)
+                self.gate.wait(20)
+                if on_text is not None:
+                    on_text(piece)
+                self.spoken.append(piece)
+        except BaseException:
+            self.stopped += 1
+            raise
+
+
+def passages(books: Sequence[Any], count: int) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            f"book{rank}.txt",
+            rank + 1,
+            10 * rank + 1,
+            "One",
+            0,
+            9,
+            f"passage {rank}\nof {book}",
+            0.5,
+        )
+        for rank, book in zip(range(count), list(books) * count, strict=False)
+    )

@@ -1,0 +1,189 @@
+"""The Python interface: books read, stored, found again, asked alone and together. Tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models, preset
+from esa_cli.api import Esa
+from esa_cli.errors import UsageError
+from esa_cli.library import Library
+
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
+QUESTION = "When does the gate open?"
+LOCAL = "reading=local"
+WITH_KEYS = ["score.name=sum", "selector.name=topk", "reading=local"]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of a few hundred tokens have several segments."""
+    monkeypatch.setattr("esa_cli.session.FEED", 64)
+    monkeypatch.setattr("esa_cli.book.SEGMENT", 128)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+def files(folder: Path) -> list[str]:
+    paths = []
+    for name, text in (("gate.txt", TEXT), ("boat.txt", OTHER)):
+        (folder / name).write_text(text, "utf-8")
+        paths.append(str(folder / name))
+    return paths
+
+
+def esa(loaded: Any, library: Library | None, *overrides: str, **options: Any) -> Esa:
+    options = {"rows": "native", **options}
+    return Esa(loaded, preset.load("tiny-random", overrides), library=library, **options)
+
+
+@pytest.mark.parametrize("overrides", [[], WITH_KEYS, ["reading=select"]])
+def test_a_stored_book_answers_as_one_in_memory(
+    loaded: Any, library: Library, tmp_path: Path, overrides: list[str]
+) -> None:
+    path = files(tmp_path)[0]
+    with esa(loaded, None, *overrides) as memory:
+        book = memory.ingest(path)
+        want = memory.ask(QUESTION, [book])
+    with esa(loaded, library, *overrides) as first:
+        book = first.ingest(path)
+        assert book.entry is not None
+        assert first.ask(QUESTION, [book]).text == want.text
+    with esa(loaded, library, *overrides) as second:
+        found = second.ingest(path)
+        assert found.read_s == 0
+        reply = second.ask(QUESTION, [found])
+    assert reply.text == want.text
+    assert reply.evidence == want.evidence
+    rows = [torch.cat(store.span(0, len(book.held.ids))) for store in book.held.stores]
+    again = [torch.cat(store.span(0, len(found.held.ids))) for store in found.held.stores]
+    assert all(torch.equal(mine, yours) for mine, yours in zip(rows, again, strict=True))
+
+
+def test_what_was_read_otherwise_is_not_found(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    path = files(tmp_path)[0]
+    with esa(loaded, library, LOCAL) as one:
+        document = one.ingest(path).document
+        assert one.find(document) is not None
+    for changed in ("window.local=32", "position.name=contiguous", "prompt.before=Read."):
+        with esa(loaded, library, LOCAL, changed) as other:
+            assert other.find(document) is None, changed
+    for same in ("window.selected=16", "generation.max_new_tokens=5", "prompt.after=<{question}>"):
+        with esa(loaded, library, LOCAL, same) as other:
+            assert other.find(document) is not None, same
+
+
+def test_an_interrupted_ingest_goes_on(loaded: Any, library: Library, tmp_path: Path) -> None:
+    path = files(tmp_path)[0]
+
+    def stop(done: int, total: int) -> None:
+        if done >= 300:
+            raise KeyboardInterrupt
+
+    with esa(loaded, library, progress=stop) as one, pytest.raises(KeyboardInterrupt):
+        one.ingest(path)
+    seen: list[int] = []
+    with esa(loaded, library, progress=lambda done, total: seen.append(done)) as two:
+        book = two.ingest(path)
+        answer = two.ask(QUESTION, [book]).text
+    assert seen[0] > 256
+    with esa(loaded, None) as memory:
+        assert memory.ask(QUESTION, [memory.ingest(path)]).text == answer
+
+
+def test_a_longer_document_reads_only_what_is_new(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(TEXT, "utf-8")
+    with esa(loaded, library) as one:
+        one.ingest(str(path))
+    path.write_text(TEXT + OTHER, "utf-8")
+    seen: list[int] = []
+    with esa(loaded, library, progress=lambda done, total: seen.append(done)) as two:
+        book = two.ingest(str(path))
+        answer = two.ask(QUESTION, [book]).text
+    assert seen[0] > 256
+    with esa(loaded, None) as memory:
+        assert memory.ask(QUESTION, [memory.ingest(str(path))]).text == answer
+
+
+def test_books_are_asked_together(loaded: Any, library: Library, tmp_path: Path) -> None:
+    paths = files(tmp_path)
+    with esa(loaded, library) as one:
+        books = [one.ingest(path) for path in paths]
+        together = one.ask(QUESTION, books, evidence=5)
+        assert {passage.document for passage in together.evidence} <= {"gate.txt", "boat.txt"}
+        for passage in together.evidence:
+            text = TEXT if passage.document == "gate.txt" else OTHER
+            assert text[passage.start : passage.end] == passage.text
+        alone = one.ask(QUESTION, books[:1])
+        assert {passage.document for passage in alone.evidence} == {"gate.txt"}
+        assert one.ask(QUESTION, books).text == together.text
+    with esa(loaded, None) as memory:
+        kept = [memory.ingest(path) for path in paths]
+        assert memory.ask(QUESTION, kept).text == together.text
+
+
+def test_a_library_book_needs_no_file(loaded: Any, library: Library, tmp_path: Path) -> None:
+    path = Path(files(tmp_path)[0])
+    with esa(loaded, library) as one:
+        answer = one.ask(QUESTION, [one.ingest(str(path))]).text
+    path.unlink()
+    with esa(loaded, library) as two:
+        book = two.stored(library.entries()[0])
+        assert book.document.name == "gate.txt"
+        assert two.ask(QUESTION, [book]).text == answer
+    with esa(loaded, library, "window.local=32") as other, pytest.raises(UsageError, match="other"):
+        other.stored(library.entries()[0])
+
+
+def test_no_book_is_refused(loaded: Any) -> None:
+    with esa(loaded, None) as one, pytest.raises(UsageError, match="no document"):
+        one.ask(QUESTION, [])
+
+
+def test_rows_of_either_kind_are_found(loaded: Any, library: Library, tmp_path: Path) -> None:
+    path = files(tmp_path)[0]
+    with esa(loaded, library, rows="native") as one:
+        kept = one.ingest(path)
+    with esa(loaded, library, rows="int8") as two:
+        found = two.ingest(path)
+    assert found.entry is not None
+    assert kept.entry is not None
+    assert found.entry.key == kept.entry.key
+    assert found.read_s == 0
+
+
+def test_rows_of_eight_bits_are_near(loaded: Any, library: Library, tmp_path: Path) -> None:
+    path = files(tmp_path)[0]
+    with esa(loaded, None) as memory:
+        want = memory.ingest(path)
+    with esa(loaded, library, rows="int8") as one:
+        book = one.ingest(path)
+        assert one.ask(QUESTION, [book]).text
+    assert book.entry is not None
+    assert book.entry.layout.kind == "int8"
+    for mine, yours in zip(book.held.stores, want.held.stores, strict=True):
+        k, v = mine.span(0, 200)
+        k0, v0 = yours.span(0, 200)
+        assert float((k - k0).norm() / k0.norm()) < 0.01
+        assert float((v - v0).norm() / v0.norm()) < 0.01

@@ -1,0 +1,68 @@
+"""Sentences and lines around a character: whole, apart from each other, never too long."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from esa_cli.sentences import LONGEST, Sentences
+
+
+def pieces(text: str) -> list[str]:
+    """Every distinct piece, in order; each character gives the piece it stands in."""
+    sentences, spans = Sentences(text), []
+    for at in range(len(text)):
+        span = sentences.around(at)
+        if span[0] < span[1] and span not in spans:
+            spans.append(span)
+        if not text[at].isspace():
+            assert span[0] <= at < span[1], "the piece holds the character asked for"
+    spans.sort()
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    return [text[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("One goes. Two stay! Three?", ["One goes.", "Two stay!", "Three?"]),
+        ('"Stop!" he said. She did.', ['"Stop!" he said.', "She did."]),
+        ("Dr. Ada B. Cole paid 4.50. Then no.", ["Dr. Ada B. Cole paid 4.50.", "Then no."]),
+        ("# Head\n\nA line\nand another", ["# Head", "A line", "and another"]),
+        ("name,age\nAda,7\n\n\nBob,8\n", ["name,age", "Ada,7", "Bob,8"]),
+        ("  \n\n One.  \n", ["One."]),
+        ("他走了。她留下！", ["他走了。", "她留下！"]),
+        ("Wait... He (the one\tI mean.) left.", ["Wait...", "He (the one\tI mean.) left."]),
+        ("", []),
+        (" \n\n\n ", []),
+    ],
+)  # fmt: skip
+def test_pieces(text: str, want: list[str]) -> None:
+    assert pieces(text) == want
+
+
+def test_prose_that_was_broken_to_a_width_is_put_together() -> None:
+    text = (
+        "It was a long way to the lighthouse, and nobody had\n"
+        "thought of bringing a lamp. The keeper was already in bed and\n"
+        "Bottle, his heron, stood guard.\n"
+    )
+    assert pieces(text) == [
+        "It was a long way to the lighthouse, and nobody had\nthought of bringing a lamp.",
+        "The keeper was already in bed and\nBottle, his heron, stood guard.",
+    ]
+
+
+def test_items_and_rows_are_not_put_together() -> None:
+    item = "- a thing that is written down in a list of many words"
+    row = "| one cell with some words | another cell with some | x |"
+    for line in (item, row):
+        assert pieces(f"{line}\n{line}\n") == [line, line]
+
+
+def test_no_piece_is_too_long() -> None:
+    for text in ("word " * 1000, "x" * 3000, ("a line of a log, seen at noon\n") * 100):
+        found = pieces(text)
+        assert max(map(len, found)) <= LONGEST
+        assert "".join("".join(found).split()) == "".join(text.split())

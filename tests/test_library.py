@@ -1,0 +1,594 @@
+"""The library on disk: documents written, found, shared, opened, removed; and nothing lost between.
+
+What is read here are made-up rows: each number depends on layer, token and place, so that a row
+that lands in a wrong place is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli.compressors import Linear, flatten_keys
+from esa_cli.errors import ResourceError
+from esa_cli.library import Entry, ForeignVersionError, Layout, Library, LibraryError
+from esa_cli.library import entry as entries
+from esa_cli.library.contents import join
+from esa_cli.library.layer import StoredLayer
+from esa_cli.library.writer import Writer
+
+LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
+WITH = "model x, float32"
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return " ".join(f"w{number}" for number in ids)
+
+
+def offsets_of(ids: Sequence[int]) -> list[tuple[int, int]]:
+    found, at = [], 0
+    for number in ids:
+        length = len(f"w{number}")
+        found.append((at, at + length))
+        at += length + 1
+    return found
+
+
+def rows_of(
+    ids: Sequence[int], start: int, stop: int, layer: int, layout: Layout = LAYOUT
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (G, stop - start, D) of the tokens [start, stop)."""
+    tokens = torch.tensor(ids[start:stop], dtype=torch.float64)[:, None]
+    places = torch.arange(start, stop, dtype=torch.float64)[:, None]
+    columns = torch.arange(layout.width, dtype=torch.float64)
+    rows = torch.sin(tokens * 1.7 + places * 0.37 + columns * 1.1 + layer * 5.3) * (1 + columns)
+    both = rows.view(stop - start, 2, layout.heads, layout.dim).to(getattr(torch, layout.dtype))
+    return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
+
+
+def fit_of(ids: Sequence[int], layout: Layout = LAYOUT) -> list[Linear | None]:
+    """Maps that depend on the first `fit` tokens, as a compressor's do."""
+    draw = torch.Generator().manual_seed(sum(ids[: layout.fit]))
+    folded = layout.heads * layout.dim
+    made = []
+    for width in layout.reduced:
+        pair = torch.randn(2, folded, max(width, 1), generator=draw)
+        made.append(Linear(pair[0], pair[1]) if width else None)
+    return made
+
+
+def read(writer: Writer, ids: Sequence[int], *, piece: int = 8, stop: int | None = None) -> None:
+    """Reads on from where the writer is, and settles after every piece."""
+    layout, projections = writer.layout, writer.projections
+    stop = len(ids) if stop is None else stop
+    for start in range(writer.done, stop, piece):
+        end = min(start + piece, stop)
+        for i, layer in enumerate(writer.layers):
+            layer.append(*rows_of(ids, start, end, i, layout))
+        if any(layout.reduced) and projections is None and end >= min(layout.fit, len(ids)):
+            projections = fit_of(ids, layout)
+        for layer, maps in zip(writer.layers, projections or [], strict=bool(projections)):
+            if maps is not None:
+                keys = layer.span(layer.reduced, len(layer))[0]
+                layer.append_features(maps.keys(flatten_keys(keys)))
+        writer.settle(projections)
+
+
+def finish(writer: Writer, ids: Sequence[int], **more: Any) -> Entry:
+    provenance = {"name": "book.txt", "source": "/books/book.txt"}
+    return writer.finish(
+        text=text_of(ids),
+        offsets=offsets_of(ids),
+        head=3,
+        marks=[{"start": 0, "page": 1}],
+        provenance=provenance,
+        projections=fit_of(ids, writer.layout),
+        **more,
+    )
+
+
+def ingest(library: Library, ids: Sequence[int], layout: Layout = LAYOUT) -> Entry:
+    with library.write(library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
+        if isinstance(writer, Entry):
+            return writer
+        read(writer, ids)
+        return finish(writer, ids)
+
+
+def part_of(library: Library, ids: Sequence[int], stop: int, layout: Layout = LAYOUT) -> None:
+    """An ingest that ends before its time."""
+    key = library.key(WITH, text_of(ids))
+    with suppress(KeyboardInterrupt), library.write(key, WITH, ids, layout) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids, stop=stop)
+        raise KeyboardInterrupt
+
+
+def assert_holds(
+    layers: Sequence[StoredLayer], ids: Sequence[int], layout: Layout = LAYOUT
+) -> None:
+    """The layers hold the rows and reduced keys of the tokens, bit for bit."""
+    for i, layer in enumerate(layers):
+        k, v = rows_of(ids, 0, len(ids), i, layout)
+        keys, values = layer.span(0, len(ids))
+        assert len(layer) == len(ids)
+        assert torch.equal(keys, k)
+        assert torch.equal(values, v)
+        maps = fit_of(ids, layout)[i]
+        if maps is not None:
+            assert layer.reduced == len(ids)
+            found = torch.cat([block for _, block in layer.feature_blocks(0, len(ids))])
+            torch.testing.assert_close(found, maps.keys(flatten_keys(k)), rtol=1e-5, atol=1e-5)
+
+
+def files(library: Library) -> set[str]:
+    """Every file but locks and stamps, by its path below the root."""
+    found = (path for path in library.root.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(library.root))
+        for path in found
+        if path.suffix not in (".lock", ".used")
+    }
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+@pytest.mark.parametrize("count", [1, 9, 15, 16, 17, 40, 48])
+def test_what_was_written_comes_back(library: Library, count: int) -> None:
+    ids = [*range(100, 100 + count)]
+    entry = ingest(library, ids)
+    found = Library(library.root).find(entry.key)
+    assert found == entry
+    stored = library.open(found)
+    assert stored.ids == ids
+    assert stored.text == text_of(ids)
+    assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
+    assert (stored.head, stored.marks) == (3, [{"start": 0, "page": 1}])
+    assert stored.projections is not None
+    for maps, wanted in zip(stored.projections, fit_of(ids), strict=True):
+        assert maps is not None
+        assert wanted is not None
+        assert torch.equal(maps.query_map, wanted.query_map)
+        assert torch.equal(maps.key_map, wanted.key_map)
+    assert_holds(stored.layers(), ids)
+    assert library.verify(entry) == []
+    assert entry.nbytes == sum(
+        (library.root / name).stat().st_size for name in files(library) if ".doc" not in name
+    )
+    assert library.size_of(count, LAYOUT) + 8192 > entry.sizes["segments"]
+
+
+def test_the_writers_layers_hold_the_document_when_it_is_finished(library: Library) -> None:
+    ids = [*range(39)]
+    with library.write("k" * 40, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids)
+        assert writer.done == 32
+        assert all(layer.stored == 32 for layer in writer.layers)
+        finish(writer, ids)
+        assert all(layer.stored == 39 for layer in writer.layers)
+        assert_holds(writer.layers, ids)
+    assert_holds(writer.layers, ids)
+
+
+def test_the_key_is_the_text_and_what_it_was_read_with(library: Library) -> None:
+    keys = {library.key(a, b) for a in ("x", "xy") for b in ("yz", "z", "")}
+    assert len(keys) == 6
+    assert library.key("x", "\ud800") != library.key("x", "?")
+    assert library.find(library.key("x", "z")) is None
+
+
+def test_a_text_with_half_characters(library: Library) -> None:
+    with library.write("a" * 40, WITH, [1], LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, [1])
+        entry = writer.finish(text="\ud800 né", offsets=[(0, 4)], projections=fit_of([1]))
+    assert library.open(entry).text == "\ud800 né"
+
+
+def test_a_document_that_is_there_is_not_written_again(library: Library) -> None:
+    first = ingest(library, [*range(20)])
+    before = {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
+    with library.write(first.key, WITH, [*range(20)], LAYOUT) as there:
+        assert there == first
+    assert before == {name: (library.root / name).stat().st_mtime_ns for name in files(library)}
+
+
+def test_a_longer_document_shares_its_whole_segments(library: Library) -> None:
+    short, long = [*range(40)], [*range(60)]
+    first = ingest(library, short)
+    with library.write(library.key(WITH, text_of(long)), WITH, long, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 32
+        assert writer.projections is not None
+        read(writer, long)
+        second = finish(writer, long)
+    assert first.segments[:2] == second.segments[:2]
+    assert len({*first.segments, *second.segments}) == 5
+    assert first.fit == second.fit
+    assert_holds(library.open(second).layers(), long)
+    assert_holds(library.open(first).layers(), short)
+
+
+def test_another_beginning_or_identity_or_layout_shares_nothing(library: Library) -> None:
+    ingest(library, [*range(40)])
+    names = files(library)
+    ids = [99, *range(1, 40)]
+    with library.write("b" * 40, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 0
+    with library.write("b" * 40, "another model", [*range(40)], LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 0
+    other = Layout(2, 2, 4, "float32", kind="int8", reduced=(3, 5), fit=10, segment=16)
+    with library.write("b" * 40, WITH, [*range(40)], other) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 0
+    assert files(library) == names
+
+
+def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Library) -> None:
+    layout = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=24, segment=16)
+    first, second = [*range(40)], [*range(20), *range(90, 110)]
+    ingest(library, first, layout)
+    entry = ingest(library, second, layout)
+    assert_holds(library.open(entry).layers(), second, layout)
+
+
+def test_an_interrupted_ingest_goes_on_after_its_last_whole_segment(library: Library) -> None:
+    ids = [*range(70)]
+    part_of(library, ids, 41)
+    assert library.entries() == []
+    with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 32
+        assert_holds(writer.layers, ids[:32])
+        read(writer, ids)
+        entry = finish(writer, ids)
+    assert_holds(library.open(entry).layers(), ids)
+    whole = Library(library.root.with_name("other"))
+    ingest(whole, ids)
+    names = {name for name in files(whole) if not name.endswith(".doc")}
+    assert names == {name for name in files(library) if not name.endswith(".doc")}
+    for name in names:
+        assert (whole.root / name).read_bytes() == (library.root / name).read_bytes()
+
+
+def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
+    part_of(library, [*range(70)], 8)
+    assert files(library) == set()
+
+
+def test_a_damaged_part_is_not_gone_on_from(library: Library) -> None:
+    ids = [*range(70)]
+    part_of(library, ids, 50)
+    path = sorted(library.root.rglob("*.seg"), key=lambda path: path.stat().st_mtime_ns)[1]
+    data = bytearray(path.read_bytes())
+    data[-5000] ^= 1
+    path.write_bytes(data)
+    with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 16
+        read(writer, ids)
+        entry = finish(writer, ids)
+    assert library.verify(entry) == []
+    assert_holds(library.open(entry).layers(), ids)
+
+
+def test_layers_without_reduced_keys_need_no_projections(library: Library) -> None:
+    layout = Layout(2, 2, 4, "float32", segment=16)
+    ids = [*range(40)]
+    with library.write("c" * 40, WITH, ids, layout) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids)
+        entry = writer.finish(text="x", offsets=[(0, 1)] * 40)
+    stored = library.open(entry)
+    assert stored.projections is None
+    assert_holds(stored.layers(), ids, layout)
+
+
+@pytest.mark.parametrize("wrong", ["tokens", "offsets", "one layer", "too many"])
+def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
+    ids = [*range(20)]
+
+    def ingest_wrongly() -> None:
+        with library.write("d" * 40, WITH, ids, LAYOUT) as writer:
+            assert isinstance(writer, Writer)
+            read(writer, ids, stop=12 if wrong == "tokens" else None)
+            for i, layer in enumerate(writer.layers if wrong == "too many" else []):
+                layer.append(*rows_of([*range(40)], 0, 40, i))
+                layer.append_features(torch.zeros(40, LAYOUT.reduced[i]))
+            for i, layer in enumerate(writer.layers[:1] if wrong == "one layer" else []):
+                layer.append(*rows_of(ids, 0, 1, i))
+            count = 5 if wrong == "offsets" else 20
+            writer.finish(text="", offsets=[(0, 0)] * count, projections=fit_of(ids))
+
+    with pytest.raises(ValueError, match=r"not all|offsets|more tokens"):
+        ingest_wrongly()
+    assert library.entries() == []
+
+
+def test_the_first_segment_wants_its_projections(library: Library) -> None:
+    with library.write("d" * 40, WITH, [*range(20)], LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        for i, layer in enumerate(writer.layers):
+            layer.append(*rows_of([*range(20)], 0, 20, i))
+        writer.settle()
+        assert writer.done == 0, "not complete without reduced keys"
+        for i, layer in enumerate(writer.layers):
+            layer.append_features(torch.zeros(20, LAYOUT.reduced[i]))
+        with pytest.raises(ValueError, match="projections"):
+            writer.settle()
+    assert files(library) == set()
+
+
+def test_several_documents_are_joined_without_the_later_heads(library: Library) -> None:
+    first, second = [*range(40)], [*range(200, 219)]
+    books = [library.open(ingest(library, ids)) for ids in (first, second)]
+    layers = join(books)
+    for i, layer in enumerate(layers):
+        assert [tuple(span) for span in layer.spans] == [(0, 40, 0), (40, 56, 1)]
+        wanted = [rows_of(first, 0, 40, i)[0], rows_of(second, 3, 19, i)[0]]
+        assert torch.equal(layer.span(0, 56)[0], torch.cat(wanted, 1))
+        blocks = [(at, block.shape[0]) for at, block in layer.feature_blocks(0, 56)]
+        assert blocks == [(0, 16), (16, 16), (32, 8), (40, 13), (53, 3)]
+
+
+def test_a_head_longer_than_a_segment_is_skipped_whole(library: Library) -> None:
+    stored = library.open(ingest(library, [*range(40)]))
+    parts = stored.parts(20, 1)
+    assert [(part.start, len(part), part.document) for part in parts] == [(4, 12, 1), (0, 8, 1)]
+
+
+def test_documents_of_different_models_are_not_joined(library: Library) -> None:
+    ids = [*range(20)]
+    first = library.open(ingest(library, ids))
+    for other in (
+        Layout(3, 2, 4, "float32", segment=16),
+        Layout(2, 1, 4, "float32", segment=16),
+        Layout(2, 2, 4, "float16", segment=16),
+        Layout(2, 2, 4, "float32", segment=16),
+    ):
+        with library.write(library.key(f"{other}", ""), f"{other}", ids, other) as writer:
+            assert isinstance(writer, Writer)
+            read(writer, ids)
+            second = library.open(writer.finish(text="", offsets=[(0, 0)] * 20))
+        with pytest.raises(ValueError, match=r"different models|have none"):
+            join([first, second])
+
+
+def test_removing_keeps_what_others_share(library: Library) -> None:
+    short, long = ingest(library, [*range(40)]), ingest(library, [*range(60)])
+    freed = library.remove(short)
+    assert freed > 0
+    assert library.find(short.key) is None
+    assert library.verify(long) == []
+    assert_holds(library.open(long).layers(), [*range(60)])
+    library.remove(long)
+    assert files(library) == set()
+    assert library.nbytes == 0
+
+
+def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None:
+    entry = ingest(library, [*range(40)])
+    part_of(library, [*range(70)], 50)
+    library.remove(entry)
+    with library.write(library.key(WITH, text_of(range(70))), WITH, [*range(70)], LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 48
+
+
+def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -> None:
+    ids = [*range(40)]
+    entry = ingest(library, ids)
+    layers = library.open(entry).layers()
+    library.remove(entry)
+    assert_holds(layers, ids)
+
+
+def used_at(library: Library, entry: Entry, seconds: float) -> None:
+    os.utime(library.root / "documents" / f"{entry.key}.used", (seconds, seconds))
+
+
+def test_prune_takes_the_least_recently_used_first(library: Library) -> None:
+    books = [ingest(library, [*range(start, start + 40)]) for start in (0, 100, 200)]
+    for i, entry in enumerate(books):
+        used_at(library, entry, 1000.0 + i)
+    library.open(books[0])
+    most = library.nbytes - 1
+    tried = library.prune(most, dry_run=True)
+    assert [entry.key for entry in tried.removed] == [books[1].key]
+    assert len(library.entries()) == 3
+    done = library.prune(most)
+    assert (done.removed, done.freed, done.left) == (tried.removed, tried.freed, tried.left)
+    assert done.left == library.nbytes <= most
+    assert {entry.key for entry in library.entries()} == {books[0].key, books[2].key}
+    assert library.entries()[0].key == books[0].key
+    assert all(library.verify(entry) == [] for entry in library.entries())
+    assert library.prune().removed == ()
+    library.prune(0)
+    assert files(library) == set()
+
+
+def test_prune_sweeps_the_parts_of_dead_ingests(library: Library) -> None:
+    entry = ingest(library, [*range(40)])
+    names = files(library)
+    part_of(library, [*range(300, 370)], 50)
+    for folder, name in (("segments", ".x.seg.abc.part"), ("documents", f"{'e' * 40}.text")):
+        (library.root / folder / name).write_bytes(b"left")
+    assert files(library) > names
+    done = library.prune(dry_run=True)
+    assert done.leftovers == len(files(library) - names)
+    library.prune()
+    assert files(library) == names
+    assert library.verify(entry) == []
+
+
+def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
+    ids = [*range(70)]
+    shared = ingest(library, ids[:40])
+    with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids, stop=50)
+        part = library.root / "segments" / f".x.seg.{writer.key}.part"
+        part.write_bytes(b"being written")
+        done = library.prune(0)
+        assert [entry.key for entry in done.removed] == [shared.key]
+        assert part.exists()
+        part.unlink()
+        for layer in writer.layers:
+            layer.crop(writer.done - len(layer))
+        read(writer, ids)
+        entry = finish(writer, ids)
+    assert library.verify(entry) == []
+    assert_holds(library.open(entry).layers(), ids)
+
+
+def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library.entries() == []
+    assert library.nbytes == 0
+    assert library.prune(0).removed == ()
+    assert not library.root.exists()
+    monkeypatch.setenv("ESA_LIBRARY", str(library.root / "elsewhere"))
+    assert Library().root == library.root / "elsewhere"
+    monkeypatch.setenv("ESA_LIBRARY", "~nobody-here/x")
+    with pytest.raises(LibraryError, match="home folder"):
+        Library()
+    monkeypatch.delenv("ESA_LIBRARY")
+    assert Library().root.name == "library"
+
+
+def test_documents_are_found_by_id_name_and_source(library: Library) -> None:
+    first, second = ingest(library, [1, 2]), ingest(library, [3, 4])
+    assert library.matches(first.id) == [first]
+    assert library.matches(second.key.upper()) == [second]
+    assert {entry.key for entry in library.matches("book.txt")} == {first.key, second.key}
+    assert len(library.matches("/books/book.txt")) == 2
+    assert library.matches(first.key[:3]) == []
+    assert library.matches("") == []
+
+
+def test_too_little_room_is_said_before_writing(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 5000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
+    library.check_room(5000)
+    with pytest.raises(ResourceError, match=r"4\.9 KiB left"):
+        library.check_room(5001)
+    with pytest.raises(ResourceError), library.write("f" * 40, WITH, [1], LAYOUT):
+        raise AssertionError("it must not begin")
+    assert files(library) == set()
+
+
+def test_another_ingest_of_the_same_document_waits_and_finds_it(library: Library) -> None:
+    ids = [*range(40)]
+    key = library.key(WITH, text_of(ids))
+    waited: list[str] = []
+    found: list[Any] = []
+
+    def second() -> None:
+        other = Library(library.root)
+        with other.write(key, WITH, ids, LAYOUT, waiting=lambda: waited.append("x")) as there:
+            found.append(there)
+
+    thread = threading.Thread(target=second)
+    with library.write(key, WITH, ids, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids, stop=20)
+        thread.start()
+        while not waited:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        assert not found
+        for layer in writer.layers:
+            layer.crop(writer.done - len(layer))
+        read(writer, ids)
+        entry = finish(writer, ids)
+    thread.join(20)
+    assert waited == ["x"]
+    assert found == [entry]
+
+
+@pytest.mark.parametrize("changed", ["999", "0"])
+def test_another_versions_document_is_named_and_kept(library: Library, changed: str) -> None:
+    entry, other = ingest(library, [*range(20)]), ingest(library, [*range(50, 70)])
+    path = library.root / "documents" / f"{entry.key}.doc"
+    path.write_bytes(path.read_bytes().replace(b" 1 ", f" {changed} ".encode(), 1))
+    with pytest.raises(ForeignVersionError, match=f"format {changed};"):
+        library.find(entry.key)
+    listed = {one.key: one for one in library.entries()}
+    assert listed[entry.key].foreign
+    assert listed[entry.key].damage
+    assert not listed[other.key].damage
+    with pytest.raises(LibraryError, match="format"):
+        library.open(listed[entry.key])
+    before = files(library)
+    library.prune()
+    assert files(library) == before, "what nobody names may be the other version's"
+    library.remove(other)
+    library.remove(listed[entry.key])
+    assert files(library) == set()
+
+
+def test_the_manifest_says_when_it_was_used(library: Library) -> None:
+    entry = ingest(library, [1, 2, 3])
+    used_at(library, entry, 5000.0)
+    assert library.entries()[0].used == 5000.0
+    library.open(entry)
+    assert library.entries()[0].used > 1e9
+    (library.root / "documents" / f"{entry.key}.used").unlink()
+    assert library.entries()[0].used == entry.created
+
+
+def test_a_manifest_under_another_name_is_refused(library: Library) -> None:
+    entry = ingest(library, [1, 2, 3])
+    path = library.root / "documents" / f"{entry.key}.doc"
+    path.rename(path.with_name("9" * 40 + ".doc"))
+    with pytest.raises(LibraryError, match="another document"):
+        library.find("9" * 40)
+
+
+def test_documents_are_for_their_owner_alone(library: Library) -> None:
+    ingest(library, [1])
+    if os.name != "nt":
+        assert library.root.stat().st_mode & 0o077 == 0
+
+
+def test_a_library_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    library = Library(tmp_path / "file" / "library")
+    with (
+        pytest.raises(LibraryError, match="cannot be changed"),
+        library.write("a" * 40, WITH, [1], LAYOUT),
+    ):
+        raise AssertionError("it must not begin")
+
+
+def test_layouts_that_make_no_sense() -> None:
+    for wrong in (
+        {"dtype": "int4"}, {"kind": "fp8"}, {"reduced": (1,)}, {"reduced": (1, -1)}, {"layers": 0},
+        {"reduced_dtype": "float64"}, {"fit": -1},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"layout|library|rows|reduced"):
+            Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
+    assert Layout.of_json(LAYOUT.as_json()) == LAYOUT
+
+
+def test_entries_of_a_folder_that_holds_other_files(library: Library) -> None:
+    ingest(library, [1])
+    (library.root / "documents" / ".x.doc.abc.part").write_bytes(b"")
+    assert len(entries.read_all(library._places)) == 1

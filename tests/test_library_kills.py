@@ -1,0 +1,326 @@
+"""Processes killed at random moments, two at once, and disks that fill up: nothing is lost.
+
+Children are forked after the imports, so that a kill comes while they write and not before.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_library import (
+    LAYOUT,
+    WITH,
+    assert_holds,
+    files,
+    finish,
+    ingest,
+    part_of,
+    read,
+    text_of,
+    used_at,
+)
+
+from esa_cli.errors import ResourceError
+from esa_cli.library import Entry, Library, LibraryError, sealed
+from esa_cli.library.writer import Writer
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
+IDS = [*range(70)]
+KILLS = 30
+PRUNES = 20
+
+
+def child(work: Callable[[], object]) -> int:
+    """Does the work in a forked child; its number."""
+    number = os.fork()
+    if number == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return number
+
+
+def ended(number: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+def taken(work: Callable[[], object]) -> float:
+    """Seconds the work takes a child."""
+    started = time.perf_counter()
+    assert ended(child(work)) == 0
+    return time.perf_counter() - started
+
+
+def killed(work: Callable[[], object], after: float) -> bool:
+    """Starts the work and kills it; whether it was still at it."""
+    number = child(work)
+    time.sleep(after)
+    os.kill(number, signal.SIGKILL)
+    return ended(number) != 0
+
+
+def contents(library: Library) -> dict[str, bytes]:
+    """Every file's bytes; of the manifest, which holds times, only that it is there."""
+    found = {name: (library.root / name).read_bytes() for name in files(library)}
+    return {name: b"" if name.endswith(".doc") else data for name, data in found.items()}
+
+
+def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    whole = Library(tmp_path / "whole")
+    needs = taken(lambda: ingest(whole, IDS))
+    wanted = contents(whole)
+    library, interrupted, resumed = Library(tmp_path / "killed"), 0, 0
+    for _ in range(KILLS):
+        interrupted += killed(partial(ingest, library, IDS), draw.uniform(0, needs))
+        for entry in library.entries():
+            assert library.verify(entry) == []
+            assert_holds(library.open(entry).layers(), IDS)
+        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
+            if isinstance(writer, Writer):
+                resumed += writer.done > 0
+                if draw.random() < 0.5:
+                    continue
+                read(writer, IDS)
+                finish(writer, IDS)
+        assert library.verify(library.entries()[0]) == []
+        assert {name: data for name, data in contents(library).items() if name in wanted} == wanted
+        library.prune()
+        assert contents(library) == wanted
+        library.remove(library.entries()[0])
+        assert files(library) == set()
+    assert interrupted > 3, "the kills came too late to mean anything"
+    assert resumed > 1
+
+
+def test_pruning_killed_at_random_moments_harms_nothing(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    made = Library(tmp_path / "made")
+    for start in (0, 1000, 2000):
+        entry = ingest(made, [*range(start, start + 40)])
+        used_at(made, entry, 5000.0 + start)
+    grown = ingest(made, [*range(60)])
+    part_of(made, [*range(3000, 3070)], 50)
+    copy = tmp_path / "copy"
+
+    def again() -> Library:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made.root, copy, copy_function=shutil.copy2)
+        return Library(copy)
+
+    library = again()
+    most = grown.nbytes + 10_000
+    needs = taken(lambda: library.prune(most))
+    left, interrupted = contents(library), 0
+    assert [entry.key for entry in library.entries()] == [grown.key]
+    for _ in range(PRUNES):
+        library = again()
+        interrupted += killed(partial(library.prune, most), draw.uniform(0, needs))
+        for entry in library.entries():
+            assert not entry.damage
+            assert library.verify(entry) == []
+        library.prune(most)
+        assert contents(library) == left
+    assert interrupted > 1, "the kills came too late to mean anything"
+
+
+def test_two_processes_that_ingest_the_same_end_with_one_copy(tmp_path: Path) -> None:
+    wanted = Library(tmp_path / "wanted")
+    ingest(wanted, IDS)
+    for i in range(4):
+        library = Library(tmp_path / f"both{i}")
+        numbers = [child(partial(ingest, library, IDS)) for _ in range(3)]
+        assert [ended(number) for number in numbers] == [0, 0, 0]
+        assert contents(library) == contents(wanted)
+        assert library.verify(library.entries()[0]) == []
+
+
+def test_one_that_waits_goes_on_when_the_other_is_killed(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    reading, done = (multiprocessing.get_context("fork").Event() for _ in range(2))
+
+    def first() -> None:
+        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
+            assert isinstance(writer, Writer)
+            read(writer, IDS, stop=50)
+            reading.set()
+            done.wait(60)
+
+    number = child(first)
+    assert reading.wait(60)
+    waited: list[int] = []
+
+    def waiting() -> None:
+        waited.append(1)
+        os.kill(number, signal.SIGKILL)
+
+    with library.write(
+        library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT, waiting=waiting
+    ) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 48
+        read(writer, IDS)
+        entry = finish(writer, IDS)
+    assert ended(number) == -signal.SIGKILL
+    assert waited == [1]
+    assert_holds(library.open(entry).layers(), IDS)
+
+
+def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+
+    def prune_often() -> None:
+        for _ in range(15):
+            library.prune()
+            time.sleep(0.01)
+
+    texts = [[*range(60)], [*range(40)], [*range(40), 7, 8], [*range(90, 130)]]
+    numbers = [child(partial(ingest, library, ids)) for ids in texts]
+    numbers.append(child(prune_often))
+    assert [ended(number) for number in numbers] == [0] * 5
+    found = library.entries()
+    assert len(found) == 4
+    for entry in found:
+        assert library.verify(entry) == []
+        stored = library.open(entry)
+        assert_holds(stored.layers(), stored.ids)
+    before = files(library)
+    library.prune()
+    assert files(library) == before
+
+
+def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets so many writes through; then the disk is full."""
+    real = sealed._Whole.write
+    left = [count]
+
+    def write(self: Any, data: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, data)
+
+    monkeypatch.setattr(sealed._Whole, "write", write)
+
+
+def test_a_full_disk_leaves_a_clean_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(tmp_path)
+    other = ingest(library, IDS[:40])
+    before, said = contents(library), set()
+    for count in range(1000):
+        with monkeypatch.context() as patch:
+            full_after(count, patch)
+            try:
+                entry = ingest(library, IDS)
+                break
+            except ResourceError as error:
+                said.add((error.message.partition(" in ")[0], "esa library prune" in error.hint))
+        assert contents(library) == before
+        assert library.verify(other) == []
+    else:
+        raise AssertionError("it never ended well")
+    assert count > 15
+    assert said == {("no room for the library", True)}
+    assert library.verify(entry) == []
+
+
+def test_a_full_disk_keeps_what_an_earlier_ingest_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(tmp_path)
+    part_of(library, IDS, 40)
+    with monkeypatch.context() as patch:
+        full_after(12, patch)
+        with pytest.raises(ResourceError):
+            ingest(library, IDS)
+    with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert writer.done == 32
+
+
+def test_a_limit_on_files_ends_the_same_way(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        with pytest.raises(ResourceError, match="File too large"):
+            ingest(library, IDS)
+
+    assert ended(child(limited)) == 0
+    assert files(library) == set()
+
+
+@pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="cannot mount")
+def test_a_small_disk(tmp_path: Path) -> None:
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], check=False
+    )
+    if made.returncode:
+        pytest.skip("cannot mount")
+    try:
+        library = Library(tmp_path / "library")
+        other = ingest(library, IDS[:20])
+        before = contents(library)
+        long = [*range(1000, 1500)]
+        with pytest.raises(ResourceError, match="the disk has"):
+            ingest(library, long)
+        library.check_room = lambda nbytes: None  # type: ignore[method-assign]
+        with pytest.raises(ResourceError, match="No space left"):
+            ingest(library, long)
+        assert contents(library) == before
+        assert library.verify(other) == []
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_an_error_that_is_not_of_the_disk_keeps_the_part(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+
+    def ingest_with_little_memory() -> None:
+        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
+            assert isinstance(writer, Writer)
+            read(writer, IDS, stop=40)
+            raise ResourceError("the memory ran out")
+
+    with pytest.raises(ResourceError, match="memory"):
+        ingest_with_little_memory()
+    with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as there:
+        assert not isinstance(there, Entry)
+        assert there.done == 32
+
+
+def test_a_file_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, where a mapped file cannot be removed."""
+    library = Library(tmp_path)
+    entry = ingest(library, IDS)
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "it is in use", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(LibraryError, match=r"it is in use \(.*doc\)"):
+        library.remove(entry)
+    monkeypatch.undo()
+    assert library.verify(entry) == []

@@ -1,0 +1,301 @@
+"""StoredLayer against LayerStore: the same numbers for the same rows, wherever the rows lie."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
+
+from esa_cli.compressors import flatten_keys
+from esa_cli.library import Layout, Library
+from esa_cli.library.int8 import decode, encode
+from esa_cli.library.layer import Part, StoredLayer
+from esa_cli.library.writer import Writer
+from esa_cli.protocols import KVStore
+from esa_cli.rows import Rows
+from esa_cli.store import LayerStore
+
+pytestmark = pytest.mark.usefixtures("small_segments")
+CPU = torch.device("cpu")
+
+
+def pair(
+    path: Path, count: int, tail: int, layout: Layout = LAYOUT
+) -> tuple[StoredLayer, LayerStore, int]:
+    """A layer with `count` stored tokens and a tail, and a LayerStore of the same tokens."""
+    library, ids = Library(path), [*range(count + tail)]
+    with library.write(library.key(WITH, "x"), WITH, ids[:count], layout) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids[:count])
+        entry = writer.finish(
+            text="x", offsets=[(0, 1)] * count, projections=fit_of(ids[:count], layout)
+        )
+    at = 1
+    stored = library.open(entry).layers()[at]
+    plain = LayerStore(layout.heads, layout.dim, stored.dtype, CPU)
+    k, v = rows_of(ids, 0, count + tail, at, layout)
+    plain.append(k, v)
+    stored.append(k[:, count:], v[:, count:])
+    maps = fit_of(ids[:count], layout)[at]
+    if maps is not None:
+        features = maps.keys(flatten_keys(k))
+        plain.append_features(torch.cat([b for _, b in stored.feature_blocks(0, count)]))
+        for store in (plain, stored):
+            store.append_features(features[count : count + tail // 2])
+    return stored, plain, count + tail
+
+
+def assert_same(stored: KVStore, plain: KVStore, draw: random.Random) -> None:
+    """Every way of reading gives the same, on random ranges."""
+    length = len(plain)
+    assert len(stored) == length
+    assert stored.reduced == plain.reduced
+    for _ in range(6):
+        low, high = sorted(draw.randint(0, length) for _ in range(2))
+        most = draw.choice([1, 5, 1000])
+        for ours, theirs in zip(stored.span(low, high), plain.span(low, high), strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.dtype == theirs.dtype
+        at = torch.tensor(sorted(draw.sample(range(length), draw.randint(0, length))))
+        at = at.to(torch.long)
+        for ours, theirs in zip(stored.gather(at), plain.gather(at), strict=True):
+            assert torch.equal(ours, theirs)
+        place, found = low, [torch.empty(plain.heads, 0, plain.dim, dtype=ours.dtype)]
+        for start, keys in stored.key_blocks(low, high, most):
+            assert start == place
+            assert 0 < keys.shape[1] <= most
+            place += keys.shape[1]
+            found.append(keys)
+        assert place == high
+        assert torch.equal(torch.cat(found, 1), plain.span(low, high)[0])
+        low, high = min(low, plain.reduced), min(high, plain.reduced)
+        mine, others = (_rows(store, low, high, most) for store in (stored, plain))
+        assert [at for at, _ in mine] == [at for at, _ in others]
+        assert all(torch.equal(a[1], b[1]) for a, b in zip(mine, others, strict=True))
+
+
+def _rows(store: KVStore, low: int, high: int, most: int) -> list[tuple[int, torch.Tensor]]:
+    if not store.reduced:
+        return []
+    return [
+        (at + i, row)
+        for at, block in store.feature_blocks(low, high, most)
+        for i, row in enumerate(block)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("count", "tail"), [(16, 0), (40, 25), (5, 9), (70, 1)])
+def test_the_same_numbers_as_in_memory(tmp_path: Path, dtype: str, count: int, tail: int) -> None:
+    layout = Layout(2, 2, 4, dtype, reduced=(3, 5), reduced_dtype=dtype, fit=10, segment=16)
+    stored, plain, _ = pair(tmp_path, count, tail, layout)
+    assert_same(stored, plain, random.Random(count))
+    assert stored.nbytes == plain.nbytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_operations_match_a_layer_in_memory(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    stored, plain, _ = pair(tmp_path, 40, 3)
+    for _ in range(12):
+        what = draw.choice(["append", "append", "features", "crop"])
+        if what == "append":
+            k, v = torch.randn(2, 2, draw.randint(1, 20), 4)
+            for store in (stored, plain):
+                store.append(k, v)
+        elif what == "features":
+            features = torch.randn(draw.randint(0, len(plain) - plain.reduced), 5)
+            for store in (stored, plain):
+                store.append_features(features)
+        else:
+            back = -draw.randint(0, len(plain) - 40)
+            for store in (stored, plain):
+                store.crop(back)
+        assert_same(stored, plain, draw)
+
+
+def test_without_stored_reduced_keys_they_are_made_in_memory(tmp_path: Path) -> None:
+    layout = Layout(2, 2, 4, "float32", segment=16)
+    stored, plain, length = pair(tmp_path, 40, 6, layout)
+    features = torch.randn(length, 7)
+    for store in (stored, plain):
+        store.append_features(features[:30])
+        store.append_features(features[30:])
+        store.crop(-4)
+    assert_same(stored, plain, random.Random(3))
+    assert stored.reduced == 42
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings")
+def test_a_span_inside_a_segment_is_the_mapped_file_itself(tmp_path: Path) -> None:
+    stored, _, _ = pair(tmp_path, 40, 0)
+    keys, values = stored.span(17, 20)
+    first, _ = stored.span(16, 17)
+    assert keys.data_ptr() - first.data_ptr() == 2 * 2 * 4 * 4
+    assert values.data_ptr() - keys.data_ptr() == 2 * 4 * 4
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        lines = [line.split() for line in maps if ".seg" in line]
+    bounds = [[int(part, 16) for part in line[0].split("-")] for line in lines]
+    assert any(low <= keys.data_ptr() < high for low, high in bounds)
+    assert {line[1] for line in lines} == {"rw-p"}, "writing to it would not reach the file"
+    block = next(iter(stored.feature_blocks(16, 32)))[1]
+    assert any(low <= block.data_ptr() < high for low, high in bounds)
+    keys_block = next(iter(stored.key_blocks(16, 32)))[1]
+    assert any(low <= keys_block.data_ptr() < high for low, high in bounds)
+
+
+def test_what_is_on_disk_cannot_be_taken_back(tmp_path: Path) -> None:
+    stored, plain, _ = pair(tmp_path, 40, 6)
+    stored.memo["rows"], stored.memo["other"] = Rows(1, torch.float32, CPU), 1
+    stored.memo["rows"].append(torch.zeros(46, 1))
+    with pytest.raises(ValueError, match="1 of these tokens are on disk"):
+        stored.crop(-7)
+    assert len(stored) == 46
+    assert set(stored.memo) == {"rows", "other"}
+    stored.crop(-2)
+    assert stored.memo["rows"].length == 44
+    assert set(stored.memo) == {"rows"}
+    stored.crop(-4)
+    plain.crop(-6)
+    assert_same(stored, plain, random.Random(1))
+
+
+def test_two_memories_over_the_same_document_do_not_touch(tmp_path: Path) -> None:
+    library, ids = Library(tmp_path), [*range(20)]
+    book = library.open(ingest(library, ids))
+    one, two = book.layers()[0], book.layers()[0]
+    one.append(*rows_of(ids, 0, 3, 0))
+    assert (len(one), len(two)) == (23, 20)
+
+
+def test_what_is_opened_while_a_model_runs_can_be_used_afterwards(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    with torch.inference_mode():
+        layer = library.open(ingest(library, [*range(20)])).layers()[0]
+        layer.append(*rows_of([*range(20)], 0, 3, 0))
+    with torch.enable_grad():
+        weight = torch.ones(4, requires_grad=True)
+        (layer.span(0, 20)[0] @ weight).sum().backward()
+        layer.append(*rows_of([*range(20)], 0, 3, 0))
+    assert weight.grad is not None
+    assert len(layer) == 26
+
+
+def test_bytes_keep_what_a_byte_can() -> None:
+    layout = Layout(1, 3, 8, "float32", kind="int8")
+    rows = torch.randn(50, 48) * torch.logspace(-6, 4, 50)[:, None]
+    rows[7] = 0
+    rows[9, :8] = 0
+    back = decode(encode(rows, layout), layout)
+    heads, wanted = back.view(50, 6, 8), rows.view(50, 6, 8)
+    step = wanted.abs().amax(2, keepdim=True) / 127
+    assert ((heads - wanted).abs() <= step * 0.5001).all()
+    assert torch.equal(back[7], rows[7])
+    assert encode(rows, layout).shape == (50, layout.row_bytes)
+    assert torch.equal(decode(encode(rows, layout), layout, heads=3), back[:, :24])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_document_in_bytes(tmp_path: Path, dtype: str) -> None:
+    layout = Layout(2, 2, 4, dtype, kind="int8", reduced=(3, 0), fit=10, segment=16)
+    library, ids = Library(tmp_path), [*range(50)]
+    with library.write("a" * 40, WITH, ids, layout) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids)
+        entry = finish(writer, ids)
+    for i, layer in enumerate(library.open(entry).layers()):
+        plain = LayerStore(2, 4, getattr(torch, dtype), CPU)
+        k, v = rows_of(ids, 0, 50, i, layout)
+        rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1).reshape(50, 16)
+        both = decode(encode(rows, layout), layout).view(50, 2, 2, 4)
+        plain.append(both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1))
+        if i == 0:
+            plain.append_features(torch.cat([b for _, b in layer.feature_blocks(0, 50)]))
+        assert_same(layer, plain, random.Random(2))
+        assert not torch.equal(layer.span(0, 50)[0], k)
+
+
+def test_parts_must_fit_each_other(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    parts = library.open(ingest(library, [*range(20)])).parts()
+    with pytest.raises(ValueError, match="without rows"):
+        StoredLayer(0, [Part(parts[0].segment, 16)], 2, 4, torch.float32)
+    with pytest.raises(ValueError, match="different models"):
+        StoredLayer(0, parts, 2, 8, torch.float32)
+
+
+def test_rows_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esa_cli.library import segment
+
+    stored, _, _ = pair(tmp_path, 16, 0)
+    checked: list[int] = []
+    real = segment._sums
+
+    def counted(view: memoryview, start: int, size: int, rows: list[int]) -> object:
+        checked.extend(rows)
+        return real(view, start, size, rows)
+
+    monkeypatch.setattr(segment, "_sums", counted)
+    stored.gather(torch.tensor([1, 4, 9]))
+    stored.gather(torch.tensor([2, 4, 9]))
+    stored.span(8, 11)
+    stored.gather(torch.tensor([8, 10]))
+    assert checked == [1, 4, 9, 2, 8, 10]
+
+
+def test_many_documents_are_told_apart(tmp_path: Path) -> None:
+    from esa_cli.library.contents import join
+
+    library = Library(tmp_path)
+    books = [library.open(ingest(library, [*range(a, a + 20)])) for a in (0, 50, 90)]
+    layer = join(books)[1]
+    assert [span.document for span in layer.spans] == [0, 1, 2]
+    assert [span.stop for span in layer.spans] == [20, 37, 54]
+    at = torch.tensor([0, 19, 20, 36, 37, 53])
+    wanted = torch.cat(
+        [
+            rows_of([*range(20)], 0, 20, 1)[0],
+            rows_of([*range(50, 70)], 3, 20, 1)[0],
+            rows_of([*range(90, 110)], 3, 20, 1)[0],
+        ],
+        1,
+    )
+    assert torch.equal(layer.gather(at)[0], wanted[:, at])
+    assert torch.equal(layer.span(10, 50)[0], wanted[:, 10:50])
+    layer.append(*rows_of([1, 2], 0, 2, 1))
+    assert len(layer) == 56
+    assert layer.spans[-1].stop == 54
+
+
+@pytest.mark.parametrize("wrong", ["width", "type"])
+def test_what_the_layout_does_not_say_is_not_stored(tmp_path: Path, wrong: str) -> None:
+    layout = Layout(1, 1, 2, "float32", reduced=(3,), segment=4)
+    library = Library(tmp_path)
+    with library.write("a" * 40, WITH, [1, 2, 3, 4], layout) as writer:
+        assert isinstance(writer, Writer)
+        writer.layers[0].append(*torch.zeros(2, 1, 4, 2))
+        features = torch.zeros(4, 5 if wrong == "width" else 3)
+        writer.layers[0].append_features(features.half() if wrong == "type" else features)
+        with pytest.raises(ValueError, match=r"layout wants \(4, 3\) of float32"):
+            writer.settle([None])
+        assert writer.done == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    entry = ingest(library, [*range(200)])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    stored = library.open(entry)
+    assert len(stored.parts()) == 13
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_sizes_in_the_docs() -> None:
+    text = (Path(__file__).parent.parent / "docs/library.md").read_text("utf-8")
+    for kind in ("native", "int8"):
+        layout = Layout(30, 3, 64, "float32", kind=kind, reduced=(48,) * 30)
+        assert f"{layout.nbytes(4096) / 4096:,.0f} |" in text

@@ -1,0 +1,383 @@
+"""Readers of text, Markdown, CSV, HTML and gzip; how a reader is chosen and added; no surprises."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import warnings
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import reader_files as make
+
+from esa_cli import readers, registry
+from esa_cli.document import read_document
+from esa_cli.errors import DocumentError, PluginError
+from esa_cli.readers import Extracted, Mark, TextBuilder, extracted
+from esa_cli.readers.markup import parse_html, write
+from esa_cli.readers.mathml import linear
+
+
+def text_of(data: bytes | str, name: str) -> str:
+    return readers.read(data.encode() if isinstance(data, str) else data, name).text
+
+
+def html(body: str) -> Extracted:
+    return readers.read(f"<!doctype html><body>{body}".encode(), "page.html")
+
+
+def chapters(found: Extracted) -> list[tuple[str, str | None]]:
+    """The first word each mark holds for, and its chapter."""
+    return [(found.text[mark.start :].split()[0], mark.chapter) for mark in found.marks]
+
+
+def refused(data: bytes, name: str) -> DocumentError:
+    with pytest.raises(DocumentError) as caught:
+        readers.read(data, name)
+    return caught.value
+
+
+def test_source_code_is_text_as_it_is() -> None:
+    code = "def f():\n\treturn  1  # <b>\n"
+    found = readers.read(code.encode(), "f.py")
+    assert found == Extracted(code, encoding="utf-8")
+
+
+def test_markdown_headings_are_chapters() -> None:
+    text = (
+        "---\ntitle: x\n---\nlead\n\n# One #\nalpha\n```\n# no heading\n```\n"
+        "Two\n---\nbeta\n\n- item\n---\n\n    # code\n#no\n### Three\ngamma\n"
+    )
+    found = readers.read(text.encode(), "a.md")
+    assert found.text == text
+    assert [(text[m.start :].split("\n")[0], m.chapter) for m in found.marks] == [
+        ("# One #", "One"), ("Two", "Two"), ("### Three", "Three"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_csv_rows_name_their_columns(sign: str) -> None:
+    rows = [["name", "town"], ["Ann", '"a\nb"'], ["", "Rome"], ["Bo", "Ulm", "9"]]
+    text = "\r\n".join(sign.join(row) for row in rows)
+    assert text_of(text, "a.csv") == (
+        "name: Ann; town: a b\ntown: Rome\nname: Bo; town: Ulm; column 3: 9\n"
+    )
+
+
+def test_csv_without_heading_and_what_is_no_table() -> None:
+    assert text_of("1,2\n3,4\n", "a.csv") == "column 1: 1; column 2: 2\ncolumn 1: 3; column 2: 4\n"
+    assert text_of(",b\n0,x\n", "a.csv") == "column 1: 0; b: x\n"
+    assert text_of("just words\nand more\n", "a.csv") == "just words\nand more\n"
+    assert text_of('a,b\n1,"open\n', "a.csv") == 'a,b\n1,"open\n', "no cell may swallow the rest"
+    assert text_of("a,b\n1,2\n", "a.txt") == "a,b\n1,2\n"
+
+
+def test_html_paragraphs_lists_tables() -> None:
+    found = html(
+        "<h1>Head\n<b>ing</b></h1><script>no()</script><style>no</style><!-- no -->"
+        "<p>One\n  <i>two</i><br>three &amp; four</p><template>no</template>"
+        "<ul><li>a<li><p>b</p></ul><ol start=3><li>c<li>d</ol>"
+        "<table><tr><th>x<th>y<tr><td><p>1</p><td>2</table>"
+        "<pre>  if x:\n    y</pre><p>a<img alt='a cat'>b<img>"
+    )
+    assert found.text == (
+        "Head ing\n\nOne two\nthree & four\n\n- a\n- b\n\n3. c\n4. d\n\n"
+        "x | y\n1 | 2\n\n  if x:\n    y\n\na [picture: a cat] b\n"
+    )
+    assert chapters(found) == [("Head", "Head ing")]
+
+
+def test_html_title_chapters_and_tails() -> None:
+    found = readers.read(
+        b"<html><head><title>T</title></head><body>a<!-- c -->b<script></script>c"
+        b"<h2></h2><h3>S</h3>d",
+        "page",
+    )
+    assert found.text == "abc\n\nS\n\nd\n"
+    assert found.marks == (Mark(0, chapter="T"), Mark(5, chapter="S"))
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        ('<meta charset="iso-8859-1"><p>né “x”'.encode("cp1252"), "cp1252"),
+        ("<?xml version='1.0' encoding='koi8-r'?><html><p>né “x”".encode(), "utf-8"),
+        ("<meta charset=utf-16><p>né “x”".encode("utf-8-sig"), "utf-8-sig"),
+        ("<meta charset=nonsense><p>né “x”".encode(), "utf-8"),
+    ],
+    ids=["declared", "xml", "mark", "unknown"],
+)
+def test_html_encodings(data: bytes, encoding: str) -> None:
+    found = readers.read(data, "page.html")
+    if encoding == "utf-8" and b"koi8" in data:
+        assert found.encoding == "koi8-r", "what is declared counts when it fits"
+    else:
+        assert (found.text, found.encoding) == ("né “x”\n", encoding)
+
+
+def test_html_nested_too_deep_loses_nothing_silently() -> None:
+    deep = b"<p>a</p>" + b"<div>" * 3000 + b"deep" + b"</div>" * 3000
+    try:
+        outcome = text_of(deep, "a.html")
+    except DocumentError as error:  # libxml2 from 2.14 on
+        outcome = error.message
+    assert "deep" in outcome or "cannot be read as HTML" in outcome
+    formula = html("<math>" + "<mrow>" * 1500 + "<mi>x</mi>")
+    assert formula.text == "x\n"
+    assert html("<math><mrow>bare<mi>y</mi>tail</mrow></math>").text == "bare y tail\n"
+
+
+def test_html_without_text() -> None:
+    error = refused(b"<html><body><script>app()</script></body></html>", "a.html")
+    assert "without text" in error.message
+    assert "browser" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("<msup><mi>x</mi><mn>2</mn></msup><mo>+</mo><mi>y</mi>", "x^2 + y"),
+        ("<msub><mi>a</mi><mrow><mi>i</mi><mo>+</mo><mn>1</mn></mrow></msub>", "a_(i + 1)"),
+        ("<mfrac><mrow><mo>-</mo><mn>1</mn></mrow><mn>2</mn></mfrac><mo>=</mo><mi>x</mi>",
+         "(-1)/2 = x"),
+        ("<msqrt><mn>2</mn></msqrt>", "√(2)"),
+        ("<mfenced open='[' close=']'><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mn>2</mn></mtd></mtr>"
+         "<mtr><mtd><mn>3</mn></mtd><mtd><mn>4</mn></mtd></mtr></mtable></mfenced>",
+         "[1, 2; 3, 4]"),
+        ("<mtable><mtr><mtd><mn>1</mn></mtd></mtr><mtr><mtd><mn>2</mn></mtd></mtr></mtable>",
+         "[1; 2]"),
+        ("<mtable><mtr><mtd><mi>x</mi></mtd><mtd><mo>=</mo><mn>1</mn></mtd></mtr>"
+         "<mtr><mtd><mi>y</mi></mtd><mtd><mo>=</mo><mn>2</mn></mtd></mtr></mtable>",
+         "x = 1; y = 2"),
+        ("<mi>sin</mi><mi>x</mi>", "sin x"),
+    ],
+)  # fmt: skip
+def test_formulas(formula: str, expected: str) -> None:
+    root = parse_html(f"<math>{formula}</math>", "a")
+    assert linear(root.find(".//math")) == expected
+    out = TextBuilder()
+    write(root, out, "a")
+    assert out.result().text == expected + "\n"
+
+
+def test_gzip_is_read_as_what_it_holds() -> None:
+    assert text_of(gzip.compress(b"a,b\n1,2\n"), "t.csv.gz") == text_of(b"a,b\n1,2\n", "t.csv")
+    two = gzip.compress(b"one ") + gzip.compress(b"two") + b"\0" * 8
+    assert text_of(two, readers.STDIN) == "one two"
+    assert text_of(gzip.compress(make.pdf(["Hello"])), "a.pdf.gz") == "Hello\n"
+
+
+def test_gzip_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = gzip.compress(b"words " * 1000)
+    assert "the end is missing" in refused(packed[:-12], "a.txt.gz").message
+    assert "damaged" in refused(packed + b"junk", "a.txt.gz").message
+    assert "more than once" in refused(gzip.compress(packed), "a.gz").message
+    assert "empty file" in refused(gzip.compress(b""), "a.gz").message
+    inner = refused(gzip.compress(b"\x89PNG\r\n\x1a\n"), "a.png.gz")
+    assert "unpacked from a.png.gz" in inner.message
+    assert "gunzip -k a.png.gz" in inner.hint
+    monkeypatch.setattr(extracted, "UNPACKED", 1 << 20)
+    assert "limit of 1 MiB" in refused(gzip.compress(bytes(5 << 20)), "a.gz").message
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "expected"),
+    [
+        (make.pdf(["Hello"]), "report", "Hello\n"),
+        (make.pdf(["Hello"]), "report.txt", "Hello\n"),
+        (make.docx(make.paragraph("Hello")), readers.STDIN, "Hello\n"),
+        (make.epub({"a.xhtml": "<p>Hello</p>"}), "a.zip", "Hello\n"),
+        (b"<!DOCTYPE html><p>Hello", readers.STDIN, "Hello\n"),
+        (b"<!DOCTYPE html><p>Hello", "page.php", "<!DOCTYPE html><p>Hello"),
+        (b"<p>Hello", "A.HTM", "Hello\n"),
+        (b"<p>Hello", "unknown.kind", "<p>Hello"),
+    ],
+)
+def test_content_then_name_choose_the_reader(data: bytes, name: str, expected: str) -> None:
+    assert text_of(data, name) == expected
+
+
+def test_called_what_it_is_not() -> None:
+    assert "cannot be read as a PDF" in refused(b"<html>Not found</html>", "a.pdf").message
+    assert "cannot be read as an EPUB" in refused(b"plain", "a.epub").message
+    assert "cannot be read as a Word document" in refused(make.zipped({"x": "y"}), "a.docx").message
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+class Upper:
+    what: ClassVar[str] = "shouting"
+    suffixes: ClassVar[tuple[str, ...]] = (".md", "makefile")
+    binary: ClassVar[bool] = False
+
+    def sniff(self, head: bytes) -> bool:
+        return False
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        return Extracted(data.decode().upper())
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_reader_is_added_and_asked_first() -> None:
+    readers.register("upper")(Upper)
+    assert text_of("a", "x.md") == "A"
+    assert text_of("a", "folder/Makefile") == "A"
+    assert text_of("a", "x.txt") == "a"
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
+    path = tmp_path / "plug.py"
+    path.write_text(
+        "from esa_cli.readers import Extracted, register\n\n"
+        "@register('roman')\nclass Roman:\n"
+        "    what, suffixes, binary = 'roman', ('.rom',), False\n"
+        "    def sniff(self, head): return False\n"
+        "    def read(self, data, name): return Extracted('MCM')\n"
+    )
+    assert registry.load_file(path) == [("reader", "roman")]
+    assert text_of("1900", "x.rom") == "MCM"
+    path.with_name("bad.py").write_text(path.read_text().replace("roman", "greek") + "1 / 0\n")
+    with pytest.raises(PluginError, match="does not run"):
+        registry.load_file(path.with_name("bad.py"))
+    assert "greek" not in registry.names("reader")
+
+
+@pytest.mark.usefixtures("scratch")
+def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
+    docs = (Path(__file__).parent.parent / "docs" / "readers.md").read_text("utf-8")
+    path = tmp_path / "notebook.py"
+    path.write_text(docs.split("```python\n")[-1].split("```")[0])
+    registry.load_file(path)
+    found = readers.read(b'{"cells": [{"source": ["a\\n", "b"]}, {"source": ["c"]}]}', "x.ipynb")
+    assert found == Extracted("a\nb\n\nc\n", (Mark(0, None, "cell 1"), Mark(5, None, "cell 2")))
+
+
+@pytest.mark.usefixtures("scratch")
+def test_what_cannot_be_registered() -> None:
+    with pytest.raises(PluginError, match="already registered by esa_cli"):
+        readers.register("pdf")(Upper)
+    with pytest.raises(PluginError, match="no what and no read"):
+        readers.register("less")(type("Less", (), {"suffixes": (), "binary": 0, "sniff": 0}))
+
+
+@pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize(
+    "found",
+    [
+        Extracted("ab", (Mark(1), Mark(1))),
+        Extracted("ab", (Mark(3),)),
+        Extracted("ab", (Mark(-1),)),
+        Extracted("a\rb"),
+    ],
+)
+def test_a_careless_reader_is_named(found: Extracted) -> None:
+    class Careless(Upper):
+        def read(self, data: bytes, name: str) -> Extracted:
+            return found
+
+    readers.register("careless")(Careless)
+    with pytest.raises(PluginError, match="shouting"):
+        readers.read(b"x", "a.md")
+
+
+@pytest.mark.usefixtures("scratch")
+def test_an_exception_nobody_foresaw_is_damage() -> None:
+    class Broken(Upper):
+        def read(self, data: bytes, name: str) -> Extracted:
+            raise KeyError("q")
+
+    readers.register("broken")(Broken)
+    assert "KeyError: 'q'" in refused(b"x", "a.md").message
+
+
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pypdfium2", None)
+    error = refused(make.pdf(["x"]), "a.pdf")
+    assert "pypdfium2 is not installed" in error.message
+    assert error.hint == "pip install pypdfium2"
+
+
+def test_builder_places_marks_at_the_first_letter() -> None:
+    out = TextBuilder()
+    out.flow("a ")
+    out.page(1)
+    out.paragraph()
+    out.page(2)
+    out.chapter("c")
+    out.flow("\n b\u00a0c")
+    out.line()
+    out.exact("d\r\n\x00e")
+    assert out.result(["m"]) == Extracted("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
+
+
+SAMPLES = {
+    "a.pdf": make.pdf(["Hello world", None, "More\nwords"], [("More", 2)]),
+    "a.epub": make.epub(
+        {"a.xhtml": "<h1>One</h1><p>x</p>", "b.xhtml": "<p id='s'>y</p>"},
+        nav='<li><a href="b.xhtml#s">Two</a></li>',
+    ),
+    "a.docx": make.docx(
+        make.paragraph("Head", "H1") + make.paragraph("Words", before=make.PAGE),
+        {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING},
+    ),
+    "a.html": b"<!doctype html><h1>A</h1><table><tr><td>x<td>y</table><ol start=2><li>z<pre> k",
+    "a.csv": b'name,town\nAnn,"a b"\nBo,Ulm\n' * 3,
+    "a.md": b"# One\ntext\n```\ncode\n```\nTwo\n===\n" * 3,
+    "a.txt": "Grüße, 世界\n".encode() * 5,
+    "a.txt.gz": gzip.compress(b"some words\n" * 20),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_damaged_files_end_in_a_clear_error(name: str) -> None:
+    """Cut off anywhere, and with bits flipped: text or a DocumentError, nothing else."""
+    data, dice = SAMPLES[name], random.Random(name)
+    assert text_of(data, name).strip(), "the whole file is readable"
+    wrecks = [data[: dice.randrange(1, len(data))] for _ in range(40)]
+    for _ in range(60):
+        flipped = bytearray(data)
+        for _ in range(dice.choice((1, 3, 20))):
+            flipped[dice.randrange(len(flipped))] ^= 1 << dice.randrange(8)
+        wrecks.append(bytes(flipped))
+    refusals = []
+    for wreck in wrecks:
+        try:
+            assert isinstance(readers.read(wreck, name).text, str)
+        except DocumentError as error:
+            refusals.append(error.message)
+    assert all(name.removesuffix(".gz") in message for message in refusals)
+    if name.endswith(("pdf", "epub", "docx", "gz")):
+        assert refusals, "some damage is beyond reading"
+
+
+def test_place_of_every_character(tmp_path: Path) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make.pdf(["One\nline two", "", "Head\nlast"], [("Head", 2)]))
+    document = read_document(str(path))
+    assert document.text == "One\nline two\n\nHead\nlast\n"
+    lines = document.text.split("\n")
+    line, at = 1, 0
+    for offset, letter in enumerate(document.text):
+        page = 1 if offset < document.text.index("Head") else 3
+        place = document.place(offset)
+        assert place == (page, line, None if page == 1 else "Head")
+        assert document.text[at:].startswith(lines[line - 1])
+        if letter == "\n":
+            line, at = line + 1, offset + 1
+    assert document.place(len(document.text)).line == line
+    for outside in (-1, len(document.text) + 1):
+        with pytest.raises(IndexError):
+            document.place(outside)
+
+
+def test_no_warnings_reach_the_terminal() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, data in SAMPLES.items():
+            readers.read(data, name)

@@ -1,0 +1,115 @@
+"""Folders and patterns: which files they mean, and that what is left out is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import reader_files as make
+
+from esa_cli.document import expand, read_documents
+from esa_cli.errors import DocumentError
+from esa_cli.readers import sources
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of many kinds of files, below the current one."""
+    files: dict[str, bytes] = {
+        "docs/b.md": b"b",
+        "docs/a.txt": b"a",
+        "docs/deep/er/c.py": b"c",
+        "docs/deep/wide.txt": "wide".encode("utf-16"),
+        "docs/paper.pdf": make.pdf(["paper"]),
+        "docs/empty.txt": b"",
+        "docs/logo.png": b"\x89PNG\r\n\x1a\n\0",
+        "docs/data.bin": b"ab\0c" * 9,
+        "docs/.secret": b"x",
+        "docs/.git/config": b"x",
+        "docs/build/out.txt": b"x",
+        "docs/x.log": b"x",
+        "docs/deep/keep.log": b"keep",
+        "docs/.gitignore": b"build/\n*.log\n",
+        "docs/deep/.gitignore": b"!keep.log\n",
+        "other/d.txt": b"d",
+    }
+    for name, data in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_means_its_readable_files(tree: Path) -> None:
+    said: list[str] = []
+    os.symlink(tree / "other" / "d.txt", tree / "docs" / "out.txt")
+    os.symlink(tree / "other", tree / "docs" / "away")
+    os.symlink(tree / "docs" / "a.txt", tree / "docs" / "same.txt")
+    assert expand(["docs"], said.append) == [
+        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/same.txt", "docs/deep/keep.log",
+        "docs/deep/wide.txt", "docs/deep/er/c.py",
+    ]  # fmt: skip
+    assert said == [
+        "docs: 7 files to read; left out: 2 binary, 1 empty, 1 folders ignored by .gitignore, "
+        "1 folders that are links elsewhere, 4 hidden, 1 ignored by .gitignore, "
+        "1 that are links elsewhere"
+    ]
+
+
+def test_gitignore_of_the_repository_above(tree: Path) -> None:
+    (tree / "docs" / ".git").rename(tree / ".git")
+    (tree / ".gitignore").write_text("*.txt\n")
+    assert expand(["docs/deep"]) == ["docs/deep/keep.log", "docs/deep/er/c.py"]
+    with pytest.raises(DocumentError, match="1 ignored by"):
+        expand(["other"])
+
+
+def test_patterns(tree: Path) -> None:
+    said: list[str] = []
+    assert expand(["docs/*.md", "docs/**/*.py", "other/d.txt"]) == [
+        "docs/b.md", "docs/deep/er/c.py", "other/d.txt",
+    ]  # fmt: skip
+    assert expand(["docs/*"], said.append) == [
+        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/x.log",
+    ]  # fmt: skip
+    assert said == ["docs/*: 4 files to read; left out: 2 binary, 1 empty"]
+    assert expand(["docs/a.txt", "docs/*.txt", "docs", "docs/a.txt"]).count("docs/a.txt") == 2
+
+
+def test_a_path_that_exists_is_itself(tree: Path) -> None:
+    (tree / "a[1]*.md").write_text("odd")
+    assert expand(["a[1]*.md", "-", "missing.txt", "a\0*"]) == [
+        "a[1]*.md", "-", "missing.txt", "a\0*",
+    ]  # fmt: skip
+
+
+def test_nothing_and_too_much(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DocumentError, match="no file matches"):
+        expand(["*.rst"])
+    (tree / "void").mkdir()
+    with pytest.raises(DocumentError, match="There is nothing to read in void"):
+        expand(["void"])
+    monkeypatch.setattr(sources, "MOST_FILES", 3)
+    with pytest.raises(DocumentError, match="more than 3 readable files"):
+        expand(["docs"])
+
+
+def test_reading_a_folder_says_what_it_could_not_read(tree: Path) -> None:
+    said: list[str] = []
+    (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
+    documents = read_documents(["docs/a.txt", "docs"], say=said.append)
+    assert [d.source for d in documents[:3]] == ["docs/a.txt", "docs/b.md", "docs/paper.pdf"]
+    assert [d.text for d in documents[:3]] == ["a", "b", "paper\n"]
+    assert "7 files to read" in said[0]
+    assert said[1].startswith("left out: The document docs/scan.pdf has no text")
+    assert len(said) == 2
+    with pytest.warns(UserWarning, match="left out"):
+        read_documents(["docs"])
+
+
+def test_a_folder_of_which_nothing_can_be_read(tree: Path) -> None:
+    (tree / "other" / "d.txt").rename(tree / "other" / "d.pdf")
+    with pytest.raises(DocumentError, match="cannot be read as a PDF"):
+        read_documents(["other"], say=lambda _: None)
