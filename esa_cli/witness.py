@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 BLOCK_ELEMENTS = 4 << 20
-"""Most probabilities in memory together (16 MB)."""
+"""Most logarithms in memory together (16 MB)."""
 NEAR = -1
 """Stands for the local tokens where far ones go by the head that chose them."""
 
@@ -37,15 +37,21 @@ class Share(NamedTuple):
     """What some query heads took from some of the documents' tokens in one chunk of one layer.
 
     `heads`: which of the H. `start`: absolute position of the first of the C queries. `at`: (n,)
-    absolute positions of the tokens. `mass`: (h, C, n) float32 probabilities. `lengths`: (g, n)
-    lengths of the tokens' values as multiples of their mean; h / g heads share a key head.
+    absolute positions of the tokens. `logs`: (h, C, n) float32 logarithms of probabilities.
+    `lengths`: (g, n) lengths of the tokens' values as multiples of their mean; h / g heads share a
+    key head.
     """
 
     heads: range
     start: int
     at: Tensor
-    mass: Tensor
+    logs: Tensor
     lengths: Tensor
+
+    @property
+    def mass(self) -> Tensor:
+        """(h, C, n) probabilities."""
+        return self.logs.exp()
 
 
 class _Turned(NamedTuple):
@@ -123,7 +129,8 @@ class Witness:
     def note(self, seen: Seen, share: Share) -> None:
         """Takes one share in."""
         groups, tokens = share.lengths.shape
-        most = (share.mass.view(groups, -1, tokens).amax(dim=1) * share.lengths).amax(dim=0).cpu()
+        top = share.logs.view(groups, -1, tokens).amax(dim=1).exp_()
+        most = (top * share.lengths).amax(dim=0).cpu()
         into = self._answered if seen.decoding else self._asked
         row, at = into[seen.layer - self.layers.start], share.at.cpu()
         row[at] = torch.maximum(row[at], most)
@@ -161,16 +168,15 @@ class Witness:
         if len(heads) < seen.queries.shape[0]:
             group = heads.start * seen.store.heads // seen.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
-        queries = self._sharpened(seen)[which]
+        queries = self._sharpened(seen)[which] * self._attachment.attention.scale
         most = max(1, BLOCK_ELEMENTS // (len(heads) * at.shape[0]))
         for low in range(0, queries.shape[1], most):
             rows = slice(low, low + most)
             logits = _products(rope.rotate(queries[:, rows], query[rows]), keys)
             if part == NEAR:
                 logits = self._clipped(seen, queries[:, rows], query[rows], key, at, rope, logits)
-            scaled = logits.float() * self._attachment.attention.scale
-            mass = scaled.sub_(seen.lse[which, rows, None]).exp_()
-            yield Share(heads, seen.start + low, at, mass, lengths)
+            logs = logits.float().sub_(seen.lse[which, rows, None])
+            yield Share(heads, seen.start + low, at, logs, lengths)
 
     def _sharpened(self, seen: Seen) -> Tensor:
         """Queries (H, C, D), as the position encoding would have them."""

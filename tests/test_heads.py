@@ -480,10 +480,21 @@ def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) 
     result = esa(*TINY, *FEW, *SHORT)
     assert result.code == 0
     lines = result.out.splitlines()
-    assert lines[0].split() == ["layer", "head", "found", "of", "4", "of", "4", "margin"]
+    assert lines[0].split() == [
+        "layer",
+        "head",
+        "found",
+        "of",
+        "4",
+        "held",
+        "out",
+        "of",
+        "4",
+        "margin",
+    ]
     assert lines[1].split() == ["1", "2", "4", "4", "1.00", "in", "the", "set"]
-    assert "of 4 held-out needles: 4 first by these 4 heads" in lines[-1]
-    assert "--set 'score.heads=[[1,2]," in result.err
+    assert "of 4 held-out needles: 4 first by these 4 heads" in lines[-2]
+    assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")
 
 
 def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path) -> None:
@@ -504,10 +515,21 @@ def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path)
 def test_a_random_model_has_none(esa: Esa, tmp_path: Path) -> None:
     result = esa(*TINY, *FEW, *SHORT, "--out", "few.yaml")
     assert result.code == 5
-    assert "has no few heads" in result.err
+    assert "has no few heads" in result.out
+    assert "use them" not in result.out
     assert "nothing was written" in result.err
-    assert "use these heads" not in result.err
     assert not (tmp_path / "few.yaml").exists()
+
+
+def test_weak_heads_without_a_file_are_no_error(esa: Esa) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet")
+    data = json.loads(result.out)
+    assert (result.code, data["weak"], data["use"]) == (0, True, None)
+
+
+def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--out", "few ones.yaml")
+    assert result.out.endswith("use them with --preset 'few ones.yaml'\n")
 
 
 @pytest.mark.parametrize(

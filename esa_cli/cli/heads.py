@@ -105,17 +105,8 @@ def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        _show(found)
-    if not found.weak:
-        use = f"--preset {wanted.out}" if wanted.out else _use(found)
-        reporter.note(f"use these heads with\n  {use}", dim=False)
-        return
-    reporter.note(
-        f"esa: {chosen.model} has no few heads that find what is asked for: the best find "
-        f"{found.hits} of {found.held_out}; let all vote, with --set score.heads=[]",
-        dim=False,
-    )
-    if wanted.out is not None:
+        _show(found, result)
+    if wanted.out is not None and found.weak:
         raise ModelError(f"no heads to put into {wanted.out}", "nothing was written")
 
 
@@ -195,7 +186,7 @@ def _result(found: Found, wanted: Wanted, chosen: Preset) -> dict[str, Any]:
         **asdict(found),
         "heads": best,
         "weak": found.weak,
-        "use": _use(found),
+        "use": None if found.weak else _use(found),
         "written": None,
     }
 
@@ -214,11 +205,18 @@ def _write(path: Path, wanted: Wanted, found: Found) -> None:
         write(path, wanted.preset, wanted.overrides, found.chosen, about)
 
 
-def _show(found: Found) -> None:
-    """The best heads, and what the set finds of the questions that did not choose its order."""
+def _show(found: Found, result: dict[str, Any]) -> None:
+    """The best heads, what the set finds of the held-out questions, and how to use it."""
     from .render import print_table
 
-    headers = ("layer", "head", f"found of {found.ranked_by}", f"of {found.held_out}", "margin", "")
+    headers = (
+        "layer",
+        "head",
+        f"found of {found.ranked_by}",
+        f"held out of {found.held_out}",
+        "margin",
+        "",
+    )
     print_table(
         headers,
         [
@@ -238,3 +236,8 @@ def _show(found: Found) -> None:
         f"\nof {found.held_out} held-out needles: {found.hits} first by these {len(found.chosen)} "
         f"heads of {layers} layers, {found.all_hits} by all {len(found.heads)} heads"
     )
+    if found.weak:
+        print(f"{result['model']} has no few heads that find what is asked for: let all vote")
+        return
+    written = result["written"]
+    print(f"use them with {shlex.join(['--preset', written]) if written else result['use']}")
