@@ -10,21 +10,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .api import Esa
+    from .book import Book
+    from .document import Document, read_document
+    from .library import Library
     from .method import Method, Window
     from .preset import load as load_preset
+    from .reply import Evidence, Reply, Turn
     from .seam import attach
     from .session import Answer, Session
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Method", "Session", "Window", "__version__", "attach", "load_preset"]
+__all__ = [
+    "Answer",
+    "Book",
+    "Document",
+    "Esa",
+    "Evidence",
+    "Library",
+    "Method",
+    "Reply",
+    "Session",
+    "Turn",
+    "Window",
+    "__version__",
+    "attach",
+    "load_preset",
+    "read_document",
+]
 
 _PLACES = {
     "Answer": ("session", "Answer"),
+    "Book": ("book", "Book"),
+    "Document": ("document", "Document"),
+    "Esa": ("api", "Esa"),
+    "Evidence": ("reply", "Evidence"),
+    "Library": ("library", "Library"),
     "Method": ("method", "Method"),
+    "Reply": ("reply", "Reply"),
     "Session": ("session", "Session"),
+    "Turn": ("reply", "Turn"),
     "Window": ("method", "Window"),
     "attach": ("seam", "attach"),
     "load_preset": ("preset", "load"),
+    "read_document": ("document", "read_document"),
 }
 """Public name -> the module it lives in, and its name there."""
 

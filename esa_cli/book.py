@@ -106,6 +106,10 @@ class Books:
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
+    def on_disk(self, tokens: int) -> int:
+        """About how many bytes a document of so many tokens takes in the library."""
+        return self.library.size_of(tokens, self.layout(self.rows)) if self.library else 0
+
     def layout(self, rows: str) -> Layout:
         """How this model's rows would be stored, `int8` or `native`."""
         config, method = self.session.model.config, self.session.attachment.method

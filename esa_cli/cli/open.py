@@ -38,6 +38,8 @@ class Reading:
         self._first = 0
         self.in_memory: Callable[[], int] = lambda: 0
         """Tokens that are kept in memory so far."""
+        self.on_disk: Callable[[int], int] = lambda tokens: 0
+        """Bytes that so many tokens will take in the library."""
 
     def begin(self, document: Document, tokens: int, kept: bool) -> None:
         """Raises ResourceError when it does not fit."""
@@ -47,7 +49,7 @@ class Reading:
         needed = min(tokens, STORED_AT_ONCE) if kept else self.in_memory() + tokens
         self.known.plan(self.chosen, needed).check()
         self._plan = self.known.plan(self.chosen, tokens)
-        where = f", to keep {size_text(self._plan.keys_values)} or less" if kept else ""
+        where = f", {size_text(self.on_disk(tokens))} in the library" if kept else ""
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
         for lacking in document.missing:
             self.reporter.note(f"esa: {document.name}: {lacking}", dim=False)
@@ -126,6 +128,7 @@ def opened(
         ) as esa,
     ):
         reading.in_memory = lambda: esa.books.in_memory
+        reading.on_disk = esa.books.on_disk
         reporter.settle()
         try:
             yield esa
