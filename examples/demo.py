@@ -1,28 +1,33 @@
 """`make demo`: the tool's main job, on screen, with the default model.
 
 Reads the chronicle in this folder (over four times the model's window) once and asks it several
-questions; each answer is shown beside the one that is right.
+questions. Under each answer stand the passage it rests on most, and what would be right.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from esa_cli import models, preset
-from esa_cli.document import read_document
+from esa_cli import Book, Esa, Reply, load_preset, models, read_document
 from esa_cli.models.quiet import quiet_transformers
-from esa_cli.session import Session
 
 HERE = Path(__file__).parent
 
 
-def questions(count: int) -> list[dict[str, object]]:
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The tool's main job, on screen.")
+    parser.add_argument("count", nargs="?", type=int, default=8, help="questions; default 8")
+    parser.add_argument("--preset", default="smollm2-135m")
+    return parser.parse_args()
+
+
+def questions(count: int) -> list[dict[str, Any]]:
     """`count` questions spread over the whole depth of the document."""
     lines = (HERE / "questions.jsonl").read_text("utf-8").splitlines()
     known = sorted((json.loads(line) for line in lines), key=lambda q: float(q["depth"]))
@@ -30,40 +35,53 @@ def questions(count: int) -> list[dict[str, object]]:
     return [known[int((i + 0.5) * step)] for i in range(count)]
 
 
+def read(esa: Esa, screen: Console) -> Book:
+    """The chronicle, with a bar while it is read."""
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        TextColumn("{task.completed:,} of {task.total:,} tokens"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=screen) as bar:
+        task = bar.add_task("reading", total=0)
+        esa.books.progress = lambda done, all_: bar.update(task, completed=done, total=all_)
+        return esa.ingest(str(HERE / "chronicle.md"))
+
+
+def show_evidence(reply: Reply, screen: Console) -> None:
+    if not reply.found:
+        screen.print("the text may not contain the answer", style="dim")
+    for passage in reply.evidence:
+        words = f"line {passage.line}: {' '.join(passage.text.split())}"
+        screen.print(words, style="cyan", markup=False, no_wrap=True, overflow="ellipsis")
+
+
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    given = arguments()
     screen = Console(highlight=False)
-    document = read_document(str(HERE / "chronicle.md"))
-    chosen = preset.load()
-    screen.print(f"[bold]{document.name}[/]: {len(document.text.split()):,} words")
-    screen.print("getting the default model (fetched once with pip, then kept) ...")
+    chosen = load_preset(given.preset)
+    words = len(read_document(str(HERE / "chronicle.md")).text.split())
+    screen.print(f"[bold]chronicle.md[/]: {words:,} words")
+    screen.print("getting the model (fetched once, then kept) ...")
     loaded = models.load(chosen.model)
-    with quiet_transformers(), Session(loaded.model, loaded.tokenizer, chosen) as session:
-        columns = (
-            TextColumn("reading"),
-            BarColumn(),
-            TextColumn("{task.completed:,} of {task.total:,} tokens"),
-            TimeRemainingColumn(),
-        )
-        started = time.perf_counter()
-        with Progress(*columns, console=screen) as bar:
-            task = bar.add_task("reading", total=len(session.prompt.document(document.text)))
-            session.read(
-                document.text, lambda done, all_: bar.update(task, completed=done, total=all_)
-            )
-        spent = time.perf_counter() - started
+    with quiet_transformers(), Esa(loaded, chosen) as esa:
+        book = read(esa, screen)
         screen.print(
-            f"{session.document_tokens:,} tokens in {spent:.0f} s; "
+            f"{book.tokens:,} tokens in {book.read_s:.0f} s; "
             f"the model's window is {chosen.context:,}\n"
         )
-        for question in questions(count):
-            screen.print(f"[dim]at {question['depth']:.0%}:[/] [bold]{question['question']}[/]")
-            answer = session.ask(
-                str(question["question"]),
+        for known in questions(given.count):
+            screen.print(f"[dim]at {known['depth']:.0%}:[/] [bold]{known['question']}[/]")
+            reply = esa.ask(
+                known["question"],
+                [book],
+                evidence=1,
                 on_text=lambda piece: screen.print(piece, end="", markup=False),
             )
-            right = question["answers"][0]  # type: ignore[index]
-            screen.print(f"\n[dim]right: {right}; {answer.total_s:.1f} s[/]\n")
+            screen.print()
+            show_evidence(reply, screen)
+            screen.print(f"[dim]right: {known['answers'][0]}; {reply.total_s:.1f} s[/]\n")
 
 
 if __name__ == "__main__":

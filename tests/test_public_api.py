@@ -12,7 +12,10 @@ import pytest
 import esa_cli
 
 ROOT = Path(__file__).parent.parent
-PUBLIC = ["Answer", "Method", "Session", "Window", "__version__", "attach", "load_preset"]
+PUBLIC = [
+    "Answer", "Book", "Document", "Esa", "Evidence", "Library", "Method", "Reply", "Session", "Turn",
+    "Window", "__version__", "attach", "load_preset", "read_document",
+]  # fmt: skip
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -32,8 +35,16 @@ def test_every_name_has_a_place_and_no_other_has() -> None:
 
 
 def test_names_are_those_of_their_modules() -> None:
-    from esa_cli import method, preset, seam, session
+    from esa_cli import api, book, document, library, method, preset, reply, seam, session
 
+    assert esa_cli.Esa is api.Esa
+    assert esa_cli.Book is book.Book
+    assert esa_cli.Library is library.Library
+    assert esa_cli.Document is document.Document
+    assert esa_cli.read_document is document.read_document
+    assert esa_cli.Reply is reply.Reply
+    assert esa_cli.Evidence is reply.Evidence
+    assert esa_cli.Turn is reply.Turn
     assert esa_cli.Session is session.Session
     assert esa_cli.Answer is session.Answer
     assert esa_cli.Method is method.Method
@@ -53,6 +64,8 @@ def test_importing_loads_nothing_heavy() -> None:
     done = run(
         "import sys, esa_cli\n"
         "esa_cli.load_preset()\n"
+        "esa_cli.Library, esa_cli.Turn, esa_cli.Evidence\n"
+        f"esa_cli.read_document({str(ROOT / 'README.md')!r})\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich', 'typer'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
     )
