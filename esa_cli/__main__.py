@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the words behind `esa`; None takes the command line's.
     """
+    # torch and transformers make a million objects on import, none of them garbage: looking for any
+    # takes half a second. `cli.known.load` turns it on again when the model is there.
+    gc.disable()
     # A stream that was closed by the caller is None; what is written to it goes nowhere. In this
     # order each takes its own number, and no file opened later is written to by mistake.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
@@ -50,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         return PIPE_CLOSED
     except Exception as error:
         return _report(error)
+    finally:
+        gc.enable()
 
 
 def _interrupted(leave: bool) -> None:

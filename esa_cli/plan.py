@@ -99,7 +99,13 @@ def _remedies(costs: Costs, tokens: int, dtype: torch.dtype, device: str, memory
 
 
 def estimate(
-    preset: Preset, config: dict[str, Any], tokens: int, *, dtype: torch.dtype, device: str
+    preset: Preset,
+    config: dict[str, Any],
+    tokens: int,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    timed: bool = True,
 ) -> Plan:
     """What reading `tokens` tokens takes.
 
@@ -107,6 +113,7 @@ def estimate(
         preset: names the method, and the model by which speeds are remembered.
         config: the model's config.json. dtype: of weights and keys.
         device: of torch, or "balanced"; see `models.load.choose_device`.
+        timed: whether the seconds matter; where no speed is known it takes a moment to find one.
 
     Raises:
         PresetError: the method does not hold. ModelError: config.json lacks a size.
@@ -118,7 +125,7 @@ def estimate(
     name = str(dtype).removeprefix("torch.")
     key = f"{preset.model}|{name}|{device}|{method.reading}|{torch.get_num_threads()} threads"
     measured = rates.recall(key)
-    rate = measured or EFFICIENCY * _probe(shape, dtype, device)
+    rate = measured or (EFFICIENCY * _probe(shape, dtype, device) if timed else float("inf"))
     fits = costs.needed(tokens, size) <= memory
     return Plan(
         tokens=tokens,

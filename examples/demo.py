@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from esa_cli import Book, Esa, Reply, load_preset, models, read_document
+from esa_cli import Book, Esa, load_preset, models, read_document
 from esa_cli.models.quiet import quiet_transformers
 
 HERE = Path(__file__).parent
@@ -35,26 +35,21 @@ def questions(count: int) -> list[dict[str, Any]]:
     return [known[int((i + 0.5) * step)] for i in range(count)]
 
 
-def read(esa: Esa, screen: Console) -> Book:
-    """The chronicle, with a bar while it is read."""
-    columns = (
-        TextColumn("reading"),
-        BarColumn(),
-        TextColumn("{task.completed:,} of {task.total:,} tokens"),
-        TimeRemainingColumn(),
+def ask(esa: Esa, book: Book, known: dict[str, Any], screen: Console) -> None:
+    screen.print(f"[dim]at {known['depth']:.0%}:[/] [bold]{known['question']}[/]")
+    reply = esa.ask(
+        known["question"],
+        [book],
+        evidence=1,
+        on_text=lambda piece: screen.print(piece, end="", markup=False),
     )
-    with Progress(*columns, console=screen) as bar:
-        task = bar.add_task("reading", total=0)
-        esa.books.progress = lambda done, all_: bar.update(task, completed=done, total=all_)
-        return esa.ingest(str(HERE / "chronicle.md"))
-
-
-def show_evidence(reply: Reply, screen: Console) -> None:
+    screen.print()
     if not reply.found:
         screen.print("the text may not contain the answer", style="dim")
     for passage in reply.evidence:
         words = f"line {passage.line}: {' '.join(passage.text.split())}"
         screen.print(words, style="cyan", markup=False, no_wrap=True, overflow="ellipsis")
+    screen.print(f"[dim]right: {known['answers'][0]}; {reply.total_s:.1f} s[/]\n")
 
 
 def main() -> None:
@@ -65,23 +60,27 @@ def main() -> None:
     screen.print(f"[bold]chronicle.md[/]: {words:,} words")
     screen.print("getting the model (fetched once, then kept) ...")
     loaded = models.load(chosen.model)
-    with quiet_transformers(), Esa(loaded, chosen) as esa:
-        book = read(esa, screen)
+    bar = Progress(
+        TextColumn("reading"),
+        BarColumn(),
+        TextColumn("{task.completed:,} of {task.total:,} tokens"),
+        TimeRemainingColumn(),
+        console=screen,
+    )
+    task = bar.add_task("reading", total=0)
+
+    def progress(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+
+    with quiet_transformers(), Esa(loaded, chosen, progress=progress) as esa:
+        with bar:
+            book = esa.ingest(str(HERE / "chronicle.md"))
         screen.print(
             f"{book.tokens:,} tokens in {book.read_s:.0f} s; "
             f"the model's window is {chosen.context:,}\n"
         )
         for known in questions(given.count):
-            screen.print(f"[dim]at {known['depth']:.0%}:[/] [bold]{known['question']}[/]")
-            reply = esa.ask(
-                known["question"],
-                [book],
-                evidence=1,
-                on_text=lambda piece: screen.print(piece, end="", markup=False),
-            )
-            screen.print()
-            show_evidence(reply, screen)
-            screen.print(f"[dim]right: {known['answers'][0]}; {reply.total_s:.1f} s[/]\n")
+            ask(esa, book, known, screen)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Reads a document into a library on disk, once; the next run finds it there and only asks.
 
     python examples/keep_a_library.py log.txt "What failed first?"
-    python examples/keep_a_library.py log.txt "And then?" --more today.txt   # reads only what is new
-    python examples/keep_a_library.py note.md "When?" --preset tiny-random   # needs no network
+    python examples/keep_a_library.py log.txt "And then?" --more new.txt   # reads only the new part
+    python examples/keep_a_library.py note.md "When?" --preset tiny-random # needs no network
 
 Documents are found by their text, not by name or date. docs/library.md says what is kept, and how.
 """

@@ -1,13 +1,21 @@
-"""The examples run as they stand, with the tiny random model and without a network."""
+"""The examples, and the code in the documents, run as they stand, with the tiny random model and
+without a network."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import reader_files
 
 from esa_cli import registry
 from esa_cli.conformance import check_file, make_step
@@ -27,30 +35,37 @@ def note(tmp_path: Path) -> Path:
     return path
 
 
-def run(name: str, note: Path, *options: str) -> str:
-    """What an example prints."""
-    home = note.parent
-    environment = {
+def environment(home: Path) -> dict[str, str]:
+    return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONUTF8": "1",
         "ESA_HOME": str(home / "esa"),
+        "ESA_LIBRARY": str(home / "library"),
         "XDG_CONFIG_HOME": str(home / "config"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    call = [str(EXAMPLES / name), str(note), *QUESTIONS, "--preset", "tiny-random", *options]
+
+
+def call(name: str, home: Path, *arguments: str) -> str:
+    """What an example prints."""
     done = subprocess.run(
-        [sys.executable, *call],
+        [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         encoding="utf-8",
-        env=environment,
+        env=environment(home),
         cwd=home,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run(name: str, note: Path, *options: str) -> str:
+    """What an example prints that asks several questions about one document."""
+    return call(name, note.parent, str(note), *QUESTIONS, "--preset", "tiny-random", *options)
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
@@ -69,6 +84,131 @@ def test_ask_book(note: Path) -> None:
     assert "note.md: 1," in out
     assert all(part.split("\n", 1)[1].strip() for part in out.split("\n> ")[1:])
     assert out.count("\n> ") == len(QUESTIONS)
+
+
+def test_ask_documents(note: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "boat.pdf").write_bytes(
+        reader_files.pdf(["A grey boat lies at the pier.", None, "Nobody knows whose it is."])
+    )
+    arguments = (str(note), "more", QUESTIONS[0], "--evidence", "9", "--report", "out.html")
+    out = call("ask_documents.py", tmp_path, *arguments, "--preset", "tiny-random")
+    assert re.search(r"^note\.md: 1,\d{3} tokens$", out, re.M)
+    assert re.search(r"^boat\.pdf: \d+ tokens$", out, re.M)
+    assert re.search(r"^boat\.pdf: .*page 2", out, re.M), "what is missing is said"
+    answer, *passages = re.split(r"\n\d\. ", out.split(f"> {QUESTIONS[0]}\n")[1])
+    assert answer.strip()
+    line = re.compile(r"(note\.md, line 1|boat\.pdf, page [13], line \d) \(\d+%\): \w")
+    assert passages
+    assert all(line.match(passage) for passage in passages)
+    assert any(passage.startswith("boat.pdf, page ") for passage in passages)
+    page = (tmp_path / "out.html").read_text("utf-8")
+    assert QUESTIONS[0] in page
+    assert "A grey boat lies at the pier." in re.sub(r"<[^>]*>", "", page)
+    assert not (tmp_path / "library").exists(), "nothing is kept"
+
+
+def test_keep_a_library(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("The gate opens at nine, as it always did. " * 120, "utf-8")
+    (tmp_path / "new.txt").write_text("Today nobody came to open it. " * 9, "utf-8")
+    tiny = ("--preset", "tiny-random", "--library", "shelf")
+    first = call("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
+    assert re.search(r"^log\.txt: 5,\d{3} tokens, read in", first, re.M)
+    assert first.count(" MB  log.txt\n") == 1
+    answer = first.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0]
+    assert answer.strip()
+    grown = call("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], "--more", "new.txt", *tiny)
+    assert re.search(r"^log\.txt: 5,\d{3} tokens, found in the library$", grown, re.M)
+    assert "4,096 of these tokens were there before\n" in grown
+    assert grown.count(" MB  log.txt\n") == 2
+    again = call("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
+    assert "read in" not in again
+    assert again.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0] == answer
+    assert not (tmp_path / "library").exists(), "--library is another folder"
+
+
+@contextmanager
+def served(home: Path, *arguments: str) -> Iterator[str]:
+    """The base URL of an `esa serve`."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "esa_cli", "serve", *arguments, "--port", "0", "--quiet"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(home),
+        cwd=home,
+    )
+    assert child.stdout is not None
+    try:
+        yield child.stdout.readline().strip()
+    finally:
+        child.terminate()
+        child.communicate(timeout=30)
+
+
+def test_serve_client(note: Path) -> None:
+    pytest.importorskip("openai")
+    with served(note.parent, str(note), "--preset", "tiny-random") as url:
+        assert url.startswith("http://127.0.0.1:")
+        out = call("serve_client.py", note.parent, QUESTIONS[0], "--url", url)
+    answer, *passages = out.split("\n  ")
+    assert answer.strip()
+    assert passages
+    assert all(passage.startswith("note.md, line 1: The gate") for passage in passages)
+
+
+def load(name: str) -> Any:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, EXAMPLES / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_demo(
+    note: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = note.parent
+    note.rename(home / "chronicle.md")
+    asked = "Who keeps the key of the gate, and why is it that nobody else has ever had one?"
+    known = {"question": asked, "answers": ["the miller"]}
+    rows = [json.dumps({**known, "depth": depth}) for depth in (0.9, 0.1, 0.5, 0.3)]
+    (home / "questions.jsonl").write_text("\n".join(rows), "utf-8")
+    monkeypatch.setenv("ESA_HOME", str(home / "esa"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["demo.py", "2", "--preset", "tiny-random"])
+    demo = load("demo.py")
+    monkeypatch.setattr(demo, "HERE", home)
+    demo.main()
+    out = capsys.readouterr().out
+    assert out.startswith("chronicle.md: 275 words\n")
+    assert re.search(r"^1,3\d\d tokens in \d+ s; the model's window is 512$", out, re.M)
+    assert [part[:4] for part in out.split("\nat ")[1:]] == ["30%:", "90%:"]
+    assert out.count("\nline 1: The gate opens at nine, and the miller keeps the key.") == 2
+    assert out.count("\nright: the miller; ") == 2
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/api.md"])
+def test_the_code_in_the_documents(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block after block, as a reader would type it; only the model is another one."""
+    (tmp_path / "book.pdf").write_bytes(reader_files.pdf(["Call me Ishmael.", "Ahab is old."]))
+    (tmp_path / "notes.md").write_text("# To do\n\nOil the gate. Pay the miller.\n", "utf-8")
+    (tmp_path / "log.txt").write_text("12:40 pump two failed\n" * 300, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "esa"))
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    text = (ROOT / path).read_text("utf-8")
+    text = re.sub(r"(Esa\.load|load_preset)\(", r'\1("tiny-random", ', text)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, path, "exec"), names)
+    assert names["reply"].text
 
 
 @pytest.fixture

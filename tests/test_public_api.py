@@ -13,8 +13,8 @@ import esa_cli
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = [
-    "Answer", "Book", "Document", "Esa", "Evidence", "Library", "Method", "Reply", "Session", "Turn",
-    "Window", "__version__", "attach", "load_preset", "read_document",
+    "Answer", "Book", "Document", "Esa", "Evidence", "Library", "Method", "Reply", "Session",
+    "Turn", "Window", "__version__", "attach", "load_preset", "read_document",
 ]  # fmt: skip
 
 

@@ -83,7 +83,8 @@ def batch(
     found = check(questions, out, documents or [], depends, reporter)
     try:
         code = run(
-            lambda: opened(preset, given, device, dtype, reporter, keep=keep), found, out, reporter, asking,
+            lambda: opened(preset, given, device, dtype, reporter, keep=keep),
+            found, out, reporter, asking,
             limit=limit, retry=retry_failed, as_json=as_json,
         )  # fmt: skip
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,14 @@ class Known:
         """Tokens of a text. Raises ModelError."""
         return count_tokens(self.folder, text)
 
-    def plan(self, chosen: preset.Preset, tokens: int) -> Any:
+    def plan(self, chosen: preset.Preset, tokens: int, timed: bool = True) -> Any:
         """What reading `tokens` tokens takes. Raises PresetError, ModelError."""
         from .. import plan
 
         place = self.place
-        return plan.estimate(chosen, self.config, tokens, dtype=place.dtype, device=place.device)
+        return plan.estimate(
+            chosen, self.config, tokens, dtype=place.dtype, device=place.device, timed=timed
+        )
 
     def check(self, methods: Iterable[preset.Preset], tokens: int) -> None:
         """Raises ResourceError when so many tokens do not fit with one of the methods."""
@@ -98,7 +101,11 @@ def load(ref: str, folder: Path, device: str, dtype: str, reporter: Reporter) ->
         ModelError, ResourceError.
     """
     _check_supported(folder)
-    return models.load(ref, device=device, dtype=dtype, progress=reporter.stage)
+    loaded = models.load(ref, device=device, dtype=dtype, progress=reporter.stage)
+    if not gc.isenabled():  # off since the start of the program; see `__main__`
+        gc.freeze()
+        gc.enable()
+    return loaded
 
 
 def _check_supported(folder: Path) -> None:

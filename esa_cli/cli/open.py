@@ -108,7 +108,7 @@ def opened(
 
     build.method(chosen)
     known = known or look(chosen, Place.of(device, dtype), reporter)
-    known.plan(chosen, 1).check()
+    known.plan(chosen, 1, timed=False).check()
     loaded = load(chosen.model, known.folder, device, dtype, reporter)
     from ..api import Esa
     from ..models.quiet import quiet_transformers

@@ -89,7 +89,7 @@ class Layout:
 
     @property
     def header_bytes(self) -> int:
-        return _up(2048 + 64 * self.layers, PAGE)
+        return _up(2048 + 112 * self.layers, PAGE)
 
     def sections(self, tokens: int) -> list[Section]:
         """Where each layer stands in a segment file of so many tokens."""

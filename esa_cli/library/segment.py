@@ -1,9 +1,10 @@
 """One segment file: written once, then mapped, and no row of it used before it was checked.
 
 Every record has a checksum of its own, so that scattered rows are checked without reading the rest.
-It is mixed with segment, layer and row, so that a good row in a wrong place is found too. What
-stands behind a section's records (reduced keys, checksums, padding) has one checksum, in the
-header, whose digest covers all of the header. A file that was cut is named. One that is cut while
+It is mixed with segment, layer and row, so that a good row in a wrong place is found too. All
+records of a section together have one more, for scans, where a checksum a row would take longer
+than the scan; what stands behind them (reduced keys, checksums, padding) has one as well. Both are
+in the header, whose digest covers all of the header. A file that was cut is named. One that is cut while
 it is mapped ends the process: that is the system's answer (SIGBUS), not ours.
 """
 
@@ -27,6 +28,8 @@ from .layout import Layout, Section
 from .sealed import LibraryError, damaged
 
 _ODD = numpy.uint64(0x9E3779B97F4A7C15)
+SCAN = 4
+"""Where at least a quarter of a section's rows is wanted, all of it is checked at once."""
 Layer = tuple[Tensor, Tensor | None]
 """Rows (n, 2 * G * D) and reduced keys (n, R) of one layer."""
 
@@ -44,8 +47,14 @@ def _sums(view: memoryview, start: int, size: int, rows: list[int]) -> Any:
     return numpy.array(found, dtype=numpy.uint64)
 
 
-def _header(name: str, layout: Layout, tokens: int, tails: list[str]) -> bytes:
-    facts = {"name": name, "layout": layout.as_json(), "tokens": tokens, "tails": tails}
+def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: list[str]) -> bytes:
+    facts = {
+        "name": name,
+        "layout": layout.as_json(),
+        "tokens": tokens,
+        "records": records,
+        "tails": tails,
+    }
     text = json.dumps(facts, sort_keys=True).encode()
     line = len(sealed.seal("segment", b"")[0]) - 1
     for digits in range(1, 9):  # the first line says how long the padded text is
@@ -63,7 +72,9 @@ def write_segment(
     Args:
         owner: see `sealed.new_file`. layers: rows and reduced keys of all tokens, in order.
     """
-    name, tails = path.stem, []
+    name = path.stem
+    whole: list[str] = []
+    tails: list[str] = []
     sections = layout.sections(tokens)
     with sealed.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
@@ -76,11 +87,12 @@ def write_segment(
             sums = _sums(records, 0, layout.row_bytes, [*range(tokens)])
             sums ^= _places(name, layer, numpy.arange(tokens))
             tail = _tail(section, reduced, sums, layout)
+            whole.append(xxhash.xxh3_128_hexdigest(records))
             tails.append(xxhash.xxh3_128_hexdigest(tail))
             file.write(records)
             file.write(tail)
         file.seek(0)
-        file.write(_header(name, layout, tokens, tails))
+        file.write(_header(name, layout, tokens, whole, tails))
 
 
 def _fits(given: Tensor | None, shape: tuple[int, int], dtype: str) -> None:
@@ -117,7 +129,8 @@ class Segment:
         try:
             with open(path, "rb") as file:
                 head = file.read(layout.header_bytes)
-                self._tails = self._check_header(head, os.fstat(file.fileno()).st_size)
+                facts = self._check_header(head, os.fstat(file.fileno()).st_size)
+                self._whole, self._tails = facts["records"], facts["tails"]
         except FileNotFoundError as error:
             raise LibraryError(f"{path} is missing", sealed.again(key)) from error
         except OSError as error:
@@ -135,16 +148,17 @@ class Segment:
         self._good_rows = numpy.zeros((layout.layers, tokens), dtype=bool)
         self._good_tails = [False] * layout.layers
 
-    def _check_header(self, head: bytes, size: int) -> list[str]:
-        facts = json.loads(sealed.unseal(head, "segment", self.path, self.key))
+    def _check_header(self, head: bytes, size: int) -> dict[str, list[str]]:
+        facts: dict[str, list[str]] = json.loads(
+            sealed.unseal(head, "segment", self.path, self.key)
+        )
         wanted = {"name": self.path.stem, "layout": self.layout.as_json(), "tokens": self.tokens}
         if {key: facts[key] for key in wanted} != wanted:
             raise damaged(self.path, "it holds another segment than its name says", self.key)
         if size != self._sections[-1].stop:
             wrong = f"it has {size:,} bytes instead of {self._sections[-1].stop:,}"
             raise damaged(self.path, wrong, self.key)
-        tails: list[str] = facts["tails"]
-        return tails
+        return facts
 
     def _check_tail(self, layer: int) -> None:
         if self._good_tails[layer]:
@@ -172,12 +186,21 @@ class Segment:
             raise damaged(self.path, f"row {row} of layer {layer} changed", self.key)
         good[new] = True
 
+    def _check_records(self, layer: int) -> None:
+        """Checks all rows at once; those of a section that changed stay to be checked one by one."""
+        section = self._sections[layer]
+        if not self._good_rows[layer].all():
+            found = xxhash.xxh3_128_hexdigest(self._view[section.start : section.rows_stop])
+            self._good_rows[layer] |= found == self._whole[layer]
+
     def rows(self, layer: int, start: int, stop: int, heads: int | None = None) -> Tensor:
         """The rows [start, stop) of a layer, (stop - start, 2 * G * D); native ones not copied.
 
         Args:
             heads: only the first so many of the 2 * G; G of them are the keys.
         """
+        if SCAN * (stop - start) >= self.tokens:
+            self._check_records(layer)
         self._check_rows(layer, numpy.arange(start, stop))
         return decode(self._records(layer)[start:stop], self.layout, heads)
 
