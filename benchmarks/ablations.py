@@ -1,0 +1,134 @@
+"""What the parts of the paper's method find: the needle's share in view, layer by layer.
+
+One reading of a text with needles; each question is read (not answered) under each variation, and
+the table says how much of its needle the layers selected: the mean over layers, the layers with
+more than half of it, and the questions for which a quarter of the layers had it (what `esa
+selftest` calls selected). Recall is not blurred by what a small model makes of a passage.
+
+    python benchmarks/ablations.py --length 16k --out benchmarks/results/ablations.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+PAPER = [
+    "window.ending=null", "selector.name=topk", "selector.proximity=3", "score.name=sum",
+    "position.name=esa", "position.distance=6144",
+]  # fmt: skip
+VOTE = ["score.name=vote", "score.contrast=false", "score.heads=[]"]
+CONSENSUS = ["selector.name=consensus", "selector.passage=0", "selector.rounds=1"]
+ROWS: list[tuple[str, str, list[str]]] = [
+    *[("proximity", f"epsilon {e}", [*PAPER, f"selector.proximity={e}"]) for e in (0, 1, 3, 5)],
+    *[("dimensions", f"R = {r}", [*PAPER, f"compressor.rank={r}"]) for r in (16, 48, 96)],
+    ("dimensions", "all (F = 192)", [*PAPER, "compressor.name=none"]),
+    ("dimensions", "R = 48, by PCA", [*PAPER, "compressor.name=pca", "compressor.rank=48"]),
+    ("score", "sum of heads (Eq. 2-3), whole keys", [*PAPER, "compressor.name=none"]),
+    ("score", "sum of heads, rotated", [*PAPER, "compressor.name=none", "score.rotate=true"]),
+    ("score", "individual: best head (Eq. 3)",
+     [*PAPER, *VOTE, "score.rule=max", "score.normalise=query", "score.rotate=false"]),
+    ("score", "best head, each by its own maximum",
+     [*PAPER, *VOTE, "score.rule=max", "score.rotate=false"]),
+    ("score", "each head's softmax", [*PAPER, *VOTE]),
+    ("agreement", "each head's softmax, summed through the layers", [*PAPER, *VOTE, *CONSENSUS]),
+    ("agreement", "and the prompt's own words taken off",
+     [*PAPER, *VOTE, *CONSENSUS, "score.contrast=true"]),
+    ("agreement", "and only six heads vote (the default, in one round)", ["selector.rounds=1"]),
+    ("agreement", "and the question read twice (the default)", []),
+]  # fmt: skip
+
+
+def tokens(text: str) -> int:
+    """ "16k" -> 16000."""
+    return int(float(text[:-1]) * 1000) if text.lower().endswith("k") else int(text)
+
+
+def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
+    """Reads every question, and looks where the layers looked."""
+    from esa_cli.selftest.recall import IN_VIEW, Recall, positions, selected
+
+    shares, started = [], time.perf_counter()
+    for question in sample.questions:
+        recall = Recall()
+        session.attachment.watch = recall
+        session.ask(question.text, max_new_tokens=1)
+        session.attachment.watch = None
+        facts = [sample.facts[i] for i in question.facts]
+        shares.append(recall.shares([positions(spans, f.start, f.end, head) for f in facts]))
+    layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
+    return {
+        "recall": round(sum(layers) / len(layers), 4),
+        "layers_with_half": round(
+            sum(share >= IN_VIEW for one in shares for share in one) / len(shares), 1
+        ),
+        "selected": sum(selected(one) for one in shares),
+        "of": len(shares),
+        "layers": [round(layer, 3) for layer in layers],
+        "s_per_question": round((time.perf_counter() - started) / len(shares), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--length", type=tokens, default=16000)
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--only", default="", help="run only this group of rows")
+    parser.add_argument("--out", default="")
+    arguments = parser.parse_args()
+    from esa_cli import models, preset
+    from esa_cli.probes import probe
+    from esa_cli.probes.haystack import Haystack
+    from esa_cli.probes.sample import Request
+    from esa_cli.session import Session
+
+    loaded = models.load(preset.load(arguments.preset).model)
+
+    def size(text: str) -> int:
+        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    hay = Haystack.chronicle(0)
+    request = Request(arguments.length, size, hay, None, arguments.questions, 0, exact=False)
+    (sample,) = probe("needle").samples(request)
+    print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
+    print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")
+    base = ["score.name=sum", "selector.name=topk"]
+    read_with = ""
+    session = Session(loaded.model, loaded.tokenizer, preset.load(arguments.preset, base))
+    with session:
+        spans, head = session.prompt.offsets(sample.text), len(session.prompt.head())
+        for group, name, overrides in ROWS:
+            if arguments.only and group != arguments.only:
+                continue
+            chosen = preset.load(arguments.preset, overrides)
+            needs = read_with
+            if chosen.score["name"] == "sum":
+                needs = json.dumps([chosen.compressor, chosen.score, chosen.position])
+            if needs != read_with or not session.document_tokens:
+                # Another compressor is fitted while the text is read.
+                session.forget()
+                session.use(preset.load(arguments.preset, [*base, *_compressor(overrides)]))
+                session.read(sample.text)
+                read_with = needs
+            session.use(chosen)
+            row = {"group": group, "variation": name, "set": overrides}
+            row |= measure(session, sample, spans, head)
+            print(
+                f"| {name} | {row['recall']:.1%} | {row['layers_with_half']} "
+                f"| {row['selected']}/{row['of']} | {row['s_per_question']} |",
+                flush=True,
+            )
+            if arguments.out:
+                with open(arguments.out, "a", encoding="utf-8") as out:
+                    out.write(json.dumps({"length": arguments.length, **row}) + "\n")
+
+
+def _compressor(overrides: list[str]) -> list[str]:
+    return [one for one in overrides if one.startswith(("compressor.", "position.", "score.rot"))]
+
+
+if __name__ == "__main__":
+    main()
