@@ -4,8 +4,8 @@ Every record has a checksum of its own, so that scattered rows are checked witho
 It is mixed with segment, layer and row, so that a good row in a wrong place is found too. All
 records of a section together have one more, for scans, where a checksum a row would take longer
 than the scan; what stands behind them (reduced keys, checksums, padding) has one as well. Both are
-in the header, whose digest covers all of the header. A file that was cut is named. One that is cut while
-it is mapped ends the process: that is the system's answer (SIGBUS), not ours.
+in the header, whose digest covers all of the header. A file that was cut is named. One that is cut
+while it is mapped ends the process: that is the system's answer (SIGBUS), not ours.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Segment:
         good[new] = True
 
     def _check_records(self, layer: int) -> None:
-        """Checks all rows at once; those of a section that changed stay to be checked one by one."""
+        """Checks all rows at once; where something changed they are checked one by one later."""
         section = self._sections[layer]
         if not self._good_rows[layer].all():
             found = xxhash.xxh3_128_hexdigest(self._view[section.start : section.rows_stop])
