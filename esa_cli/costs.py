@@ -21,7 +21,7 @@ from .scores import KEEP_ELEMENTS
 from .step import BLOCK_ELEMENTS
 
 READ_AT_ONCE = 1024
-"""`session.FEED`, which cannot be imported here without transformers."""
+"""`reading.FEED`, which cannot be imported here without transformers."""
 LIBRARIES = 400 << 20
 """Bytes of torch, transformers and Python themselves."""
 

@@ -31,7 +31,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
-    monkeypatch.setattr("esa_cli.session.FEED", 64)
+    monkeypatch.setattr("esa_cli.reading.FEED", 64)
     monkeypatch.setattr("esa_cli.book.SEGMENT", 128)
 
 

@@ -175,6 +175,7 @@ def test_earlier_turns_come_between_document_and_question(session: Session) -> N
 
 
 def test_turns_beyond_the_window_are_refused(session: Session) -> None:
+    session.use(preset.load("tiny-random", ["window.ending=0"]))
     session.read(TEXT)
     long = [Turn("What? " * 2000, "This.")]
     with pytest.raises(UsageError, match="window has room") as caught:

@@ -49,7 +49,7 @@ def test_pieces_add_up_to_the_answer(session: Session) -> None:
 
 
 def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esa_cli.session.FEED", 100)
+    monkeypatch.setattr("esa_cli.reading.FEED", 100)
     session.read(TEXT)
     want = session.ask(QUESTION).text
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import models, preset
 from ..document import Document, join, read_documents
 from ..errors import UsageError
-from ..machine import peak_memory, size_text, time_text
-from . import files
+from . import files, shown
 from .known import Known, Place, look
 from .open import opened
 from .render import Reporter, print_json
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from ..api import Esa
     from ..book import Book
     from ..library import Library
-    from ..reply import Reply
 
 
 @dataclass(frozen=True)
@@ -48,29 +45,13 @@ class Ways:
     rows: str = "int8"
 
 
-@dataclass
-class Timing:
-    """Seconds, and tokens per second."""
-
-    load_s: float = 0.0
-    ingest_s: float = 0.0
-    answer_s: float = 0.0
-    ingest_tokens_per_s: float = 0.0
-    _since: float = field(default_factory=time.perf_counter, repr=False)
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        spent, self._since = now - self._since, now
-        return spent
-
-
 def run(request: Request, ways: Ways, *, as_json: bool, quiet: bool) -> int:
     """Answers the question, on standard output; the exit code.
 
     Raises:
         EsaError: whatever was wrong, before or while answering.
     """
-    reporter, timing = Reporter(quiet), Timing()
+    reporter, timing = Reporter(quiet), shown.Timing()
     try:
         files.check("--report", ways.report)
         return _run(request, ways, reporter, timing, as_json)
@@ -78,7 +59,9 @@ def run(request: Request, ways: Ways, *, as_json: bool, quiet: bool) -> int:
         reporter.settle()
 
 
-def _run(request: Request, ways: Ways, reporter: Reporter, timing: Timing, as_json: bool) -> int:
+def _run(
+    request: Request, ways: Ways, reporter: Reporter, timing: shown.Timing, as_json: bool
+) -> int:
     chosen = preset.load(request.preset, request.overrides)
     models.parse_reference(chosen.model)
     documents = read_documents(request.documents, say=reporter.note) if request.documents else []
@@ -187,7 +170,7 @@ def _ask(
     request: Request,
     ways: Ways,
     reporter: Reporter,
-    timing: Timing,
+    timing: shown.Timing,
     as_json: bool,
 ) -> None:
     reporter.waiting("answering")
@@ -195,7 +178,7 @@ def _ask(
         request.question,
         books,
         evidence=ways.evidence,
-        on_text=None if as_json else without_margin(reporter),
+        on_text=None if as_json else shown.without_margin(reporter),
         **_options(request),
     )
     timing.answer_s = timing.lap()
@@ -204,7 +187,7 @@ def _ask(
         page = esa.report(reply, request.question, books)
         with files.writing(ways.report):
             ways.report.write_text(page, "utf-8")
-    result = _result(esa, books, reply, timing)
+    result = shown.as_dict(esa, books, reply, timing)
     if as_json:
         print_json(result)
         return
@@ -213,65 +196,6 @@ def _ask(
 
     for line in under(reply, ways.evidence, reporter.live):
         reporter.note(line, dim=False)
-    reporter.note(_summary(result))
+    reporter.note(shown.summary(result))
     if ways.report is not None:
         reporter.note(f"esa: wrote {ways.report}")
-
-
-def without_margin(reporter: Reporter) -> Callable[[str], None]:
-    """Prints pieces of the answer, leaving out white space before its first word."""
-    started = False
-
-    def show(piece: str) -> None:
-        nonlocal started
-        piece = piece if started else piece.lstrip()
-        if piece:
-            started = True
-            reporter.answer(piece)
-
-    return show
-
-
-def _result(esa: Esa, books: Sequence[Book], reply: Reply, timing: Timing) -> dict[str, Any]:
-    chosen = esa.preset
-    window = chosen.window.model_dump()
-    times = {key: round(value, 3) for key, value in asdict(timing).items() if key[0] != "_"}
-    return {
-        "answer": reply.text,
-        "found": reply.found,
-        "evidence": [asdict(passage) for passage in reply.evidence],
-        "model": chosen.model,
-        "preset": chosen.name,
-        "selector": chosen.selector["name"],
-        "position": chosen.position["name"],
-        "window": {key: window[key] for key in ("initial", "selected", "local", "chunk")},
-        "documents": [
-            {
-                "name": book.document.name,
-                "source": book.document.source,
-                "tokens": book.tokens,
-                "id": book.entry.id if book.entry else None,
-                "read": bool(book.read_s),
-                "missing": list(book.document.missing),
-            }
-            for book in books
-        ],
-        "tokens": {
-            "document": esa.session.document_tokens,
-            "question": reply.question_tokens,
-            "answer": reply.answer_tokens,
-        },
-        "timing": {**times, "first_token_s": round(reply.first_token_s, 3)},
-        "peak_memory_bytes": peak_memory(str(esa.loaded.device)),
-    }
-
-
-def _summary(result: dict[str, Any]) -> str:
-    tokens, timing = result["tokens"], result["timing"]
-    rate = timing["ingest_tokens_per_s"]
-    how = f"read in {time_text(timing['ingest_s'])} ({rate:,.0f} tokens/s)" if rate else "at hand"
-    return (
-        f"{tokens['document']:,} tokens {how}, {tokens['answer']} answered in "
-        f"{time_text(timing['answer_s'])}, loaded in {time_text(timing['load_s'])}, "
-        f"peak memory {size_text(result['peak_memory_bytes'])}"
-    )

@@ -1,0 +1,143 @@
+"""Reading: a document's tokens go through the model once, and what they leave is kept.
+
+What was read can be held, opened again, alone or with others, and read on. Knows nothing about
+questions; `session` asks them behind what is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import build
+from .calibrate import fingerprint
+from .errors import UsageError
+from .held import Held, join
+from .preset import Preset
+from .prompt import PromptTokens
+from .protocols import Projection
+from .seam import Attachment, attach
+
+FEED = 1024
+"""Tokens handed to the host model at once while reading; the method cuts them into its chunks.
+Measured on 2 cores: 512 to 1,024 is best, larger activations leave the cache."""
+
+
+@dataclass
+class Reading:
+    """What one attached model has read.
+
+    Args:
+        model, tokenizer: of transformers. preset: method, prompt and generation settings.
+
+    Raises:
+        ModelError: the model cannot be supported. PresetError: the method does not hold, or its
+            compressor was made for another model.
+    """
+
+    model: Any
+    tokenizer: Any
+    preset: Preset
+    attachment: Attachment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
+        method = build.method(self.preset)
+        fingerprint.check(method.compressor, self.model, method)
+        self.attachment = attach(self.model, method)
+        self.cache = self.attachment.new_cache()
+        self._read_by = self.attachment.method
+        self._ids: list[int] = []
+        self._todo: list[int] = []
+
+    def forget(self) -> None:
+        """Drops what was read, and frees its memory."""
+        self.cache = self.attachment.new_cache()
+        self._ids, self._todo = [], []
+
+    def held(self) -> Held:
+        """What was read, to be opened later by this session or another of the same model."""
+        stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
+        return Held(list(self._ids), stores, self.project())
+
+    def project(self) -> list[Projection | None]:
+        """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
+        self.cache.project()
+        return [self.cache.memory(i).projection for i in range(len(self.cache.own))]
+
+    def open(self, documents: Sequence[Held]) -> None:
+        """Asks from now on about these documents, as one; what was read before is let go.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not documents:
+            raise UsageError("no document to ask about", "read one first")
+        self.forget()
+        self._read_by = self.attachment.method
+        self._ids, stores, projections = join(documents, len(self.prompt.head()))
+        self._todo = self._ids
+        self.cache.hold(stores, projections)
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens read so far, the prompt's head included."""
+        return len(self._ids)
+
+    @torch.inference_mode()
+    def read(self, text: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads a document; what was read before is forgotten.
+
+        An interruption (Ctrl-C) leaves the session with the tokens read so far, ready for
+        `resume`.
+
+        Args:
+            text: the whole document. progress: called with (tokens read, tokens in all).
+        """
+        self.begin(self.prompt.document(text))
+        self.resume(progress)
+
+    def begin(self, ids: list[int], done: Held | None = None) -> None:
+        """Makes ready to read these ids; `resume` reads them.
+
+        Args:
+            ids: of `prompt.document`. done: what was read of them before, by the same method; its
+                stores are read on into.
+        """
+        self.forget()
+        self._read_by = self.attachment.method
+        self._todo = ids
+        if done is not None:
+            self._ids = ids[: len(done.ids)]
+            self.cache.hold(done.stores, done.projections if done.ids else None)
+
+    @torch.inference_mode()
+    def resume(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        settle: Callable[[int], None] | None = None,
+    ) -> None:
+        """Goes on reading after an interruption.
+
+        Args:
+            settle: called with the tokens read, all of them in the cache, after every FEED.
+        """
+        ids, done = self._todo, len(self._ids)
+        self.cache.mode = "reading"
+        self.cache.truncate(done)
+        try:
+            while done < len(ids):
+                piece = torch.tensor([ids[done : done + FEED]], device=self.model.device)
+                self.model.base_model(input_ids=piece, past_key_values=self.cache)
+                self._ids.extend(ids[done : done + FEED])
+                done = len(self._ids)
+                if settle:
+                    settle(done)
+                if progress:
+                    progress(done, len(ids))
+            self.cache.project()
+        finally:
+            self.cache.truncate(len(self._ids))
