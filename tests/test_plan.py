@@ -11,6 +11,7 @@ import torch
 
 from esa_cli import costs, machine, plan, preset, rates
 from esa_cli.errors import ModelError, ResourceError, UsageError
+from esa_cli.reading import FEED
 from esa_cli.seam import attach
 
 TINY: dict[str, Any] = {
@@ -232,4 +233,4 @@ def test_rows_are_counted_as_the_store_allocates_them() -> None:
 
 
 def test_tokens_read_at_once_are_the_sessions() -> None:
-    assert costs.READ_AT_ONCE == reading.FEED
+    assert costs.READ_AT_ONCE == FEED
