@@ -12,7 +12,7 @@ for ever; without one it stays in memory. Everything the command line does goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from .document import Document
 from .errors import UsageError
 from .evidence import rests_on
 from .held import rows_of
+from .identity import storable
 from .library import Entry, Library
 from .preset import Preset
 from .reply import Reply, Turn
@@ -38,6 +39,19 @@ class AskedBook:
     rows: range
 
 
+def distinct(books: Sequence[Book]) -> list[Book]:
+    """The books, each text once: a copy would only take room from what else could be selected."""
+    out: dict[str, Book] = {}
+    for book in books:
+        out.setdefault(book.document.text, book)
+    return list(out.values())
+
+
+def _named(document: Document, names: Sequence[str]) -> Document:
+    """By its source where another of the names is the same."""
+    return document if names.count(document.name) < 2 else replace(document, name=document.source)
+
+
 class Esa:
     """A model with a method, and the documents it has read. Not thread-safe.
 
@@ -48,6 +62,7 @@ class Esa:
         rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
         begin: called with (document, its tokens, whether it will be kept) before it is read; what
             it raises passes through. progress: called while it is read.
+        found: called with a book that was read before.
         waiting: called once where another process reads the same document into the library, and
             this one waits for it.
 
@@ -64,12 +79,13 @@ class Esa:
         keep: bool = True,
         rows: str = "int8",
         begin: Callable[[Document, int, bool], None] | None = None,
+        found: Callable[[Book], None] | None = None,
         progress: Progress | None = None,
         waiting: Callable[[], None] | None = None,
     ) -> None:
         self.preset, self.loaded = preset, loaded
         self.session = Session(loaded.model, loaded.tokenizer, preset)
-        self.books = Books(self.session, library, keep, rows, begin, progress, waiting)
+        self.books = Books(self.session, library, keep, rows, begin, progress, waiting, found)
         self._weights: Tensor | None = None
         self._open: list[Book] = []
 
@@ -157,8 +173,15 @@ class Esa:
         on_text: Callable[[str], None] | None = None,
     ) -> Reply:
         """Answers one question about some books, all at once; see `reply.Asker`."""
+        books = distinct(books)
         if not books:
             raise UsageError("no document to ask about", "ingest one first")
+        if len(books) > 1 and not storable(self.session.attachment.method):
+            raise UsageError(
+                f"selector {self.preset.selector['name']} gathers what it sees while it reads, of "
+                "one document at a time",
+                "ask about one document, or with another selector",
+            )
         self._use(books)
         session = self.session
         witness = Witness(session.attachment, session.document_tokens)
@@ -192,7 +215,9 @@ class Esa:
         """The last answer as an HTML page: the documents with a heat map of attention."""
         from .report.evidence_page import evidence_page
 
-        assert self._weights is not None, "nothing was asked yet"
+        books = distinct(books)
+        if self._weights is None or [id(book) for book in books] != [id(b) for b in self._open]:
+            raise UsageError("a report is of the last answer", "ask about these books first")
         return evidence_page(reply, question, self.asked(books), self._weights)
 
     def _use(self, books: Sequence[Book]) -> None:
@@ -206,7 +231,9 @@ class Esa:
 
     def asked(self, books: Sequence[Book]) -> list[AskedBook]:
         """Where each book's tokens are in the cache while these books are asked."""
-        rows = rows_of([book.held for book in books], len(self.session.prompt.head()))
+        rows = rows_of([book.held for book in books])
+        names = [book.document.name for book in books]
         return [
-            AskedBook(book.document, book.spans, at) for book, at in zip(books, rows, strict=True)
+            AskedBook(_named(book.document, names), book.spans, at)
+            for book, at in zip(books, rows, strict=True)
         ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import ref
 
@@ -19,7 +20,7 @@ from .compressors import Linear, Moments
 from .document import Document, Mark, read_document
 from .errors import UsageError
 from .held import Held
-from .identity import identity, storable
+from .identity import identity, model_facts, storable
 from .library import SEGMENT, Entry, Layout, Library
 from .method import Method
 from .protocols import Projection
@@ -88,7 +89,7 @@ class Books:
         begin: called with (document, its tokens, whether it will be kept) before it is read; what
             it raises passes through. progress: called while it is read.
         waiting: called once where another process reads the same document into the library, and
-            this one waits for it.
+            this one waits for it. found: called with a book that was read before.
     """
 
     session: Session
@@ -98,6 +99,7 @@ class Books:
     begin: Callable[[Document, int, bool], None] | None = None
     progress: Progress | None = None
     waiting: Callable[[], None] | None = None
+    found: Callable[[Book], None] | None = None
     _alive: list[ref[Book]] = field(default_factory=list, init=False)
 
     @property
@@ -130,10 +132,16 @@ class Books:
             segment=SEGMENT,
         )
 
+    @cached_property
+    def _model_facts(self) -> dict[str, Any]:
+        return model_facts(self.session.model, self.session.tokenizer)
+
     def _key(self, text: str, rows: str) -> tuple[str, str]:
         assert self.library is not None
         method = self.session.attachment.method
-        known = identity(self.session.model, self.session.preset, method, self.layout(rows))
+        session = self.session
+        head, layout = session.prompt.head(), self.layout(rows)
+        known = identity(self._model_facts, head, session.preset, method, layout)
         return known, self.library.key(known, text)
 
     def find(self, document: Document) -> Book | None:
@@ -147,15 +155,20 @@ class Books:
         for rows in (self.rows, *(kind for kind in KINDS if kind != self.rows)):
             entry = self.library.find(self._key(document.text, rows)[1])
             if entry is not None:
-                return self._book(document, entry)
+                return self._told(self._book(document, entry))
         return None
+
+    def _told(self, book: Book) -> Book:
+        if self.found:
+            self.found(book)
+        return book
 
     def _book(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
         layers = stored.layers(self.session.model.device)
         projections = stored.projections or [None] * len(layers)
-        held = Held(stored.ids, layers, projections)
+        held = Held(stored.ids, layers, projections, entry.head)
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
 
     def stored(self, entry: Entry) -> Book:
@@ -174,8 +187,9 @@ class Books:
         source = str(entry.provenance.get("source", entry.name))
         marks = tuple(Mark(*mark) for mark in stored.marks)
         size = int(entry.provenance.get("bytes", 0))
-        document = Document(entry.name, stored.text, source, "utf-8", size, marks)
-        return self._book(document, entry)
+        missing = tuple(entry.provenance.get("missing", ()))
+        document = Document(entry.name, stored.text, source, "utf-8", size, marks, missing)
+        return self._told(self._book(document, entry))
 
     def ingest(self, source: str | Document) -> Book:
         """See `api.Esa.ingest`."""
@@ -229,6 +243,7 @@ class Books:
                         "name": document.name,
                         "source": document.source,
                         "bytes": document.bytes,
+                        "missing": list(document.missing),
                     },
                     projections=_maps(session.project()),
                 )

@@ -120,6 +120,8 @@ def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passag
         reverse=True,
     )
     out: list[_Passage] = []
+    if count < 1:
+        return out
     for weight, minus_book, minus_start, end in sentences:
         book, start = -minus_book, -minus_start
         text = books[book].document.text

@@ -20,30 +20,31 @@ class Held:
     Args:
         ids: of its tokens, the prompt's head first. stores: one for each layer, with a row for
             every token. projections: the fitted compressor of each layer, or None.
+        head: tokens of the prompt's head, as it was when the document was read.
     """
 
     ids: Sequence[int]
     stores: Sequence[KVStore]
     projections: Sequence[Projection | None]
+    head: int = 0
 
 
 def join(
-    documents: Sequence[Held], head: int
+    documents: Sequence[Held],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Ids, stores and projections of all documents, one behind the other.
 
-    Args:
-        head: tokens of the prompt's head, which only the first document keeps.
+    Only the first one keeps its prompt's head.
     """
     ids, starts = list(documents[0].ids), [0]
     for document in documents[1:]:
         starts.append(len(ids))
-        ids += document.ids[head:]
+        ids += document.ids[document.head :]
     stores: list[KVStore] = []
     projections: list[Projection | None] = []
     for layer, first in enumerate(documents[0].stores):
         parts = [
-            Part(document.stores[layer], head if i else 0, len(document.ids))
+            Part(document.stores[layer], document.head if i else 0, len(document.ids))
             for i, document in enumerate(documents)
         ]
         keys, _ = first.span(0, 1)
@@ -58,11 +59,11 @@ def join(
     return ids, stores, projections
 
 
-def rows_of(documents: Sequence[Held], head: int) -> list[range]:
+def rows_of(documents: Sequence[Held]) -> list[range]:
     """For each document of `join`, the rows that hold its text, the prompt's head left out."""
     out, start = [], 0
     for i, document in enumerate(documents):
-        stop = start + len(document.ids) - (head if i else 0)
-        out.append(range(start + (0 if i else head), stop))
+        stop = start + len(document.ids) - (document.head if i else 0)
+        out.append(range(start + (0 if i else document.head), stop))
         start = stop
     return out

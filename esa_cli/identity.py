@@ -7,8 +7,9 @@ Only what shapes the rows while they are read counts: how questions are asked la
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,41 @@ from .library.layout import Layout
 from .method import Method
 from .preset import Preset
 
-FORMAT = 1
+FORMAT = 2
 """Raised when rows read by an older version would differ."""
+SAMPLES = 1024
+"""Numbers of each parameter that are looked at."""
 
 
-def identity(model: Any, preset: Preset, method: Method, layout: Layout) -> str:
-    """The identity of a reading by `method`, built from `preset`, stored as `layout` says."""
+def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """What of a model and its tokenizer shapes what is read."""
+    return {
+        "fingerprint": json.loads(fingerprint(model).as_text()),
+        "config": _config(model.config),
+        "weights": _weights(model),
+        "tokens": _tokens(tokenizer),
+    }
+
+
+def identity(
+    model: Mapping[str, Any],
+    head: Sequence[int],
+    preset: Preset,
+    method: Method,
+    layout: Layout,
+) -> str:
+    """The identity of a reading.
+
+    Args:
+        model: of `model_facts`. head: ids of the prompt's head. preset: what `method` was built
+            from. layout: how it is stored.
+    """
     window = preset.window.model_dump(exclude={"ending", "selected"})
     facts: dict[str, Any] = {
         "format": FORMAT,
-        "model": json.loads(fingerprint(model).as_text()),
+        "model": model,
+        "head": list(head),
+        "parts": _sources(method),
         "rows": {"dtype": layout.dtype, "kind": layout.kind},
         "prompt": preset.prompt.model_dump(exclude={"after"}),
         "window": window,
@@ -43,6 +69,43 @@ def identity(model: Any, preset: Preset, method: Method, layout: Layout) -> str:
         facts |= {"selector": preset.selector, "score": preset.score}
         facts["window"] = {**window, "selected": preset.window.selected}
     return json.dumps(facts, sort_keys=True)
+
+
+def _config(config: Any) -> dict[str, Any]:
+    """The model's settings, without where it lies and who wrote them."""
+    left_out = ("transformers_version", "dtype", "torch_dtype")
+    facts = json.loads(json.dumps(config.to_dict(), default=str))
+    return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
+
+
+def _weights(model: Any) -> str:
+    """Of every parameter its name, shape and some of its numbers: a model that was trained on
+    differs in nearly all of them."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.detach().reshape(-1)
+        some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES]
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tokens(tokenizer: Any) -> str:
+    """How a tokenizer cuts text."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _sources(method: Method) -> dict[str, str]:
+    """The plugin files of the method's parts, by what is in them."""
+    found = {}
+    for name in ("selector", "score", "compressor", "position"):
+        kind = type(getattr(method, name))
+        if not kind.__module__.startswith("esa_cli."):
+            file = Path(inspect.getfile(kind))
+            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
 
 
 def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:

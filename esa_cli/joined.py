@@ -42,7 +42,9 @@ class JoinedStore:
         first = parts[0].store
         self.heads, self.dim = first.heads, first.dim
         self.tail = tail
-        self.memo: dict[str, Any] = {}
+        whole = len(parts) == 1 and (parts[0].low, parts[0].high) == (0, len(first))
+        self.memo: dict[str, Any] = first.memo if whole else {}
+        """A selector's data; of a document that is asked alone, what it gathered in reading."""
         self._parts = list(parts)
         self._starts = [0]
         for part in parts:

@@ -105,6 +105,7 @@ def estimate(
     *,
     dtype: torch.dtype,
     device: str,
+    memory: int | None = None,
     timed: bool = True,
 ) -> Plan:
     """What reading `tokens` tokens takes.
@@ -113,6 +114,7 @@ def estimate(
         preset: names the method, and the model by which speeds are remembered.
         config: the model's config.json. dtype: of weights and keys.
         device: of torch, or "balanced"; see `models.load.choose_device`.
+        memory: bytes there were before anything was loaded; None: those there are now.
         timed: whether the seconds matter; where no speed is known it takes a moment to find one.
 
     Raises:
@@ -121,7 +123,8 @@ def estimate(
     """
     method, shape = build.method(preset), shape_of(config)
     costs = Costs(shape, method, rank_of(method, shape), device not in ("cpu", "mps"))
-    size, memory = dtype.itemsize, machine.available_memory(device)
+    size = dtype.itemsize
+    memory = machine.available_memory(device) if memory is None else memory
     name = str(dtype).removeprefix("torch.")
     key = f"{preset.model}|{name}|{device}|{method.reading}|{torch.get_num_threads()} threads"
     measured = rates.recall(key)

@@ -62,7 +62,12 @@ class PromptTokens:
             # Templates that know no thinking mode ignore the switch; Qwen3 would answer with its
             # thoughts first, and run out of tokens in them.
             self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
+                # Llama 3 would write today's date before the document: its keys would change daily.
+                date_string="26 Jul 2024",
             )
         )
 

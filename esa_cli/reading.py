@@ -61,7 +61,7 @@ class Reading:
     def held(self) -> Held:
         """What was read, to be opened later by this session or another of the same model."""
         stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
-        return Held(list(self._ids), stores, self.project())
+        return Held(list(self._ids), stores, self.project(), len(self.prompt.head()))
 
     def project(self) -> list[Projection | None]:
         """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
@@ -78,7 +78,7 @@ class Reading:
             raise UsageError("no document to ask about", "read one first")
         self.forget()
         self._read_by = self.attachment.method
-        self._ids, stores, projections = join(documents, len(self.prompt.head()))
+        self._ids, stores, projections = join(documents)
         self._todo = self._ids
         self.cache.hold(stores, projections)
 

@@ -141,7 +141,7 @@ class Session(Reading):
             self.cache.shared.clear()
         return Answer(
             text=streamer.text.strip(),
-            question_tokens=len(asked.ids),
+            question_tokens=len(asked.before) + len(asked.ids),
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,

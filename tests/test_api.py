@@ -187,3 +187,61 @@ def test_rows_of_eight_bits_are_near(loaded: Any, library: Library, tmp_path: Pa
         k0, v0 = yours.span(0, 200)
         assert float((k - k0).norm() / k0.norm()) < 0.01
         assert float((v - v0).norm() / v0.norm()) < 0.01
+
+
+def test_a_text_is_asked_once(loaded: Any, tmp_path: Path) -> None:
+    path = files(tmp_path)[0]
+    copy = tmp_path / "copy.txt"
+    copy.write_text(TEXT, "utf-8")
+    with esa(loaded, None) as one:
+        book, again = one.ingest(path), one.ingest(str(copy))
+        alone = one.ask(QUESTION, [book])
+        assert one.ask(QUESTION, [book, again, book]).text == alone.text
+        assert one.session.document_tokens == book.tokens
+
+
+def test_documents_of_one_name_are_told_apart(loaded: Any, tmp_path: Path) -> None:
+    paths = []
+    for folder, text in (("a", TEXT), ("b", OTHER)):
+        (tmp_path / folder).mkdir()
+        paths.append(tmp_path / folder / "notes.txt")
+        paths[-1].write_text(text, "utf-8")
+    with esa(loaded, None) as one:
+        books = [one.ingest(str(path)) for path in paths]
+        names = {passage.document for passage in one.ask(QUESTION, books, evidence=5).evidence}
+    assert names
+    assert names <= {str(path) for path in paths}
+
+
+def test_no_passages_and_a_report(loaded: Any, tmp_path: Path) -> None:
+    path = files(tmp_path)[0]
+    with esa(loaded, None) as one:
+        book = one.ingest(path)
+        with pytest.raises(UsageError, match="last answer"):
+            one.report(None, QUESTION, [book])  # type: ignore[arg-type]
+        reply = one.ask(QUESTION, [book], evidence=0)
+        assert reply.evidence == ()
+        assert QUESTION in one.report(reply, QUESTION, [book])
+
+
+def test_a_method_with_a_memory_keeps_it_and_asks_one_document(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    paths = files(tmp_path)
+    with esa(loaded, library, "selector.name=infllm", "position.name=infllm") as one:
+        books = [one.ingest(path) for path in paths]
+        assert books[0].entry is None
+        one.ask(QUESTION, books[:1])
+        assert one.session.cache.memory(0).store.memo
+        with pytest.raises(UsageError, match="one document at a time"):
+            one.ask(QUESTION, books)
+
+
+def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path) -> None:
+    """A template that has changed since shifts no evidence."""
+    path = files(tmp_path)[0]
+    with esa(loaded, library) as one:
+        book = one.ingest(path)
+        one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
+        rows = one.asked([book])[0].rows
+    assert len(rows) == len(book.spans)

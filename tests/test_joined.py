@@ -120,12 +120,15 @@ def test_every_document_is_scored_with_its_own_queries() -> None:
 
 
 def test_a_later_document_leaves_out_the_head() -> None:
-    documents = [Held([1, 2, 3, 4], [store(4, 1)], [None]), Held([1, 2, 5], [store(3, 2)], [None])]
-    ids, stores, projections = join(documents, head=2)
+    documents = [
+        Held([1, 2, 3, 4], [store(4, 1)], [None], 2),
+        Held([1, 5], [store(2, 2)], [None], 1),
+    ]
+    ids, stores, projections = join(documents)
     assert ids == [1, 2, 3, 4, 5]
     assert len(stores[0]) == 5
     assert projections == [None]
-    assert rows_of(documents, 2) == [range(2, 4), range(4, 5)]
+    assert rows_of(documents) == [range(2, 4), range(4, 5)]
 
 
 def test_an_opened_document_answers_as_when_it_was_read(session: Session) -> None:
@@ -151,7 +154,7 @@ def test_two_documents_are_asked_together(session: Session) -> None:
     session.attachment.watch = lambda chunk: seen.update(chunk.far.tolist())
     session.ask(QUESTION)
     session.attachment.watch = None
-    ranges = rows_of(helds, head)
+    ranges = rows_of(helds)
     assert all(any(at in rows for at in seen) for rows in ranges)
 
 

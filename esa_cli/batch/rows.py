@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,15 @@ from ..errors import EsaError
 from ..reply import Reply
 
 
-def answered(reply: Reply) -> dict[str, Any]:
+def lacking(books: Sequence[Any]) -> list[str]:
+    """What the documents have and their texts have not, each as `NAME: what`."""
+    documents = [book.document for book in books if hasattr(book, "document")]
+    return [f"{document.name}: {what}" for document in documents for what in document.missing]
+
+
+def answered(reply: Reply, books: Sequence[Any]) -> dict[str, Any]:
+    """The row of an answer about these books; `missing` is there only where they lack something."""
+    missing = lacking(books)
     return {
         "answer": reply.text,
         "found": reply.found,
@@ -20,6 +29,7 @@ def answered(reply: Reply) -> dict[str, Any]:
             "first_token_s": round(reply.first_token_s, 3),
             "total_s": round(reply.total_s, 3),
         },
+        **({"missing": missing} if missing else {}),
     }
 
 

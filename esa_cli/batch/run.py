@@ -84,6 +84,6 @@ def _ask(
     asker: Asker, one: Question, books: Sequence[Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     try:
-        return answered(asker.ask(one.question, books, **options))
+        return answered(asker.ask(one.question, books, **options), books)
     except EsaError as error:
         return failed(error)

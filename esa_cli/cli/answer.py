@@ -69,6 +69,8 @@ def _run(
 
     library = Library()
     known = _known(request, chosen, documents, library, ways, reporter)
+    from ..api import distinct
+
     with opened(
         request.preset, request.overrides, request.device, request.dtype, reporter,
         keep=ways.keep, rows=ways.rows, library=library, known=known,
@@ -82,10 +84,11 @@ def _run(
         if read:
             seconds = sum(book.read_s for book in read)
             timing.ingest_tokens_per_s = sum(book.tokens for book in read) / seconds
+        asked = distinct(books)
         for book in books:
-            if book.entry is not None and not book.read_s:
-                name = book.document.name
-                reporter.note(f"esa: {name} was read before ({book.entry.id}): nothing to read")
+            if not any(book is one for one in asked):
+                reporter.note(f"esa: {book.document.source}: the same text again, asked once")
+        books = asked
         if ways.lines:
             return _lines(esa, books, request, ways, reporter, as_json)
         _ask(esa, books, request, ways, reporter, timing, as_json)
@@ -127,12 +130,14 @@ def _shelf(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
     Raises:
         UsageError: there is none.
     """
+    from ..library import LibraryError
+
     books = []
     for entry in library.entries():
         try:
             books.append(esa.stored(entry))
-        except UsageError as error:
-            reporter.note(f"esa: left out: {error.message}")
+        except (UsageError, LibraryError) as error:
+            reporter.note(f"esa: left out: {error.message}", dim=False)
     if not books:
         raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
     return books

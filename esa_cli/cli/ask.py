@@ -68,9 +68,12 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
+    from ..errors import UsageError
     from .answer import Ways, run
     from .run import Request, split
 
+    if stdin and report is not None:
+        raise UsageError("--report is of one question", "ask it without --stdin")
     ways = Ways(keep, library, evidence, report, stdin)
     documents, question = split(arguments or [], library=library, lines=stdin)
     options.load_plugins(plugins)

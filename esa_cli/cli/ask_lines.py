@@ -50,7 +50,7 @@ def ask_lines(
             if not as_json:
                 complain(reporter, f"esa: line {number}: {error.message}")
         else:
-            row, text = answered(found), clean(found.text)
+            row, text = answered(found, books), clean(found.text)
             below = under(found, shown, reporter.live)
         reporter.settle()
         if as_json:

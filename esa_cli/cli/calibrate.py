@@ -190,6 +190,7 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     from ..calibrate.job import aimed, open_job
     from ..models.quiet import quiet_transformers
     from .calibrated import Done, options_for, outcome
+    from .known import collect_again
     from .run import prepare
 
     ready = prepare(request, reporter)
@@ -197,6 +198,7 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     loaded = models.load(
         ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
     )
+    collect_again()
     job = open_job(loaded, ready.preset, ready.text, wanted.tokens, wanted.work, wanted.resume)
     with quiet_transformers():
         _collect(job, ready, reporter)

@@ -10,6 +10,7 @@ import typer
 
 from . import books, options
 from .ask import MaxTokens, Seed, Temperature
+from .ask_lines import PARTIAL
 from .options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def chat(
 ) -> None:
     """Talk about documents of any length: questions that know the ones before.
 
-    Without a terminal, each line of standard input is a question.
+    Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
+    an error in place of an answer.
     """
     from .open import opened
     from .render import Reporter
@@ -74,6 +76,7 @@ def run(
 
     Raises:
         DocumentError, ResourceError: a document cannot be read.
+        typer.Exit: through a pipe, some lines got an error.
     """
     from ..chat.conversation import KEPT, Conversation
     from . import chat_lines
@@ -94,3 +97,5 @@ def run(
         for _, line in numbered(sys.stdin):
             if not lines.take(line):
                 break
+        if lines.failed:
+            raise typer.Exit(PARTIAL)

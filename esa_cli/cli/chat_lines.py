@@ -52,6 +52,8 @@ class Lines:
     ) -> None:
         self.talk, self.documents, self.reporter = talk, documents, reporter
         self.shown, self.stoppable = shown, stoppable
+        self.failed = 0
+        """Lines that got an error in place of an answer, or of what a command does."""
         self._saved: set[Path] = set()
         self._told = False
 
@@ -69,6 +71,7 @@ class Lines:
             else:
                 self._command(found[1], (found[2] or "").strip())
         except EsaError as error:
+            self.failed += 1
             self.reporter.settle()
             complain(self.reporter, f"esa: {error.message}")
             if error.hint:

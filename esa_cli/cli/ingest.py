@@ -51,6 +51,13 @@ def ingest(
             books = []
             for document in found:
                 books.append(esa.ingest(document))
+                entry = books[-1].entry
+                if entry is not None and entry.layout.kind != rows:
+                    reporter.note(
+                        f"esa: {document.name} is kept with {entry.layout.kind} rows; to keep "
+                        f"{rows} ones, `esa library rm {entry.id}` first",
+                        dim=False,
+                    )
                 reporter.settle()
     finally:
         reporter.settle()

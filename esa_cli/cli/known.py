@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import models, preset
+from .. import machine, models, preset
 from ..errors import PresetError
 from ..models.load import choose_device, choose_dtype
 from ..models.peek import count_tokens, peek
@@ -42,6 +42,8 @@ class Known:
     folder: Path
     config: dict[str, Any]
     place: Place
+    available: int
+    """Bytes of memory there were before anything was loaded: all that is needed is held to it."""
 
     def tokens(self, text: str) -> int:
         """Tokens of a text. Raises ModelError."""
@@ -53,8 +55,9 @@ class Known:
 
         place = self.place
         return plan.estimate(
-            chosen, self.config, tokens, dtype=place.dtype, device=place.device, timed=timed
-        )
+            chosen, self.config, tokens,
+            dtype=place.dtype, device=place.device, memory=self.available, timed=timed,
+        )  # fmt: skip
 
     def check(self, methods: Iterable[preset.Preset], tokens: int) -> None:
         """Raises ResourceError when so many tokens do not fit with one of the methods."""
@@ -80,7 +83,7 @@ def look(chosen: preset.Preset, place: Place, reporter: Reporter) -> Known:
             f"{longest} tokens",
             f"use --set context={longest}, and window sizes that fit in it",
         )
-    return Known(folder, config, place)
+    return Known(folder, config, place, machine.available_memory(place.device))
 
 
 def _announce(ref: models.ModelRef, reporter: Reporter) -> None:
@@ -102,10 +105,15 @@ def load(ref: str, folder: Path, device: str, dtype: str, reporter: Reporter) ->
     """
     _check_supported(folder)
     loaded = models.load(ref, device=device, dtype=dtype, progress=reporter.stage)
-    if not gc.isenabled():  # off since the start of the program; see `__main__`
+    collect_again()
+    return loaded
+
+
+def collect_again() -> None:
+    """Turns garbage collection on, which is off since the start of the program; see `__main__`."""
+    if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    return loaded
 
 
 def _check_supported(folder: Path) -> None:

@@ -14,6 +14,7 @@ from .render import Reporter
 
 if TYPE_CHECKING:
     from ..api import Esa
+    from ..book import Book
     from ..library import Library
 
 WORTH_REMEMBERING = 2048
@@ -51,11 +52,20 @@ class Reading:
         self._plan = self.known.plan(self.chosen, tokens)
         where = f", {size_text(self.on_disk(tokens))} in the library" if kept else ""
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
-        for lacking in document.missing:
-            self.reporter.note(f"esa: {document.name}: {lacking}", dim=False)
+        self._lacking(document)
         self._bar = self.reporter.reading(tokens, self._plan.seconds)
         self._show = self._bar.__enter__()
         self._started, self._first = time.perf_counter(), 0
+
+    def found(self, book: Book) -> None:
+        """Says that nothing need be read."""
+        name, entry = book.document.name, book.entry
+        self.reporter.note(f"esa: {name} was read before ({entry.id if entry else ''})")
+        self._lacking(book.document)
+
+    def _lacking(self, document: Document) -> None:
+        for text in document.missing:
+            self.reporter.note(f"esa: {document.name}: {text}", dim=False)
 
     def progress(self, done: int, total: int) -> None:
         self._first = self._first or done
@@ -123,6 +133,7 @@ def opened(
             keep=keep,
             rows=rows,
             begin=reading.begin,
+            found=reading.found,
             progress=reading.progress,
             waiting=reading.waiting,
         ) as esa,

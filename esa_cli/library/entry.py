@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from . import sealed
 from .layout import Layout
 from .places import Places
-from .sealed import ForeignVersionError, LibraryError, damaged
+from .sealed import ForeignVersionError, LibraryError, damaged, readable
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
 
@@ -94,15 +95,25 @@ def read(places: Places, key: str) -> Entry:
 
 
 def read_all(places: Places) -> list[Entry]:
-    """Every document there is, the last used first; those that cannot be used have `damage`."""
+    """Every document there is, the last used first; those that cannot be used have `damage`.
+
+    Raises:
+        LibraryError: the folder may not be read.
+    """
     found = []
-    for path in places.documents.glob("*.doc") if places.documents.is_dir() else []:
-        if path.name.startswith("."):
+    with readable(places.root):
+        # Not `glob`, which takes a folder that may not be read for an empty one.
+        names = os.listdir(places.documents) if places.documents.is_dir() else []
+    for name in names:
+        path = places.documents / name
+        if path.suffix != ".doc" or name.startswith("."):
             continue
         try:
             found.append(read(places, path.stem))
         except LibraryError as error:
-            if path.exists():  # else somebody removed it just now
+            with readable(places.root):
+                there = path.exists()
+            if there:  # else somebody removed it just now
                 foreign = isinstance(error, ForeignVersionError)
                 used = _used(places, path.stem, 0.0)
                 found.append(Entry(path.stem, used=used, damage=error.message, foreign=foreign))

@@ -19,7 +19,7 @@ from . import entry as entries
 from .entry import Entry
 from .layout import Layout
 from .places import Places, default_root
-from .sealed import LibraryError, again, on_disk
+from .sealed import LibraryError, again, on_disk, readable
 
 if TYPE_CHECKING:
     from .contents import Stored
@@ -48,14 +48,21 @@ class Library:
         """The document with that key, or None.
 
         Raises:
-            LibraryError: its manifest is damaged or of another version.
+            LibraryError: its manifest is damaged or of another version, or the folder may not be
+                read.
         """
-        if not self._places.document(key).exists():
+        with readable(self.root):
+            there = self._places.document(key).exists()
+        if not there:
             return None
         return entries.read(self._places, key)
 
     def entries(self) -> list[Entry]:
-        """Every document, the last used first; those with `damage` cannot be used."""
+        """Every document, the last used first; those with `damage` cannot be used.
+
+        Raises:
+            LibraryError: the folder may not be read.
+        """
         return entries.read_all(self._places)
 
     def matches(self, text: str) -> list[Entry]:
@@ -165,9 +172,9 @@ class Library:
         Raises:
             LibraryError: a file cannot be removed.
         """
-        if not self.root.is_dir():
-            return sweep.Pruned((), 0, 0, 0)
         with on_disk(self.root):
+            if not self.root.is_dir():
+                return sweep.Pruned((), 0, 0, 0)
             self._places.make()
         return sweep.prune(self._places, max_bytes, dry_run)
 

@@ -22,7 +22,7 @@ import filelock
 import platformdirs
 
 from ..machine import in_home
-from .sealed import LibraryError
+from .sealed import LibraryError, on_disk
 
 FOLDERS = ("documents", "segments", "fits", "claims", "locks")
 ROOT = "ESA_LIBRARY"
@@ -79,14 +79,17 @@ class Places:
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Holds the lock of a document's key, or `library`; `waiting` is called if it is taken."""
+        """Holds the lock of a document's key, or `library`; `waiting` is called if it is taken.
+
+        Raises:
+            LibraryError, ResourceError: the lock's file cannot be made.
+        """
         lock = filelock.FileLock(self.locks / f"{name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
+        if not self._acquire(lock):
             if waiting:
                 waiting()
-            lock.acquire()
+            with on_disk(self.root):
+                lock.acquire()
         try:
             yield
         finally:
@@ -95,12 +98,19 @@ class Places:
     def is_held(self, name: str) -> bool:
         """Whether somebody, this process included, holds the lock now."""
         lock = filelock.FileLock(self.locks / f"{name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
+        if not self._acquire(lock):
             return True
         lock.release()
         return False
+
+    def _acquire(self, lock: filelock.BaseFileLock) -> bool:
+        """Takes the lock if nobody has it; whether it did."""
+        with on_disk(self.root):
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:  # which is an OSError, too
+                return False
+        return True
 
 
 def size_of(path: Path) -> int:

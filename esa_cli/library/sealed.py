@@ -155,6 +155,19 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
+def readable(root: Path) -> Iterator[None]:
+    """Turns what the system says about looking into the library into a LibraryError."""
+    try:
+        yield
+    except OSError as error:
+        raise LibraryError(
+            f"the library in {root} cannot be read: {error.strerror or error}"
+            + (f" ({error.filename})" if error.filename else ""),
+            "check who may read there, or point ESA_LIBRARY to another folder",
+        ) from error
+
+
+@contextmanager
 def on_disk(root: Path) -> Iterator[None]:
     """Turns what the system says about changing the library into what a person can act on.
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ResourceError
+from ..errors import EsaError, ResourceError
 from . import chain, claims, sealed
 from . import entry as entries
 from .contents import NO_FIT, Projections, fit_name, pack_fit, pack_tokens, read_fit
@@ -225,7 +225,7 @@ class Writer:
         from. Where the disk is full it removes what it has written and nobody else needs."""
         if self.entry is not None or (self._names and not self._full):
             return
-        with contextlib.suppress(OSError), self.places.locked("library"):
+        with contextlib.suppress(OSError, EsaError), self.places.locked("library"):
             for path in (self.places.document(self.key), self.places.claim(self.key)):
                 path.unlink(missing_ok=True)
             kept = claims.needed(self.places, entries.read_all(self.places), dead=True)

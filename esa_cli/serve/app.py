@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ..batch.rows import lacking
 from ..errors import DocumentError, EsaError, ResourceError, UsageError
 from ..reply import Asker, Reply
 from . import bodies, wire
@@ -98,8 +99,8 @@ class _Routes:
 
     async def completions(self, request: Request) -> Response:
         asked = wire.parse(await body(request, self.limits.max_body))
-        answer = self._answer(asked)
         shape = bodies.Shape(self.asker.name)
+        answer = self._answer(asked, shape.missing)
         events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
         try:
             if not asked.stream:
@@ -113,14 +114,18 @@ class _Routes:
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
-    def _answer(self, asked: ChatRequest) -> Callable[[Callable[[str], None]], Reply]:
-        """What the worker does for a request. Raises ApiError."""
+    def _answer(
+        self, asked: ChatRequest, missing: list[str]
+    ) -> Callable[[Callable[[str], None]], Reply]:
+        """What the worker does for a request; it adds to `missing`. Raises ApiError."""
         paths = self.shelf.find(asked.documents)
 
         def answer(hear: Callable[[str], None]) -> Reply:
+            books = self.shelf.open(paths)
+            missing.extend(lacking(books))
             return self.asker.ask(
                 asked.question,
-                self.shelf.open(paths),
+                books,
                 history=asked.history,
                 max_new_tokens=asked.max_new_tokens,
                 temperature=asked.temperature,

@@ -13,9 +13,14 @@ from ..reply import Reply
 
 @dataclass(frozen=True)
 class Shape:
-    """The parts that all pieces of one answer share."""
+    """The parts that all pieces of one answer share.
+
+    Args:
+        missing: what the asked documents lack; filled when they are open, before the answer ends.
+    """
 
     model: str
+    missing: list[str] = field(default_factory=list)
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -29,7 +34,7 @@ class Shape:
         }
 
     def whole(self, reply: Reply) -> dict[str, Any]:
-        message = {"role": "assistant", "content": reply.text, "refusal": None, **_extra(reply)}
+        message = {"role": "assistant", "content": reply.text, "refusal": None, **self._extra(reply)}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _end(reply)}
         return {**self._body("chat.completion", [choice]), "usage": usage(reply)}
 
@@ -38,14 +43,14 @@ class Shape:
         return self._body("chat.completion.chunk", [choice])
 
     def last(self, reply: Reply) -> dict[str, Any]:
-        return {**self.chunk({}, _end(reply)), **_extra(reply)}
+        return {**self.chunk({}, _end(reply)), **self._extra(reply)}
 
     def counts(self, reply: Reply) -> dict[str, Any]:
         return {**self._body("chat.completion.chunk", []), "usage": usage(reply)}
 
-
-def _extra(reply: Reply) -> dict[str, Any]:
-    return {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+    def _extra(self, reply: Reply) -> dict[str, Any]:
+        extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+        return {**extra, "missing": self.missing} if self.missing else extra
 
 
 def _end(reply: Reply) -> str:

@@ -2,20 +2,24 @@
 
 A name must lead to a file below one of the allowed folders, links followed: neither `..` nor a
 symbolic link leads out. Whether a file outside exists is not told. `open` runs in the worker only.
+Books that stay open are a convenience: they go, oldest first, where memory is short.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import ResourceError
 from ..reply import Asker
 from .wire import ApiError
 
 KEPT = 16
 """Books that stay open after they were asked about."""
+Stamp = tuple[int, int]
+"""A file's time of change and length: what is read again when it changes."""
 
 
 class Shelf:
@@ -29,7 +33,7 @@ class Shelf:
     def __init__(self, asker: Asker, fixed: Sequence[Any], allowed: Sequence[Path]) -> None:
         self.asker, self.fixed = asker, list(fixed)
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self._open: OrderedDict[tuple[str, int, int], Any] = OrderedDict()
+        self._open: OrderedDict[str, tuple[Stamp, Any]] = OrderedDict()
 
     def find(self, names: Sequence[str] | None) -> list[Path] | None:
         """The files, or None for the fixed documents. Raises ApiError 400, 403, 404."""
@@ -62,18 +66,39 @@ class Shelf:
         """Their books, read where that has not been done. Raises DocumentError, ResourceError."""
         if paths is None:
             return self.fixed
-        books = [self._book(path) for path in paths]
+        wanted = {str(path) for path in paths}
+        books = [self._book(path, wanted) for path in paths]
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return books
 
-    def _book(self, path: Path) -> Any:
+    def _book(self, path: Path, wanted: Container[str]) -> Any:
+        name = str(path)
         try:
             facts = path.stat()
         except OSError:
-            return self.asker.ingest(str(path))  # which says what is wrong with it
-        key = (str(path), facts.st_mtime_ns, facts.st_size)
-        if key not in self._open:
-            self._open[key] = self.asker.ingest(str(path))
-        self._open.move_to_end(key)
-        return self._open[key]
+            return self.asker.ingest(name)  # which says what is wrong with it
+        stamp = facts.st_mtime_ns, facts.st_size
+        if name in self._open and self._open[name][0] != stamp:
+            del self._open[name]
+        if name not in self._open:
+            while len(self._open) >= KEPT and self._drop(wanted):
+                pass
+            self._open[name] = stamp, self._read(name, wanted)
+        self._open.move_to_end(name)
+        return self._open[name][1]
+
+    def _read(self, name: str, wanted: Container[str]) -> Any:
+        while True:
+            try:
+                return self.asker.ingest(name)
+            except ResourceError:
+                if not self._drop(wanted):
+                    raise
+
+    def _drop(self, wanted: Container[str]) -> bool:
+        """Lets go of the book longest unused that is not wanted now; whether there was one."""
+        oldest = next((name for name in self._open if name not in wanted), None)
+        if oldest is not None:
+            del self._open[oldest]
+        return oldest is not None

@@ -8,7 +8,6 @@ is the first turn, without an answer.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from ..reply import Turn
 
 MAX_DOCUMENTS = 64
 MAX_EVIDENCE = 50
+MAX_TOKENS = 32_768
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _NOT_SERVED = ("tools", "functions", "stop", "logprobs", "audio", "logit_bias")
 
@@ -82,7 +82,7 @@ def parse(data: bytes) -> ChatRequest:
     question, history = _messages(body.get("messages"))
     options = body.get("stream_options")
     top_p = _number(body, "top_p", 0, 1)
-    longest = _whole(body, "max_completion_tokens", 1)
+    longest = _whole(body, "max_completion_tokens", 1, MAX_TOKENS)
     seed = _whole(body, "seed", None)
     evidence = _whole(body, "evidence", 0, MAX_EVIDENCE)
     return ChatRequest(
@@ -91,7 +91,7 @@ def parse(data: bytes) -> ChatRequest:
         _documents(body.get("documents")),
         _flag(body, "stream"),
         isinstance(options, dict) and options.get("include_usage") is True,
-        _whole(body, "max_tokens", 1) if longest is None else longest,
+        _whole(body, "max_tokens", 1, MAX_TOKENS) if longest is None else longest,
         _number(body, "temperature", 0, 2),
         None if top_p is None else max(top_p, 1e-6),  # 0 is the likeliest word alone
         None if seed is None else seed % 2**63,
@@ -122,7 +122,7 @@ def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> floa
     if value is None:
         return None
     plain = isinstance(value, int | float) and not isinstance(value, bool)
-    if not plain or not math.isfinite(value) or not low <= value <= high:
+    if not plain or not low <= value <= high:  # false for nan, too
         raise ApiError(400, f"{name} must be a number from {low:g} to {high:g}", name)
     return float(value)
 

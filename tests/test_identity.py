@@ -1,0 +1,81 @@
+"""What makes two readings the same, and what does not. Tiny random model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import build, models, preset
+from esa_cli.identity import identity, model_facts, storable
+from esa_cli.library import Layout
+
+LAYOUT = Layout(2, 2, 8, "float32")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
+    chosen = preset.load("tiny-random", overrides)
+    facts = model_facts(model, loaded.tokenizer)
+    return identity(facts, head, chosen, build.method(chosen), LAYOUT)
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.0.self_attn.v_proj.weight",
+                                  "layers.1.mlp.down_proj.weight", "norm.weight"])  # fmt: skip
+def test_a_model_that_was_trained_on_is_another(loaded: Any, name: str) -> None:
+    other = copy.deepcopy(loaded.model)
+    assert of(other, loaded) == of(loaded.model, loaded)
+    with torch.no_grad():
+        other.get_parameter(f"model.{name}").mul_(1.01)
+    assert of(other, loaded) != of(loaded.model, loaded)
+
+
+def test_another_rope_is_another_model(loaded: Any) -> None:
+    other = copy.deepcopy(loaded.model)
+    other.config.rope_parameters = {**other.config.rope_parameters, "rope_theta": 77.0}
+    assert of(other, loaded) != of(loaded.model, loaded)
+    same = copy.deepcopy(loaded.model)
+    same.config._name_or_path = "elsewhere"
+    assert of(same, loaded) == of(loaded.model, loaded)
+
+
+def test_the_prompts_head_counts(loaded: Any) -> None:
+    assert of(loaded.model, loaded, head=(1, 2)) != of(loaded.model, loaded, head=(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("override", "shapes"),
+    [
+        ("window.local=32", True),
+        ("window.initial=2", True),
+        ("compressor.rank=4", True),
+        ("window.ending=0", False),
+        ("generation.max_new_tokens=3", False),
+        ("prompt.after=<{question}>", False),
+    ],
+)
+def test_settings_of_reading_count(loaded: Any, override: str, shapes: bool) -> None:
+    plain = of(loaded.model, loaded, "reading=local")
+    assert (of(loaded.model, loaded, "reading=local", override) != plain) == shapes
+
+
+def test_what_is_selected_counts_where_reading_selects(loaded: Any) -> None:
+    for reading, counts in (("local", False), ("select", True)):
+        made = [of(loaded.model, loaded, f"reading={reading}", f"window.selected={k}")
+                for k in (16, 32)]  # fmt: skip
+        assert (made[0] != made[1]) == counts
+
+
+def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
+    assert storable(build.method(preset.load("tiny-random")))
+    given = preset.load("tiny-random", ["selector.name=infllm", "position.name=infllm"])
+    assert not storable(build.method(given))
