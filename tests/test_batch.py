@@ -417,6 +417,32 @@ def test_a_kill_between_the_two_steps_of_a_retry_loses_nothing(
     assert [row["answer"] for row in rows(out)] == [f"You asked: {n}" for n in (1, 2, 3)]
 
 
+class Lacking(FakeAsker):
+    """Its books lack what stands in their files."""
+
+    def ingest(self, source: str) -> Any:
+        lines = super().ingest(source).splitlines()
+        document = types.SimpleNamespace(name=Path(source).name, missing=tuple(lines))
+        return types.SimpleNamespace(document=document)
+
+
+def test_a_row_says_what_its_documents_lack(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("page 7\npage 9", "utf-8")
+    (tmp_path / "c.txt").write_text("", "utf-8")
+    out = tmp_path / "out.jsonl"
+    go(Lacking(), write(q("1", "a.txt", "b.txt"), q("2", "c.txt")), out)
+    first, second = rows(out)
+    assert first["missing"] == ["a.txt: text a", "b.txt: page 7", "b.txt: page 9"]
+    assert "missing" not in second
+
+
+def test_a_line_says_what_its_documents_lack() -> None:
+    asker, out = Lacking(), io.StringIO()
+    books = [asker.ingest("a.txt")]
+    assert ask_lines(asker, books, [(1, "x")], out, True, reporter=Reporter(True)) == 0
+    assert json.loads(out.getvalue())["missing"] == ["a.txt: text a"]
+
+
 def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> None:
     held: set[int] = set()
     most = 0

@@ -28,7 +28,7 @@ from esa_cli.chat.conversation import Conversation, Exchange
 from esa_cli.cli import chat, chat_terminal, render
 from esa_cli.cli.chat_lines import COMMANDS, Lines
 from esa_cli.cli.render import Reporter
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.reply import Turn
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
@@ -458,3 +458,22 @@ def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker:
     os.close(writer)
     done.join(10)
     assert [call["question"] for call in asker.calls] == ["one"]
+
+
+def test_through_a_pipe_failures_end_with_seven_and_the_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    asker.failures["bad"] = ResourceError("no room")
+    result = command(monkeypatch, asker, b"bad\ngood\n/quit\n", "a.txt")
+    assert (result.exit_code, result.stdout) == (7, "You asked: good\n")
+    assert command(monkeypatch, asker, b"good\n/sav\n", "a.txt").exit_code == 7
+    assert command(monkeypatch, asker, b"good\n", "a.txt").exit_code == 0
+
+
+def test_on_a_terminal_mistakes_do_not_end_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    asker.failures["bad"] = ResourceError("no room")
+    monkeypatch.setattr(chat_terminal, "talk", lambda lines, reporter: lines.take("bad"))
+    chat.run(asker, ["a.txt"], Reporter(True), {}, 0, on_terminal=True)
+    assert len(asker.calls) == 1

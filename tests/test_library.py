@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 
@@ -21,7 +22,6 @@ from esa_cli.compressors import Linear, flatten_keys
 from esa_cli.errors import ResourceError
 from esa_cli.library import Entry, ForeignVersionError, Layout, Library, LibraryError
 from esa_cli.library import entry as entries
-from esa_cli.library.contents import join
 from esa_cli.library.layer import StoredLayer
 from esa_cli.library.writer import Writer
 
@@ -333,41 +333,6 @@ def test_the_first_segment_wants_its_projections(library: Library) -> None:
     assert files(library) == set()
 
 
-def test_several_documents_are_joined_without_the_later_heads(library: Library) -> None:
-    first, second = [*range(40)], [*range(200, 219)]
-    books = [library.open(ingest(library, ids)) for ids in (first, second)]
-    layers = join(books)
-    for i, layer in enumerate(layers):
-        assert [tuple(span) for span in layer.spans] == [(0, 40, 0), (40, 56, 1)]
-        wanted = [rows_of(first, 0, 40, i)[0], rows_of(second, 3, 19, i)[0]]
-        assert torch.equal(layer.span(0, 56)[0], torch.cat(wanted, 1))
-        blocks = [(at, block.shape[0]) for at, block in layer.feature_blocks(0, 56)]
-        assert blocks == [(0, 16), (16, 16), (32, 8), (40, 13), (53, 3)]
-
-
-def test_a_head_longer_than_a_segment_is_skipped_whole(library: Library) -> None:
-    stored = library.open(ingest(library, [*range(40)]))
-    parts = stored.parts(20, 1)
-    assert [(part.start, len(part), part.document) for part in parts] == [(4, 12, 1), (0, 8, 1)]
-
-
-def test_documents_of_different_models_are_not_joined(library: Library) -> None:
-    ids = [*range(20)]
-    first = library.open(ingest(library, ids))
-    for other in (
-        Layout(3, 2, 4, "float32", segment=16),
-        Layout(2, 1, 4, "float32", segment=16),
-        Layout(2, 2, 4, "float16", segment=16),
-        Layout(2, 2, 4, "float32", segment=16),
-    ):
-        with library.write(library.key(f"{other}", ""), f"{other}", ids, other) as writer:
-            assert isinstance(writer, Writer)
-            read(writer, ids)
-            second = library.open(writer.finish(text="", offsets=[(0, 0)] * 20))
-        with pytest.raises(ValueError, match=r"different models|have none"):
-            join([first, second])
-
-
 def test_removing_keeps_what_others_share(library: Library) -> None:
     short, long = ingest(library, [*range(40)]), ingest(library, [*range(60)])
     freed = library.remove(short)
@@ -576,6 +541,71 @@ def test_a_library_that_cannot_be_written(tmp_path: Path) -> None:
         library.write("a" * 40, WITH, [1], LAYOUT),
     ):
         raise AssertionError("it must not begin")
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_lock_that_cannot_be_made_is_said(
+    library: Library, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """A library that may be read and not written."""
+    ingest(library, [1])
+
+    def acquire(lock: Any, timeout: float | None = None) -> None:
+        if taken and timeout == 0:
+            raise filelock.Timeout(lock.lock_file)
+        raise PermissionError(13, "Permission denied", lock.lock_file)
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+    waited: list[int] = []
+    with (
+        pytest.raises(LibraryError, match=r"cannot be changed: Permission denied \(.*\.lock\)"),
+        library.write("a" * 40, WITH, [1], LAYOUT, lambda: waited.append(1)),
+    ):
+        raise AssertionError("it must not begin")
+    assert waited == [1] * taken
+    assert library.open(library.entries()[0]).ids == [1], "what is there can be used"
+
+
+def test_an_ingest_that_breaks_off_says_why_where_no_lock_can_be_made(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: Any, timeout: float | None = None) -> None:
+        raise PermissionError(13, "Permission denied", lock.lock_file)
+
+    def broken() -> None:
+        with library.write(library.key(WITH, "x"), WITH, [1], LAYOUT):
+            monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+            raise KeyError("the reason")
+
+    with pytest.raises(KeyError, match="the reason"):
+        broken()
+
+
+@pytest.mark.parametrize("call", ["exists", "is_dir"])
+def test_a_library_that_may_not_be_read(
+    library: Library, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    entry = ingest(library, [1])
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, call, refuse)
+    with pytest.raises(LibraryError, match="cannot be read: Permission denied"):
+        library.find(entry.key) if call == "exists" else library.entries()
+
+
+def test_a_folder_that_may_not_be_listed_is_not_an_empty_one(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(library, [1])
+
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(LibraryError, match="cannot be read: Permission denied"):
+        library.entries()
 
 
 def test_layouts_that_make_no_sense() -> None:

@@ -12,7 +12,7 @@ from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 from esa_cli.compressors import flatten_keys
 from esa_cli.library import Layout, Library
 from esa_cli.library.int8 import decode, encode
-from esa_cli.library.layer import Part, StoredLayer
+from esa_cli.library.layer import StoredLayer
 from esa_cli.library.writer import Writer
 from esa_cli.protocols import KVStore
 from esa_cli.rows import Rows
@@ -220,11 +220,16 @@ def test_a_document_in_bytes(tmp_path: Path, dtype: str) -> None:
 
 def test_parts_must_fit_each_other(tmp_path: Path) -> None:
     library = Library(tmp_path)
-    parts = library.open(ingest(library, [*range(20)])).parts()
-    with pytest.raises(ValueError, match="without rows"):
-        StoredLayer(0, [Part(parts[0].segment, 16)], 2, 4, torch.float32)
+    parts = library.open(ingest(library, [*range(20)])).layers()[0].parts
     with pytest.raises(ValueError, match="different models"):
         StoredLayer(0, parts, 2, 8, torch.float32)
+    plain = Layout(2, 2, 4, "float32", segment=16)
+    with library.write(library.key("plain", ""), "plain", [1], plain) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, [1])
+        others = library.open(writer.finish(text="", offsets=[(0, 0)])).layers()[0].parts
+    with pytest.raises(ValueError, match="have none"):
+        StoredLayer(0, [*parts, *others], 2, 4, torch.float32)
 
 
 def test_rows_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,30 +249,6 @@ def test_rows_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     stored.span(8, 11)
     stored.gather(torch.tensor([8, 10]))
     assert checked == [1, 4, 9, 2, 8, 10]
-
-
-def test_many_documents_are_told_apart(tmp_path: Path) -> None:
-    from esa_cli.library.contents import join
-
-    library = Library(tmp_path)
-    books = [library.open(ingest(library, [*range(a, a + 20)])) for a in (0, 50, 90)]
-    layer = join(books)[1]
-    assert [span.document for span in layer.spans] == [0, 1, 2]
-    assert [span.stop for span in layer.spans] == [20, 37, 54]
-    at = torch.tensor([0, 19, 20, 36, 37, 53])
-    wanted = torch.cat(
-        [
-            rows_of([*range(20)], 0, 20, 1)[0],
-            rows_of([*range(50, 70)], 3, 20, 1)[0],
-            rows_of([*range(90, 110)], 3, 20, 1)[0],
-        ],
-        1,
-    )
-    assert torch.equal(layer.gather(at)[0], wanted[:, at])
-    assert torch.equal(layer.span(10, 50)[0], wanted[:, 10:50])
-    layer.append(*rows_of([1, 2], 0, 2, 1))
-    assert len(layer) == 56
-    assert layer.spans[-1].stop == 54
 
 
 @pytest.mark.parametrize("wrong", ["width", "type"])
@@ -290,7 +271,7 @@ def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
     entry = ingest(library, [*range(200)])
     before = len(list(Path("/proc/self/fd").iterdir()))
     stored = library.open(entry)
-    assert len(stored.parts()) == 13
+    assert len(stored.layers()[0].parts) == 13
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -248,8 +249,12 @@ WRONG: list[tuple[Any, str]] = [
     ({**user("x"), "temperature": True}, "temperature must be"),
     ({**user("x"), "temperature": float("nan")}, "temperature must be"),
     ({**user("x"), "temperature": 2.1}, "temperature must be"),
+    ({**user("x"), "temperature": 10**400}, "temperature must be"),
+    ({**user("x"), "temperature": float("inf")}, "temperature must be"),
     ({**user("x"), "top_p": -1}, "top_p must be"),
     ({**user("x"), "max_tokens": 0}, "max_tokens must be"),
+    ({**user("x"), "max_tokens": 32_769}, "max_tokens must be a whole number from 1 to 32768"),
+    ({**user("x"), "max_completion_tokens": 10**400}, "max_completion_tokens must be"),
     ({**user("x"), "max_completion_tokens": 1.5}, "max_completion_tokens must be"),
     ({**user("x"), "seed": "1"}, "seed must be"),
     ({**user("x"), "evidence": 51}, "evidence must be"),
@@ -267,6 +272,12 @@ def test_requests_that_are_refused(body: Any, message: str) -> None:
         wire.parse(data)
     assert caught.value.status == 400
     assert message in caught.value.message
+
+
+def test_the_longest_answer_that_may_be_asked_for() -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        found = wire.parse(json.dumps({**user("x"), name: 32_768}).encode())
+        assert found.max_new_tokens == 32_768
 
 
 def test_errors_have_openais_shape(live: Running) -> None:
@@ -418,6 +429,93 @@ def test_only_some_books_stay_open(tmp_path: Path) -> None:
         shelf.open(shelf.find([f"{number}.txt"]))
     assert len(asker.ingested) == KEPT + 4
     assert Path(asker.ingested[-1]).name == "0.txt", "the one that was longest unused"
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Small(FakeAsker):
+    """Has room for so many books, and says what was open when each was read."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.books_room, self.alive = room, weakref.WeakSet[Any]()
+        self.before: list[set[str]] = []
+
+    def ingest(self, source: str) -> Any:
+        self.before.append({book.name for book in self.alive})
+        if len(self.alive) >= self.books_room:
+            raise ResourceError("no room")
+        book = Named(super().ingest(source))
+        self.alive.add(book)
+        return book
+
+
+@pytest.fixture
+def abc(tmp_path: Path) -> Path:
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text(name, "utf-8")
+    return tmp_path
+
+
+def opened(shelf: Shelf, *names: str) -> list[str]:
+    return [book.name for book in shelf.open(shelf.find([f"{name}.txt" for name in names]))]
+
+
+def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
+    asker = Small(2)
+    shelf = Shelf(asker, [], [abc])
+    assert opened(shelf, "a", "b") == ["a", "b"]
+    assert opened(shelf, "a") == ["a"]
+    assert opened(shelf, "c") == ["c"], "in the place of b, longest unused"
+    assert {book.name for book in asker.alive} == {"a", "c"}
+    assert opened(shelf, "a", "d") == ["a", "d"], "what the request uses stays"
+    assert asker.ingested.count(str(abc / "a.txt")) == 1
+
+
+def test_where_a_request_itself_is_too_large_it_is_said(abc: Path) -> None:
+    shelf = Shelf(Small(2), [], [abc])
+    opened(shelf, "d")
+    with pytest.raises(ResourceError, match="no room"):
+        opened(shelf, "a", "b", "c")
+    assert opened(shelf, "c") == ["c"], "and the next is not the worse for it"
+
+
+def test_a_changed_file_is_read_again_and_its_old_book_let_go_first(abc: Path) -> None:
+    asker = Small(1)
+    shelf = Shelf(asker, [], [abc])
+    assert opened(shelf, "a") == ["a"]
+    (abc / "a.txt").write_text("another", "utf-8")
+    assert opened(shelf, "a") == ["another"]
+    assert asker.before == [set(), set()]
+
+
+def test_a_book_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
+    asker = Small(KEPT)
+    for number in range(KEPT + 1):
+        (tmp_path / f"{number}.txt").write_text(f"{number}", "utf-8")
+    shelf = Shelf(asker, [], [tmp_path])
+    for number in range(KEPT + 1):
+        opened(shelf, f"{number}")
+    assert len(asker.before) == KEPT + 1, "it never ran out of room"
+    assert "0" not in asker.before[-1]
+
+
+def test_what_documents_lack_is_told_with_the_answer(start: Callable[..., Running]) -> None:
+    document = types.SimpleNamespace(name="a.pdf", missing=("page 7 has no text",))
+    live = start(fixed=[types.SimpleNamespace(document=document)])
+    wanted = ["a.pdf: page 7 has no text"]
+    assert live.ask("one").choices[0].message.missing == wanted
+    *_, last = live.ask("one", stream=True)
+    assert last.missing == wanted
+
+
+def test_where_nothing_lacks_nothing_is_said(live: Running) -> None:
+    *_, last = live.ask("one", stream=True)
+    assert not hasattr(last, "missing")
+    assert not hasattr(live.ask("one").choices[0].message, "missing")
 
 
 def test_the_token(start: Callable[..., Running], asker: FakeAsker) -> None:

@@ -1,6 +1,6 @@
 """Documents on disk: read once, asked for ever. `Library` is the way in; see docs/library.md.
 
-Importing this imports no torch; `esa_cli.library.contents.join` and `.layer.StoredLayer` do.
+Importing this imports no torch; `esa_cli.library.contents` and `.layer` do.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..compressors import Linear
 from . import sealed
 from .entry import Entry
-from .layer import CPU, Part, StoredLayer
+from .layer import CPU, StoredLayer
 from .places import Places
 from .segment import Segment
 
@@ -92,35 +92,11 @@ class Stored:
             for i, name in enumerate(entry.segments)
         ]
 
-    def parts(self, skip: int = 0, document: int = 0) -> list[Part]:
-        """The rows from `skip` on, as parts of a `StoredLayer`."""
-        found = []
-        for segment in self._segments:
-            if skip < segment.tokens:
-                found.append(Part(segment, skip, document))
-            skip = max(0, skip - segment.tokens)
-        return found
-
     def layers(self, device: torch.device = CPU) -> list[StoredLayer]:
         """A new memory for each layer, with an empty tail, over the same maps."""
-        return join([self], device)
-
-
-def join(documents: Sequence[Stored], device: torch.device = CPU) -> list[StoredLayer]:
-    """A memory for each layer over several documents, one behind the other.
-
-    The prompt's head is taken of the first document only. All must be of one model.
-    """
-    layout = documents[0].entry.layout
-    if any(stored.entry.layout.layers != layout.layers for stored in documents):
-        raise ValueError("the documents are of different models")
-    parts = [
-        part
-        for i, stored in enumerate(documents)
-        for part in stored.parts(stored.head if i else 0, i)
-    ]
-    dtype: torch.dtype = getattr(torch, layout.dtype)
-    return [
-        StoredLayer(layer, parts, layout.heads, layout.dim, dtype, device)
-        for layer in range(layout.layers)
-    ]
+        layout, parts = self.entry.layout, self._segments
+        dtype: torch.dtype = getattr(torch, layout.dtype)
+        return [
+            StoredLayer(layer, parts, layout.heads, layout.dim, dtype, device)
+            for layer in range(layout.layers)
+        ]

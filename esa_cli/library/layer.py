@@ -1,16 +1,15 @@
 """A layer's memory whose beginning lies on disk: a `KVStore` over mapped segments and a tail.
 
-The mapped parts may come from several documents, one behind the other; keys are not rotated, so a
-row does not know where it stands. What is appended (a question, its answer, or what is being read)
-goes to a tail in memory. Knows nothing about which files make a document.
+Keys are not rotated, so a row does not know where it stands. What is appended (a question, its
+answer, or what is being read) goes to a tail in memory. Knows nothing about which files make a
+document.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,38 +21,18 @@ from .segment import Segment
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Part:
-    """The rows of a segment from `start` on, and which of the asked documents they belong to."""
-
-    segment: Segment
-    start: int = 0
-    document: int = 0
-
-    def __len__(self) -> int:
-        return self.segment.tokens - self.start
-
-
-class Span(NamedTuple):
-    """The rows [start, stop) are those of one document, by its number among the asked."""
-
-    start: int
-    stop: int
-    document: int
-
-
 class StoredLayer:
     """One layer's keys and values: stored parts, and a tail that grows.
 
     Args:
-        layer: its number. parts: in order, none empty, all of one G, D and type.
+        layer: its number. parts: in order, all of one G, D and type.
         heads: G. dim: D. dtype: of keys and values. device: where the tail lies, and what is read.
     """
 
     def __init__(
         self,
         layer: int,
-        parts: Sequence[Part],
+        parts: Sequence[Segment],
         heads: int,
         dim: int,
         dtype: torch.dtype,
@@ -63,7 +42,7 @@ class StoredLayer:
         self.device = torch.device(device)
         self.memo: dict[str, Any] = {}
         """A selector's own side data for this layer; see `crop`."""
-        self.parts: list[Part] = []
+        self.parts: list[Segment] = []
         self._starts: list[int] = []
         self._tail = Rows(2 * heads * dim, dtype, device)
         self._features: Rows | None = None
@@ -72,22 +51,20 @@ class StoredLayer:
         for part in parts:
             self._add(part)
 
-    def _add(self, part: Part) -> None:
-        layout = part.segment.layout
+    def _add(self, part: Segment) -> None:
+        layout = part.layout
         shape = layout.heads, layout.dim, getattr(torch, layout.dtype)
         if shape != (self.heads, self.dim, self.dtype):
             raise ValueError("the stored parts are of different models")
         if self.parts and bool(layout.reduced[self.layer]) != self._reduced_on_disk:
             raise ValueError("some stored parts have reduced keys and some have none")
-        if not len(part):
-            raise ValueError("a stored part without rows")
         self.parts.append(part)
         self._starts.append(self.stored)
-        self.stored += len(part)
+        self.stored += part.tokens
 
     @property
     def _reduced_on_disk(self) -> bool:
-        return bool(self.parts) and bool(self.parts[0].segment.layout.reduced[self.layer])
+        return bool(self.parts) and bool(self.parts[0].layout.reduced[self.layer])
 
     def __len__(self) -> int:
         return self.stored + self._tail.length
@@ -96,19 +73,8 @@ class StoredLayer:
     def nbytes(self) -> int:
         """Bytes of all rows and reduced keys, on disk and in memory."""
         layer = self.layer
-        stored = sum(len(part) * part.segment.layout.token_bytes(layer) for part in self.parts)
+        stored = sum(part.tokens * part.layout.token_bytes(layer) for part in self.parts)
         return stored + self._tail.nbytes + (self._features.nbytes if self._features else 0)
-
-    @property
-    def spans(self) -> list[Span]:
-        """Which stored rows are whose; rows behind the last span are the tail's."""
-        found: list[Span] = []
-        for start, part in zip(self._starts, self.parts, strict=True):
-            stop = start + len(part)
-            if found and found[-1].document == part.document:
-                start = found.pop().start
-            found.append(Span(start, stop, part.document))
-        return found
 
     def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         both = rows.view(rows.shape[0], 2, self.heads, self.dim)
@@ -119,21 +85,21 @@ class StoredLayer:
         rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
         self._tail.append(rows.reshape(k.shape[1], self._tail.width))
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Part, int, int]]:
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Segment, int, int]]:
         """Yields (absolute start, part, low, high) of every stored part's rows in [start, stop);
-        low and high count in the part's segment."""
+        low and high count in the part."""
         stop = min(stop, self.stored)
         while start < stop:
             i = bisect_right(self._starts, start) - 1
             part = self.parts[i]
-            high = min(stop - self._starts[i], len(part))
-            yield start, part, start - self._starts[i] + part.start, high + part.start
+            high = min(stop - self._starts[i], part.tokens)
+            yield start, part, start - self._starts[i], high
             start = self._starts[i] + high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
         rows = [
-            part.segment.rows(self.layer, low, high).to(self.device)
+            part.rows(self.layer, low, high).to(self.device)
             for _, part, low, high in self._pieces(start, stop)
         ]
         if stop > self.stored or not rows:
@@ -151,8 +117,8 @@ class StoredLayer:
         for i, part in enumerate(self.parts):
             low, high = cuts[i], cuts[i + 1]
             if high > low:
-                rows = places[low:high] - (self._starts[i] - part.start)
-                part.segment.gather(self.layer, rows, out[low:high])
+                rows = places[low:high] - self._starts[i]
+                part.gather(self.layer, rows, out[low:high])
         out = out.to(self.device)
         if stored < at.shape[0]:
             tail = self._tail.gather(at[stored:] - self.stored)
@@ -165,7 +131,7 @@ class StoredLayer:
         for at, part, low, high in self._pieces(start, stop):
             for row in range(low, high, most):
                 end = min(row + most, high)
-                keys = part.segment.rows(self.layer, row, end, self.heads).to(self.device)
+                keys = part.rows(self.layer, row, end, self.heads).to(self.device)
                 yield at + row - low, keys.view(end - row, self.heads, self.dim).transpose(0, 1)
         first = max(start - self.stored, 0)
         for at, rows in self._tail.blocks(first, stop - self.stored, most):
@@ -191,10 +157,10 @@ class StoredLayer:
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, reduced keys (n, R)) over [start, stop), n <= most, each block
-        within one stored part or the tail. Each document's are made with its own projection."""
+        within one stored part or the tail."""
         assert stop <= self.reduced, "tokens without reduced keys"
         for at, part, low, high in self._pieces(start, min(stop, self._first)):
-            features = part.segment.reduced(self.layer)[low:high].to(self.device)
+            features = part.reduced(self.layer)[low:high].to(self.device)
             for row in range(0, high - low, most):
                 yield at + row, features[row : row + most]
         if self._features is not None:
@@ -234,12 +200,12 @@ class StoredLayer:
             features = self._features.span(first, first + count)
         return self._tail.span(0, count), features
 
-    def settled(self, part: Part) -> None:
+    def settled(self, part: Segment) -> None:
         """Puts a stored part in the place of the tail's first rows."""
-        self._tail = _rest(self._tail, len(part))
-        with_reduced = bool(part.segment.layout.reduced[self.layer])
+        self._tail = _rest(self._tail, part.tokens)
+        with_reduced = bool(part.layout.reduced[self.layer])
         if self._features is not None and with_reduced:
-            self._features = _rest(self._features, len(part))
+            self._features = _rest(self._features, part.tokens)
         self._add(part)
 
 

@@ -21,7 +21,7 @@ from . import chain, claims, sealed
 from . import entry as entries
 from .contents import NO_FIT, Projections, fit_name, pack_fit, pack_tokens, read_fit
 from .entry import Entry
-from .layer import Part, StoredLayer
+from .layer import StoredLayer
 from .layout import Layout
 from .places import Places, size_of
 from .sealed import LibraryError, on_disk
@@ -61,7 +61,7 @@ class Writer:
         self.done = sum(segment.tokens for segment in found)
         dtype, place = getattr(torch, layout.dtype), torch.device(device)
         self.layers = [
-            StoredLayer(layer, [Part(one) for one in found], layout.heads, layout.dim, dtype, place)
+            StoredLayer(layer, found, layout.heads, layout.dim, dtype, place)
             for layer in range(layout.layers)
         ]
 
@@ -123,7 +123,7 @@ class Writer:
             write_segment(path, self.key, self.layout, count, rows)
         segment = Segment(path, self.layout, count, self.key)
         for layer in self.layers:
-            layer.settled(Part(segment))
+            layer.settled(segment)
         self._names.append(path.stem)
         self.done += count
 

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..batch.rows import lacking
 from ..errors import DocumentError, EsaError, ResourceError, UsageError
 from ..reply import Asker, Reply
 from . import bodies, wire
@@ -122,7 +121,7 @@ class _Routes:
 
         def answer(hear: Callable[[str], None]) -> Reply:
             books = self.shelf.open(paths)
-            missing.extend(lacking(books))
+            missing.extend(bodies.lacking(books))
             return self.asker.ask(
                 asked.question,
                 books,

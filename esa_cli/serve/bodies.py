@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -34,7 +35,12 @@ class Shape:
         }
 
     def whole(self, reply: Reply) -> dict[str, Any]:
-        message = {"role": "assistant", "content": reply.text, "refusal": None, **self._extra(reply)}
+        message = {
+            "role": "assistant",
+            "content": reply.text,
+            "refusal": None,
+            **self._extra(reply),
+        }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _end(reply)}
         return {**self._body("chat.completion", [choice]), "usage": usage(reply)}
 
@@ -51,6 +57,12 @@ class Shape:
     def _extra(self, reply: Reply) -> dict[str, Any]:
         extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
         return {**extra, "missing": self.missing} if self.missing else extra
+
+
+def lacking(books: Sequence[Any]) -> list[str]:
+    """What the documents have and their texts have not, each as `NAME: what`."""
+    documents = [book.document for book in books if hasattr(book, "document")]
+    return [f"{document.name}: {what}" for document in documents for what in document.missing]
 
 
 def _end(reply: Reply) -> str:
