@@ -306,6 +306,15 @@ def test_ctrl_c_stops_the_answer_alone(
     assert asker.calls[-1]["history"] == []
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C interrupts; the processes that run tests side by side ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_a_second_ctrl_c_ends_the_program(asker: FakeAsker) -> None:
     asker.gate.clear()
     conversation = Conversation(asker, ["alpha"])
