@@ -4,6 +4,7 @@ The chronicle is cut at paragraphs into parts of about equal length. Its questio
 the parts, joined (`held.join`), and about the whole, read in one go: same model, preset, prompt.
 
     python benchmarks/many_documents.py --parts 4 --out benchmarks/results/many-documents.jsonl
+    python benchmarks/many_documents.py --parts 1 --library FOLDER --rows int8
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 from questions import EXAMPLES, answered
@@ -63,16 +65,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--preset", default="smollm2-135m")
     parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--library", default="", help="ask from a library in this folder")
+    parser.add_argument("--rows", default="int8", help="of the library: int8 or native")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli.api import Esa
+    from esa_cli.library import Library
 
     text = (EXAMPLES / "chronicle.md").read_text("utf-8")
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
     questions = [json.loads(line) for line in lines]
-    with Esa.load(arguments.preset) as esa:
-        for texts in (cut(text, arguments.parts), [text]):
-            row = {"documents": len(texts), **ask_all(esa, texts, questions)}
+    library = Library(Path(arguments.library)) if arguments.library else None
+    kept = arguments.rows if library else "in memory"
+    several = [cut(text, arguments.parts)] if arguments.parts > 1 else []
+    with Esa.load(arguments.preset, library=library, rows=arguments.rows) as esa:
+        for texts in (*several, [text]):
+            row = {"documents": len(texts), "rows": kept, **ask_all(esa, texts, questions)}
             print(
                 f"{row['documents']} documents: {row['answered']} of {row['of']}, the fact quoted "
                 f"for {row['quoted_when_answered']} of these, {row['s_per_question']} s each",

@@ -22,11 +22,11 @@ from .document import Document
 from .errors import UsageError
 from .evidence import rests_on
 from .held import rows_of
-from .identity import storable
 from .library import Entry, Library
 from .preset import Preset
 from .reply import Reply, Turn
 from .session import Session
+from .storing import storable
 from .witness import Witness
 
 

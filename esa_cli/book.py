@@ -7,7 +7,7 @@ what was read is then held apart from it. Knows nothing about questions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,15 +16,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .compressors import Linear, Moments
 from .document import Document, Mark, read_document
 from .errors import UsageError
 from .held import Held
-from .identity import identity, model_facts, storable
+from .identity import identity, model_facts
 from .library import SEGMENT, Entry, Layout, Library
-from .method import Method
-from .protocols import Projection
 from .session import Session
+from .storing import layout, maps, storable
 
 Progress = Callable[[int, int], None]
 """Called with (tokens read, tokens in all)."""
@@ -52,30 +50,6 @@ class Book:
     def tokens(self) -> int:
         """Its tokens, the prompt's head included."""
         return len(self.held.ids)
-
-
-def _maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
-    """Projections as the library can keep them. Raises UsageError where it cannot."""
-    out: list[Linear | None] = []
-    for one in projections:
-        if one is not None and not isinstance(one, Linear):
-            raise UsageError(
-                f"a compressor that makes {type(one).__name__} cannot be kept in the library",
-                "ask without keeping the document, or use one that makes `compressors.Linear`",
-            )
-        out.append(one)
-    return out
-
-
-def _ranks(method: Method, layers: int, folded: int) -> tuple[int, ...]:
-    """R of each layer; 0 where no reduced keys are kept."""
-    compressor: Any = method.compressor
-    if not method.score.features:
-        return ()
-    if compressor.fit_tokens:
-        return (min(int(getattr(compressor, "rank", folded)), folded),) * layers
-    maps = _maps([compressor.fit(i, Moments()) for i in range(layers)])
-    return tuple(0 if one is None else one.key_map.shape[1] for one in maps)
 
 
 @dataclass
@@ -114,23 +88,9 @@ class Books:
 
     def layout(self, rows: str) -> Layout:
         """How this model's rows would be stored, `int8` or `native`."""
-        config, method = self.session.model.config, self.session.attachment.method
-        heads = int(config.num_key_value_heads)
-        dim = int(
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        layers = int(config.num_hidden_layers)
-        ranks = _ranks(method, layers, heads * dim)
-        return Layout(
-            layers=layers,
-            heads=heads,
-            dim=dim,
-            dtype=str(self.session.model.dtype).removeprefix("torch."),
-            kind=rows,  # type: ignore[arg-type]
-            reduced=ranks,
-            fit=min(SEGMENT, method.compressor.fit_tokens) if any(ranks) else 0,
-            segment=SEGMENT,
-        )
+        dtype = str(self.session.model.dtype).removeprefix("torch.")
+        shape = self._model_facts["fingerprint"]
+        return layout(self.session.attachment.method, shape, dtype, rows)
 
     @cached_property
     def _model_facts(self) -> dict[str, Any]:
@@ -231,7 +191,7 @@ class Books:
 
                 def settle(done: int) -> None:
                     if done % SEGMENT == 0:
-                        writer.settle(_maps(session.project()))
+                        writer.settle(maps(session.project()))
 
                 session.resume(self.progress, settle)
                 entry = writer.finish(
@@ -245,7 +205,7 @@ class Books:
                         "bytes": document.bytes,
                         "missing": list(document.missing),
                     },
-                    projections=_maps(session.project()),
+                    projections=maps(session.project()),
                 )
             finally:
                 session.forget()

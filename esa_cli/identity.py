@@ -115,8 +115,3 @@ def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
         path = Path(str(out["file"])).expanduser()
         out["file"] = hashlib.sha256(path.read_bytes()).hexdigest()
     return out
-
-
-def storable(method: Method) -> bool:
-    """Whether a reading can be stored: not where a selector keeps side data of what it saw."""
-    return not hasattr(method.selector, "observe")

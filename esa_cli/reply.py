@@ -59,6 +59,12 @@ class Reply:
     cut: bool = False
 
 
+def lacking(books: Sequence[Any]) -> list[str]:
+    """What the documents have and their texts have not, each as `NAME: what`."""
+    documents = [book.document for book in books if hasattr(book, "document")]
+    return [f"{document.name}: {what}" for document in documents for what in document.missing]
+
+
 class Asker(Protocol):
     """Reads documents and answers questions about them; `api.Esa` is one. Not thread-safe."""
 

@@ -7,7 +7,7 @@ Everything below this layer knows nothing of text, files or people.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,23 +119,10 @@ class Session(Reading):
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
         self.cache.mode = "asking"
-        ids = torch.tensor([self._ids + asked.before + asked.ids], device=self.model.device)
         nucleus = settings.top_p if top_p is None else top_p
         sampling = {"temperature": heat, "top_p": nucleus, "top_k": 0} if heat > 0 else {}
         try:
-            # transformers would warn that the text is longer than the window, which is the point.
-            with quiet_transformers():
-                self._remind(asked.before)
-                self._rehearse(asked.ids, asked.own)
-                self.model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    past_key_values=self.cache,
-                    max_new_tokens=tokens,
-                    do_sample=heat > 0,
-                    streamer=streamer,
-                    **sampling,
-                )
+            self._generate(asked, tokens, streamer, sampling)
         finally:
             self.cache.truncate(length)
             self.cache.shared.clear()
@@ -147,6 +134,25 @@ class Session(Reading):
             total_s=time.perf_counter() - started,
             cut=streamer.count >= tokens,
         )
+
+    def _generate(
+        self, asked: Asked, tokens: int, streamer: Streamer, sampling: Mapping[str, Any]
+    ) -> None:
+        """Stock `generate` behind what was read; without `sampling` it is greedy."""
+        ids = torch.tensor([self._ids + asked.before + asked.ids], device=self.model.device)
+        # transformers would warn that the text is longer than the window, which is the point.
+        with quiet_transformers():
+            self._remind(asked.before)
+            self._rehearse(asked.ids, asked.own)
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=self.cache,
+                max_new_tokens=tokens,
+                do_sample=bool(sampling),
+                streamer=streamer,
+                **sampling,
+            )
 
     def _remind(self, before: list[int]) -> None:
         """Reads the earlier turns, apart from the question: it is what selects for its answer."""

@@ -33,6 +33,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.reading.FEED", 64)
     monkeypatch.setattr("esa_cli.book.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.storing.SEGMENT", 128)
 
 
 @pytest.fixture

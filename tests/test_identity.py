@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from esa_cli import build, models, preset
-from esa_cli.identity import identity, model_facts, storable
+from esa_cli.compressors import Linear, save_learned
+from esa_cli.identity import identity, model_facts
 from esa_cli.library import Layout
+from esa_cli.storing import layout, storable
 
 LAYOUT = Layout(2, 2, 8, "float32")
 
@@ -79,3 +82,15 @@ def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
     assert storable(build.method(preset.load("tiny-random")))
     given = preset.load("tiny-random", ["selector.name=infllm", "position.name=infllm"])
     assert not storable(build.method(given))
+
+
+def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
+    maps = [Linear(torch.randn(16, r), torch.randn(16, r)) for r in (3, 5)]
+    save_learned(tmp_path / "maps.safetensors", maps)
+    name = f"compressor.file={tmp_path / 'maps.safetensors'}"
+    given = preset.load("tiny-random", ["score.name=sum", "compressor.name=learned", name])
+    made = layout(build.method(given), {"layers": 2, "groups": 2, "dim": 8}, "float32", "native")
+    assert (made.reduced, made.fit) == ((3, 5), 0)
+    vote = preset.load("tiny-random", ["score.name=vote"])
+    made = layout(build.method(vote), {"layers": 2, "groups": 2, "dim": 8}, "float32", "int8")
+    assert (made.reduced, made.kind) == ((0, 0), "int8")

@@ -54,7 +54,7 @@ LAYERS: list[list[str]] = [
     ["cache", "plan", "conformance"],
     ["seam", "witness"],
     ["calibrate", "evidence"],
-    ["reading", "identity"],
+    ["reading", "identity", "storing"],
     ["session"],
     ["report", "selftest", "bench", "book"],
     ["api", "batch", "chat", "serve"],

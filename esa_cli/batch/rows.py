@@ -7,13 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..errors import EsaError
-from ..reply import Reply
-
-
-def lacking(books: Sequence[Any]) -> list[str]:
-    """What the documents have and their texts have not, each as `NAME: what`."""
-    documents = [book.document for book in books if hasattr(book, "document")]
-    return [f"{document.name}: {what}" for document in documents for what in document.missing]
+from ..reply import Reply, lacking
 
 
 def answered(reply: Reply, books: Sequence[Any]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def _run(
     chosen = preset.load(request.preset, request.overrides)
     models.parse_reference(chosen.model)
     documents = read_documents(request.documents, say=reporter.note) if request.documents else []
+    documents = _once(documents, reporter)
     from ..library import Library
 
     library = Library()
@@ -84,15 +85,20 @@ def _run(
         if read:
             seconds = sum(book.read_s for book in read)
             timing.ingest_tokens_per_s = sum(book.tokens for book in read) / seconds
-        asked = distinct(books)
-        for book in books:
-            if not any(book is one for one in asked):
-                reporter.note(f"esa: {book.document.source}: the same text again, asked once")
-        books = asked
+        books = distinct(books)
         if ways.lines:
             return _lines(esa, books, request, ways, reporter, as_json)
         _ask(esa, books, request, ways, reporter, timing, as_json)
     return 0
+
+
+def _once(documents: Sequence[Document], reporter: Reporter) -> list[Document]:
+    """The documents, each text once: a copy would be read, and asked, for nothing."""
+    out: dict[str, Document] = {}
+    for document in documents:
+        if out.setdefault(document.text, document) is not document:
+            reporter.note(f"esa: {document.source}: the same text again, asked once", dim=False)
+    return list(out.values())
 
 
 def _known(

@@ -9,7 +9,7 @@ Letters as in `protocols`. Knows nothing about the checks; plugin authors use it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -85,17 +85,11 @@ def make_step(
         observe: a selector's hook, called for every chunk before the step's own.
     """
     start = initial + middle + local
-    place = torch.device(device)
-    random = torch.Generator().manual_seed(seed)
-
-    def draw(rows: int) -> Tensor:
-        values = torch.randn(rows, start + chunk, dim, generator=random)
-        return (values * spread).to(place, dtype)
-
-    queries, keys, values = draw(heads), draw(groups), draw(groups)
+    store = LayerStore(groups, dim, dtype, torch.device(device))
+    rows = _drawn((heads, groups, groups), start + chunk, dim, seed)
+    queries, keys, values = ((one * spread).to(store.device, dtype) for one in rows)
     if ties:
         keys = keys[:, :1].expand_as(keys)
-    store = LayerStore(groups, dim, dtype, place)
     step = Step(
         layer=layer,
         start=start,
@@ -157,6 +151,12 @@ def watched(step: Step) -> Step:
     It was attended to as a chunk that is only read: I, L and C, I at the step's `distance`.
     """
     return replace(step, low=0, projection=None, lse=_lse(step))
+
+
+def _drawn(heads: Sequence[int], tokens: int, dim: int, seed: int) -> list[Tensor]:
+    """Random numbers (h, tokens, D) for each number of heads h."""
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(h, tokens, dim, generator=random) for h in heads]
 
 
 def _fill(

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ..errors import DocumentError, EsaError, ResourceError, UsageError
-from ..reply import Asker, Reply
+from ..reply import Asker, Reply, lacking
 from . import bodies, wire
 from .follow import Gone, follow
 from .guard import Guard, body, refused
@@ -121,7 +121,7 @@ class _Routes:
 
         def answer(hear: Callable[[str], None]) -> Reply:
             books = self.shelf.open(paths)
-            missing.extend(bodies.lacking(books))
+            missing.extend(lacking(books))
             return self.asker.ask(
                 asked.question,
                 books,

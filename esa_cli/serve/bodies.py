@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -57,12 +56,6 @@ class Shape:
     def _extra(self, reply: Reply) -> dict[str, Any]:
         extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
         return {**extra, "missing": self.missing} if self.missing else extra
-
-
-def lacking(books: Sequence[Any]) -> list[str]:
-    """What the documents have and their texts have not, each as `NAME: what`."""
-    documents = [book.document for book in books if hasattr(book, "document")]
-    return [f"{document.name}: {what}" for document in documents for what in document.missing]
 
 
 def _end(reply: Reply) -> str:
