@@ -1,47 +1,34 @@
-"""Tiny random models and a torch that behaves the same in every run."""
+"""Tiny random models and a torch that behaves the same in every run.
+
+What takes seconds to import is imported in functions: the process that only hands tests to others
+loads this file too, and needs none of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from esa_cli.protocols import Projection, Score
-from esa_cli.rotary import Rope
-from esa_cli.scores import SumScore
-from esa_cli.step import Step
-from esa_cli.store import LayerStore
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
-torch.set_num_threads(1)
+    from esa_cli.protocols import Projection, Score
+    from esa_cli.rotary import Rope
+    from esa_cli.step import Step
 
 VOCABULARY = 61
+SEED = 1234
 
-ModelFactory = Callable[..., PreTrainedModel]
+ModelFactory = Callable[..., "PreTrainedModel"]
 
 # Query heads, key heads and head dimension: grouped 1:1, 3:1 and 8:1.
-KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "llama": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8},
-    ),
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}),
     "mistral": (
-        MistralConfig,
-        MistralForCausalLM,
+        "Mistral",
         {
             "num_attention_heads": 3,
             "num_key_value_heads": 3,
@@ -49,19 +36,27 @@ KINDS: dict[str, tuple[type, type, dict[str, Any]]] = {
             "sliding_window": None,
         },
     ),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_attention_heads": 6, "num_key_value_heads": 2}),
-    "qwen3": (
-        Qwen3Config,
-        Qwen3ForCausalLM,
-        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16},
-    ),
+    "qwen2": ("Qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}),
 }
+
+
+def seed_everything(seed: int) -> None:
+    """As `torch.manual_seed`, which reads the files of its whole call stack where there is no GPU:
+    milliseconds, thousands of times."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 def build_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model of a few thousand parameters; larger weights than usual, so that attention is
     far from uniform and a wrong position or a missing key shows."""
-    config_class, model_class, shape = KINDS[kind]
+    import transformers
+
+    family, shape = KINDS[kind]
     options: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 48,
@@ -76,8 +71,9 @@ def build_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         **shape,
         **changes,
     }
-    torch.manual_seed(seed)
-    model = model_class(config_class(**options))
+    config = getattr(transformers, f"{family}Config")(**options)
+    seed_everything(seed)
+    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
     return model.float().eval()
 
 
@@ -87,10 +83,19 @@ def make_model() -> ModelFactory:
     return build_model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def repeatable() -> Iterator[None]:
     """A fixed seed, no gradients, and NaN in memory nobody wrote to."""
-    torch.manual_seed(1234)
+    import torch
+
+    seed_everything(SEED)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     with torch.no_grad():
@@ -107,6 +112,11 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build_rope(dim: int, **changes: Any) -> Rope:
     """The host's rotary module for one head dimension; theta 10000 unless told otherwise."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from esa_cli.rotary import Rope
+
     config = LlamaConfig(
         hidden_size=dim, num_attention_heads=1, head_dim=dim, max_position_embeddings=256, **changes
     )
@@ -129,6 +139,12 @@ def build_step(
     Args:
         low: random tokens put before the middle ones. after: and after them.
     """
+    import torch
+
+    from esa_cli.scores import SumScore
+    from esa_cli.step import Step
+    from esa_cli.store import LayerStore
+
     groups, middle, dim = k.shape
     store = LayerStore(groups, dim, k.dtype, k.device)
     before, after_keys = torch.randn(groups, low + after, dim, dtype=k.dtype).split([low, after], 1)

@@ -1,5 +1,8 @@
 """The examples, and the code in the documents, run as they stand, with the tiny random model and
-without a network."""
+without a network.
+
+They run in this process, which has torch already; one runs in its own, as a person starts it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,21 +39,28 @@ def note(tmp_path: Path) -> Path:
     return path
 
 
-def environment(home: Path) -> dict[str, str]:
+def settings(home: Path) -> dict[str, str]:
     return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUTF8": "1",
         "ESA_HOME": str(home / "esa"),
         "ESA_LIBRARY": str(home / "library"),
         "XDG_CONFIG_HOME": str(home / "config"),
+    }
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Of another process."""
+    return {
+        **os.environ,
+        **settings(home),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUTF8": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
 
 
-def call(name: str, home: Path, *arguments: str) -> str:
-    """What an example prints."""
+def started(name: str, home: Path, *arguments: str) -> str:
+    """What an example prints in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
@@ -63,15 +74,39 @@ def call(name: str, home: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def run(name: str, note: Path, *options: str) -> str:
-    """What an example prints that asks several questions about one document."""
-    return call(name, note.parent, str(note), *QUESTIONS, "--preset", "tiny-random", *options)
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """`call(name, *arguments)`: what an example prints, run as a program, in this process."""
+    for variable, value in settings(tmp_path).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *arguments: str) -> str:
+        path = str(EXAMPLES / name)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.argv", [path, *arguments])
+            runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def ask(call: Call, note: Path) -> Call:
+    """`ask(name, *options)`: of an example that asks several questions about one document."""
+    return lambda name, *options: call(
+        name, str(note), *QUESTIONS, "--preset", "tiny-random", *options
+    )
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_use_as_library(note: Path, temperature: str) -> None:
-    options = ("--max-new-tokens", "4", "--temperature", temperature)
-    out = run("use_as_library.py", note, *options)
+def test_use_as_library(ask: Call, temperature: str) -> None:
+    out = ask("use_as_library.py", "--max-new-tokens", "4", "--temperature", temperature)
     for question in QUESTIONS:
         assert f"> {question}\n" in out
     assert out.index(QUESTIONS[0]) < out.index(QUESTIONS[1])
@@ -79,20 +114,20 @@ def test_use_as_library(note: Path, temperature: str) -> None:
     assert all(part.split("\n", 1)[1].strip() for part in out.split("> ")[1:])
 
 
-def test_ask_book(note: Path) -> None:
-    out = run("ask_book.py", note)
+def test_ask_book(ask: Call) -> None:
+    out = ask("ask_book.py")
     assert "note.md: 1," in out
     assert all(part.split("\n", 1)[1].strip() for part in out.split("\n> ")[1:])
     assert out.count("\n> ") == len(QUESTIONS)
 
 
-def test_ask_documents(note: Path, tmp_path: Path) -> None:
+def test_ask_documents(call: Call, note: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "boat.pdf").write_bytes(
         reader_files.pdf(["A grey boat lies at the pier.", None, "Nobody knows whose it is."])
     )
     arguments = (str(note), "more", QUESTIONS[0], "--evidence", "9", "--report", "out.html")
-    out = call("ask_documents.py", tmp_path, *arguments, "--preset", "tiny-random")
+    out = call("ask_documents.py", *arguments, "--preset", "tiny-random")
     assert re.search(r"^note\.md: 1,\d{3} tokens$", out, re.M)
     assert re.search(r"^boat\.pdf: \d+ tokens$", out, re.M)
     assert re.search(r"^boat\.pdf: .*page 2", out, re.M), "what is missing is said"
@@ -108,20 +143,20 @@ def test_ask_documents(note: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "library").exists(), "nothing is kept"
 
 
-def test_keep_a_library(tmp_path: Path) -> None:
+def test_keep_a_library(call: Call, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("The gate opens at nine, as it always did. " * 120, "utf-8")
     (tmp_path / "new.txt").write_text("Today nobody came to open it. " * 9, "utf-8")
     tiny = ("--preset", "tiny-random", "--library", "shelf")
-    first = call("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
+    first = started("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
     assert re.search(r"^log\.txt: 5,\d{3} tokens, read in", first, re.M)
     assert first.count(" MB  log.txt\n") == 1
     answer = first.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0]
     assert answer.strip()
-    grown = call("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], "--more", "new.txt", *tiny)
+    grown = call("keep_a_library.py", "log.txt", QUESTIONS[0], "--more", "new.txt", *tiny)
     assert re.search(r"^log\.txt: 5,\d{3} tokens, found in the library$", grown, re.M)
     assert "4,096 of these tokens were there before\n" in grown
     assert grown.count(" MB  log.txt\n") == 2
-    again = call("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
+    again = call("keep_a_library.py", "log.txt", QUESTIONS[0], *tiny)
     assert "read in" not in again
     assert again.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0] == answer
     assert not (tmp_path / "library").exists(), "--library is another folder"
@@ -145,11 +180,11 @@ def served(home: Path, *arguments: str) -> Iterator[str]:
         child.communicate(timeout=30)
 
 
-def test_serve_client(note: Path) -> None:
+def test_serve_client(call: Call, note: Path) -> None:
     pytest.importorskip("openai")
     with served(note.parent, str(note), "--preset", "tiny-random") as url:
         assert url.startswith("http://127.0.0.1:")
-        out = call("serve_client.py", note.parent, QUESTIONS[0], "--url", url)
+        out = call("serve_client.py", QUESTIONS[0], "--url", url)
     answer, *passages = out.split("\n  ")
     assert answer.strip()
     assert passages

@@ -231,7 +231,7 @@ def test_everything_selected_equals_stock_attention(
             torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ruff() -> list[str]:
     if subprocess.run([sys.executable, "-m", "ruff", "--version"], capture_output=True).returncode:
         pytest.skip("ruff is not installed")

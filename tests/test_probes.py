@@ -123,14 +123,14 @@ def test_as_many_questions_as_samples(name: str, exact: bool) -> None:
 def test_the_shared_form_reads_one_document_where_it_can() -> None:
     counts = {name: len(samples(name)) for name in PROBES if name != "own"}
     assert counts == {
-        "needle": 1, "needles": 6, "stars": 6, "passkey": 1, "number": 1, "kv": 1, "niah": 1,
+        "needle": 1, "needles": 1, "stars": 1, "passkey": 1, "number": 1, "kv": 1, "niah": 1,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["needle", "needles", "stars", "passkey", "number", "niah"])
 def test_depths_that_are_asked_for_are_kept(name: str) -> None:
     wanted = (0.9, 0.1, 0.5)
-    for sample in samples(name, 6000, depths=wanted):
+    for sample in samples(name, 6000, depths=wanted, samples=2):
         for i, fact in enumerate(sample.facts):
             assert fact.depth == pytest.approx(wanted[i % 3], abs=0.06)
 
@@ -437,11 +437,37 @@ def split_needlebench(text: str) -> tuple[list[str], list[str]]:
 
 
 def test_needlebench_has_three_to_five_needles() -> None:
-    assert [len(sample.facts) for sample in samples("needles")] == [3, 4, 5, 3, 4, 5]
+    (sample,) = samples("needles")
+    assert [len(question.facts) for question in sample.questions] == [3, 4, 5, 3, 4, 5]
     assert {len(sample.facts) for sample in samples("needles", exact=True)} == {3}
-    for sample in samples("needles"):
-        firsts = [question.split("?")[0] for question in sample.questions[0].text.split("、")]
-        assert len(set(firsts)) == len(firsts)
+    firsts = [
+        asked
+        for question in sample.questions
+        for asked in question.text.split("Before answering")[0].split("、")
+    ]
+    assert len(set(firsts)) == len(firsts) == 3 + 4 + 5 + 3 + 4 + 5
+
+
+@pytest.mark.parametrize("name", ["needles", "stars"])
+def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
+    """And each has facts in both halves, so that no question is only about what is near."""
+    (sample,) = samples(name, 9000, samples=8)
+    asked = [at for question in sample.questions for at in question.facts]
+    assert sorted(asked) == list(range(len(sample.facts)))
+    answers = [answer for question in sample.questions for answer in question.answers]
+    assert len(set(answers)) == len(answers)
+    for question in sample.questions:
+        depths = [sample.facts[at].depth for at in question.facts]
+        assert depths == sorted(depths)
+        assert depths[0] < 0.35
+        assert depths[-1] > 0.65
+
+
+@pytest.mark.parametrize("name", ["needles", "stars"])
+def test_more_questions_than_a_document_holds_get_another(name: str) -> None:
+    both = samples(name, 9000, samples=10)
+    assert [len(sample.questions) for sample in both] == [8, 2]
+    assert [len(sample.questions) for sample in samples(name, 1200, samples=3)] == [2, 1]
 
 
 def test_needlebench_score() -> None:
@@ -502,7 +528,7 @@ def test_exact_stars() -> None:
 
 
 def test_star_questions() -> None:
-    searching, reasoning = samples("stars", samples=2)
+    searching, reasoning = samples("stars", 900, samples=2)
     assert prompt(searching).removeprefix(searching.text) == (
         "\n\n\n\nOn this moonlit and misty night, the little penguin is looking up at the sky and "
         "concentrating on counting ★. Please help the little penguin collect the number of ★, for "
@@ -519,8 +545,26 @@ def test_star_questions() -> None:
 def test_shared_stars_are_as_many_at_every_length(length: int) -> None:
     """So that what is retained at a greater length is measured on the same task."""
     for sample in samples("stars", length, samples=2):
-        assert len(sample.facts) == len(sample.questions[0].answers) == 8
-        assert sample.questions[0].longest == 80
+        for question in sample.questions:
+            assert len(question.facts) == len(question.answers) == 8
+            assert question.longest == 80
+
+
+def test_every_animal_is_asked_about_its_own_stars() -> None:
+    (sample,) = samples("stars", 9000, samples=8)
+    animals = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
+    for at, (animal, question) in enumerate(zip(animals, sample.questions, strict=True)):
+        kind = ("searching", "reasoning")[at % 2]
+        assert question.key == f"{kind}-{animal}"
+        assert question.text.count(f"the little {animal} ") == 2
+        assert question.text.endswith("without any explanation.")
+        assert question.prime == f'```json\n{{"little_{animal}": ['
+        for fact in question.facts:
+            text = sample.facts[fact].text
+            assert text.startswith(f"The little {animal} counted ")
+            assert ("mistake" in text) == (kind == "reasoning")
+        for one, mistaken in zip(question.facts, question.data.get("mistaken", ()), strict=False):
+            assert f"counted {mistaken} ★" in sample.facts[one].text
 
 
 def test_star_scores() -> None:

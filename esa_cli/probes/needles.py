@@ -7,17 +7,18 @@ arguments, a sentence, a question with the form of its answer. The text around t
 request's haystack.
 
 The exact form plants three needles a document, each on a line of its own at its share of the text
-(here in characters and behind a word; there in tokens of GPT-4's tokenizer). The shared form plants
-three to five behind sentences. A document serves one question in both.
+(here in characters and behind a word; there in tokens of GPT-4's tokenizer), for one question. In
+the shared form one document has up to eight questions, each about three to five needles of its own,
+so that a long text is read once; the needles of the other questions, of the same forms, distract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .dice import Dice
-from .plant import depths_of, document, word_ends
+from .plant import dealt, depths_of, document, together, word_ends
 from .sample import Question, Request, Sample
 
 BEFORE = (
@@ -50,33 +51,51 @@ KINDS = (
         needle="Brewed only in the town of {arg1} is the celebrated {arg2}.",
         question="What celebrated drink is brewed only in the town of {arg1}?",
         format="The celebrated drink brewed only in the town of {arg1} is {arg2}",
-        first=("Ardenholt", "Brackwell", "Corvinna", "Dellmoor", "Essing", "Farrowgate"),
+        first=(
+            "Ardenholt", "Brackwell", "Corvinna", "Dellmoor", "Essing", "Farrowgate",
+            "Gorsebridge", "Hallowick", "Inverlyn", "Kestrelby", "Larkspire", "Morrowdale",
+        ),
         second=(
             "Moonberry Ale", "Thunder Cider", "Velvet Mead",
             "Glacier Punch", "Ember Tonic", "Saffron Stout",
+            "Juniper Bitter", "Lantern Wine", "Copper Brandy",
+            "Thistle Cordial", "Marigold Rum", "Walnut Porter",
         ),
     ),
     Kind(
         needle="The champion of the {arg1} regatta is {arg2}.",
         question="Who is the champion of the {arg1} regatta?",
         format="The champion of the {arg1} regatta is {arg2}",
-        first=("Silver Lagoon", "Stork Lake", "Amber Strait", "Gannet Sound", "Long Fjord"),
+        first=(
+            "Silver Lagoon", "Stork Lake", "Amber Strait", "Gannet Sound", "Long Fjord",
+            "Heron Bay", "Mirror Loch", "Otter River", "Pilot Channel", "Reed Basin",
+            "Swan Delta", "White Cape",
+        ),
         second=(
             "Odalys Ferrante", "Ruben Thackeray", "Ingeborg Palsson",
-            "Mateo Quintero", "Saoirse Delacroix",
+            "Mateo Quintero", "Saoirse Delacroix", "Bertil Oyelaran",
+            "Calliope Strand", "Dmitri Fairweather", "Esperanza Holm",
+            "Fergus Nakamura", "Greta Vasconcelos", "Hamish Zielinski",
         ),
     ),
     Kind(
         needle="Locked inside the {arg1} vault is the priceless {arg2}.",
         question="What priceless object is locked inside the {arg1} vault?",
         format="The priceless object locked inside the {arg1} vault is the {arg2}",
-        first=("Basilisk", "Meridian", "Northstar", "Pelican", "Tourmaline"),
+        first=(
+            "Basilisk", "Meridian", "Northstar", "Pelican", "Tourmaline", "Cardinal",
+            "Equinox", "Gargoyle", "Halcyon", "Obelisk", "Rampart", "Zephyr",
+        ),
         second=(
             "Clockwork Nightingale", "Glass Trumpet", "Ivory Compass",
-            "Weeping Mask", "Obsidian Ladle",
+            "Weeping Mask", "Obsidian Ladle", "Feathered Crown",
+            "Silver Hourglass", "Jade Chessboard", "Bronze Astrolabe",
+            "Painted Fan", "Amber Violin", "Coral Sceptre",
         ),
     ),
 )  # fmt: skip
+TOGETHER = 8
+"""Questions that share a document at most; there are needles for no more."""
 
 
 def draw(dice: Dice, n: int) -> list[tuple[Kind, str, str]]:
@@ -89,37 +108,56 @@ def draw(dice: Dice, n: int) -> list[tuple[Kind, str, str]]:
     return dice.some(rows, n)
 
 
+def ask(key: str, rows: Sequence[tuple[Kind, str, str]], facts: Sequence[int]) -> Question:
+    """The question about these of a document's needles."""
+    mine = [rows[i] for i in facts]
+    questions = JOINT.join(kind.question.format(arg1=one) for kind, one, _ in mine)
+    formats = JOINT.join(kind.format.format(arg1=one, arg2="______") for kind, one, _ in mine)
+    return Question(
+        key=key,
+        text=questions + GUIDE.format(formats=formats),
+        answers=tuple(two for _, _, two in mine),
+        facts=tuple(facts),
+        longest=LONGEST,
+    )
+
+
 class ManyNeedles:
     name = "needles"
     about = "Three to five sentences hidden in a long text, all asked for in one question."
     source = "NeedleBench multi-needle retrieval (Li et al., 2024), with needles of our own"
     differs = (
-        "Three to five needles behind sentences of the text; the exact form has three, each on a "
-        "line of its own. The needles and the text around them are ours in both."
+        "Up to eight questions share a document, each about three to five needles of its own, "
+        "behind sentences of the text; the exact form has three needles and one question a "
+        "document, each needle on a line of its own. Needles and text are ours in both."
     )
 
     def samples(self, request: Request) -> Iterator[Sample]:
-        for index in range(request.samples):
-            dice = Dice(self.name, request.length, request.seed, index)
-            rows = draw(dice, 3 if request.exact else 3 + index % 3)
-            sentences = [kind.needle.format(arg1=one, arg2=two) for kind, one, two in rows]
-            depths = depths_of(request, len(rows))
-            if request.exact:
-                text, facts = document(request, sentences, depths, (word_ends,), ("\n", "\n"))
-            else:
-                text, facts = document(request, sentences, depths)
-            questions = JOINT.join(kind.question.format(arg1=one) for kind, one, _ in rows)
-            formats = JOINT.join(
-                kind.format.format(arg1=one, arg2="______") for kind, one, _ in rows
-            )
-            question = Question(
-                key=f"{len(rows)}-needles",
-                text=questions + GUIDE.format(formats=formats),
-                answers=tuple(two for _, _, two in rows),
-                facts=tuple(range(len(rows))),
-                longest=LONGEST,
-            )
-            yield Sample(self.name, request.length, index, text, facts, (question,), BEFORE, AFTER)
+        each = together(request, TOGETHER)
+        for index, first in enumerate(range(0, request.samples, each)):
+            last = min(first + each, request.samples)
+            counts = [3 if request.exact else 3 + i % 3 for i in range(first, last)]
+            yield self._sample(request, index, counts)
+
+    def _sample(self, request: Request, index: int, counts: Sequence[int]) -> Sample:
+        """A document with a question for each of the counts of needles."""
+        dice = Dice(self.name, request.length, request.seed, index)
+        rows = draw(dice, sum(counts))
+        sentences = [kind.needle.format(arg1=one, arg2=two) for kind, one, two in rows]
+        depths = depths_of(request, len(rows))
+        if request.exact:
+            text, facts = document(request, sentences, depths, (word_ends,), ("\n", "\n"))
+        else:
+            text, facts = document(request, sentences, depths)
+        owners = dealt(dice, counts)
+        questions = []
+        for which, count in enumerate(counts):
+            mine = [i for i, owner in enumerate(owners) if owner == which]
+            key = f"{count}-needles" + (f"-{which + 1}" if len(counts) > 1 else "")
+            questions.append(ask(key, rows, mine))
+        return Sample(
+            self.name, request.length, index, text, facts, tuple(questions), BEFORE, AFTER
+        )
 
     def score(self, question: Question, output: str) -> float:
         return sum(answer in output for answer in question.answers) / len(question.answers)

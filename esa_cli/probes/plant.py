@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from ..errors import UsageError
+from .dice import Dice
 from .haystack import added
 from .sample import Fact, Request
 
@@ -23,6 +24,8 @@ ABBREVIATIONS = (
 LAST_WORD = re.compile(r"[\w.]*\Z")
 
 Places = Callable[[str], list[int]]
+TOKENS_EACH = 500
+"""Tokens a document has for each question about several of its facts, at least."""
 
 
 def sentence_ends(text: str) -> list[int]:
@@ -121,6 +124,26 @@ def _nearest(gaps: Sequence[int], wanted: float, first: int, last: int) -> int:
     """Which of the gaps first..last is nearest to an offset; the earlier one if two are."""
     at = bisect_left(gaps, wanted, first, last)
     return at - 1 if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted else at
+
+
+def together(request: Request, most: int) -> int:
+    """Questions that share a document: one in the exact form, `most` where the text is long."""
+    return 1 if request.exact else max(1, min(most, request.length // TOKENS_EACH))
+
+
+def dealt(dice: Dice, counts: Sequence[int]) -> list[int]:
+    """Which question each place of a document belongs to, from the front: each has as many as its
+    count, spread over the whole, and within that by chance."""
+    rounds = max(counts)
+    out: list[int] = []
+    for turn in range(rounds):
+        takes = [
+            which
+            for which, count in enumerate(counts)
+            if turn in {int((i + 0.5) * rounds / count) for i in range(count)}
+        ]
+        out += dice.some(takes, len(takes))
+    return out
 
 
 def room(request: Request, sentences: Sequence[str], joint: str) -> int:
