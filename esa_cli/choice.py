@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .errors import EsaError, PluginError
 from .protocols import Selection, Selector
-from .step import Step
+from .step import Heard, Step
 
 
 def allowance(selector: Selector, step: Step, budget: int) -> int:
@@ -31,7 +31,7 @@ def choose(selector: Selector, step: Step, budget: int) -> Selection:
     try:
         budget = allowance(selector, step, budget)
         picked = selector.select(step, budget)
-    except (EsaError, RuntimeError, MemoryError):
+    except (EsaError, RuntimeError, MemoryError, Heard):
         raise  # RuntimeError: torch's way of saying that memory ran out
     except Exception as error:
         raise PluginError(

@@ -27,7 +27,7 @@ from torch.nn import functional
 from .registry import register
 from .scores import top_k
 from .selectors import proximity
-from .step import REHEARSAL, Step
+from .step import REHEARSAL, Heard, Step
 
 KEY = "consensus"
 AGREED = "consensus.agreed"
@@ -149,9 +149,17 @@ class Consensus:
         votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
         if step.shared.get(REHEARSAL):
+            if self._complete(step):
+                raise Heard
             # What half of the layers would pick is not shown to the others: it sways their votes.
             return torch.arange(0, device=step.queries.device)
         return self._best(votes, budget)
+
+    def _complete(self, step: Step) -> bool:
+        """Whether all layers that vote have voted, for the last chunk of what is being read."""
+        last: int | None = getattr(step.score, "last", None)
+        stop = step.start + step.queries.shape[1]
+        return last is not None and step.layer >= last and stop == len(step.store)
 
     def again(self, shared: dict[str, Any]) -> dict[str, Any]:
         """What the question's second reading starts from; see `Selector`."""

@@ -28,7 +28,10 @@ class Positions(NamedTuple):
 
 @runtime_checkable
 class Score(Protocol):
-    """How much the current tokens want each middle token: F_s(m; C) of Eq. 2-3, or another rule."""
+    """How much the current tokens want each middle token: F_s(m; C) of Eq. 2-3, or another rule.
+
+    One more member is optional: `last: int | None`, the last layer in which any score is not 0.
+    """
 
     @property
     def features(self) -> bool:
@@ -58,7 +61,7 @@ class Selector(Protocol):
       `truncate(length)` method are cut to the tokens left, and others are dropped;
     - `rounds: int` and `again(shared) -> dict`: with 2 rounds a session reads each question twice,
       and what `again` returns after the first time is in `step.shared` the second; `REHEARSAL`
-      (see `step`) is in it the first time.
+      (see `step`) is in it the first time, which `select` may end by raising `step.Heard`.
     """
 
     def select(self, step: Step, budget: int) -> Selection:

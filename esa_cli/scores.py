@@ -136,6 +136,11 @@ class VoteScore:
     def features(self) -> bool:
         return self.shortlist > 0
 
+    @property
+    def last(self) -> int | None:
+        """The last layer that votes; None: all do."""
+        return max((layer for layer, _ in self.heads), default=None)
+
     def _for_all(self, normaliser: Tensor) -> Tensor:
         """(H, C), or (1, C) where all heads have the same taken off."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from .preset import Preset
 from .prompt import PromptTokens
 from .reading import Reading
 from .reply import Turn
-from .step import OWN, REHEARSAL
+from .step import OWN, REHEARSAL, Heard
 from .streamer import Streamer
 
 
@@ -171,7 +172,8 @@ class Session(Reading):
         self.cache.shared[REHEARSAL] = True
         length = self.cache.get_seq_length()
         ids = torch.tensor([asked], device=self.model.device)
-        self.model.base_model(input_ids=ids, past_key_values=self.cache)
+        with suppress(Heard):
+            self.model.base_model(input_ids=ids, past_key_values=self.cache)
         kept = selector.again(self.cache.shared)
         self.cache.truncate(length)
         self.cache.shared.pop(REHEARSAL, None)

@@ -28,6 +28,13 @@ REHEARSAL = "rehearsal"
 """What layers share: the question is being read for the first of two times."""
 
 
+class Heard(Exception):
+    """The first of two readings has what it was for: later layers would add nothing to it.
+
+    A selector raises it, only then; it ends the host's forward call and the session catches it.
+    """
+
+
 @dataclass(frozen=True)
 class Step:
     """What a score or selector may look at.

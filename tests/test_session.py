@@ -200,6 +200,35 @@ def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:
         assert session.ask(QUESTION, max_new_tokens=3).text == first.text
 
 
+@pytest.mark.parametrize("times", [1, 8])
+def test_the_first_reading_ends_with_the_last_layer_that_votes(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """What is agreed on is what reading to the end would give, however long the question is."""
+    chosen = preset.load("tiny-random", [*TWICE, "score.heads=[[0,1],[0,3]]"])
+    question = QUESTION * times
+    found = []
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr("esa_cli.scores.VoteScore.last", None)
+        with Session(loaded.model, loaded.tokenizer, chosen) as session:
+            session.read(TEXT)
+            seen: list[Any] = []
+            session.attachment.watch = seen.append
+            answer = session.ask(question, max_new_tokens=3)
+            asked = [(one.layer, one.start) for one in seen if not one.decoding]
+            found.append((answer.text, asked, [one.far.tolist() for one in seen[-3:]]))
+            assert session.cache.get_seq_length() == session.document_tokens
+    (text, short, far), (whole_text, long, whole_far) = found
+    assert (text, far) == (whole_text, whole_far)
+    assert len(far[0]) > 4
+    once = long[: len(long) // 2]
+    assert long == once * 2
+    assert len({start for _, start in once}) > (1 if times == 1 else 5)
+    # Layer 1 is not reached, and in layer 0 the last chunk is selected for and not attended.
+    assert short == [one for one in once if one[0] == 0][:-1] + once
+
+
 def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
     ids = session.prompt.question(QUESTION)
     low, high = session.prompt.own(QUESTION)
