@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from . import models, preset
+from . import machine, models, plan, preset
 from .book import Book, Books, Progress
 from .document import Document
 from .errors import UsageError
 from .evidence import rests_on
 from .held import rows_of
 from .library import Entry, Library
+from .models.load import choose_device
+from .models.weights import read_config
 from .preset import Preset
 from .reply import Reply, Turn
 from .session import Session
@@ -60,11 +62,7 @@ class Esa:
         library: where documents are looked for; None: nowhere.
         keep: whether documents that are not there are put there.
         rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
-        begin: called with (document, its tokens, whether it will be kept) before it is read; what
-            it raises passes through. progress: called while it is read.
-        found: called with a book that was read before.
-        waiting: called once where another process reads the same document into the library, and
-            this one waits for it.
+        begin, found, progress, waiting, room, ended: called while books are made; see `book.Books`.
 
     Raises:
         ModelError: the model cannot be supported. PresetError: the method does not hold.
@@ -82,10 +80,14 @@ class Esa:
         found: Callable[[Book], None] | None = None,
         progress: Progress | None = None,
         waiting: Callable[[], None] | None = None,
+        room: Callable[[int], None] | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         self.preset, self.loaded = preset, loaded
         self.session = Session(loaded.model, loaded.tokenizer, preset)
-        self.books = Books(self.session, library, keep, rows, begin, progress, waiting, found)
+        self.books = Books(
+            self.session, library, keep, rows, begin, progress, waiting, found, room, ended
+        )
         self._weights: Tensor | None = None
         self._open: list[Book] = []
 
@@ -104,16 +106,28 @@ class Esa:
     ) -> Esa:
         """Loads a preset and its model, fetching the model if need be.
 
+        Each document is held to the memory there is now before it is read; see `plan`.
+
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
             library: `Library()` is the user's own; None keeps what is read in memory.
 
         Raises:
-            PresetError, ModelError, ResourceError.
+            UsageError: no such device or dtype. PresetError, ModelError, ResourceError.
         """
-        chosen = preset.load(name, overrides)
-        loaded = models.load(chosen.model, device=device, dtype=dtype)
-        return cls(loaded, chosen, library=library, keep=keep, rows=rows, progress=progress)
+        chosen, place = preset.load(name, overrides), choose_device(device)
+        memory = machine.available_memory(place)
+        loaded = models.load(chosen.model, device=place, dtype=dtype)
+
+        def room(tokens: int) -> None:
+            plan.estimate(
+                chosen, read_config(loaded.folder), tokens,
+                dtype=loaded.dtype, device=place, memory=memory, timed=False,
+            ).check()  # fmt: skip
+
+        return cls(
+            loaded, chosen, library=library, keep=keep, rows=rows, progress=progress, room=room
+        )
 
     def __enter__(self) -> Esa:
         return self
@@ -146,18 +160,20 @@ class Esa:
         """
         return self.books.stored(entry)
 
-    def ingest(self, source: str | Document) -> Book:
+    def ingest(self, source: str | Document, progress: Progress | None = None) -> Book:
         """A book: found in the library, or read now; and put there, where `keep` says so.
 
         Args:
             source: a path, - for standard input, or a document.
+            progress: called while it is read, after the one that all readings have. What it raises
+                ends the reading and passes through; the library keeps what was read so far.
 
         Raises:
-            DocumentError: it cannot be read. ResourceError: the disk lacks room.
+            DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
             LibraryError: it is in the library, and damaged.
         """
         self._open = []
-        return self.books.ingest(source)
+        return self.books.ingest(source, progress)
 
     def ask(
         self,
@@ -201,15 +217,9 @@ class Esa:
         self._weights = witness.weights
         passages, found = rests_on(witness, self.asked(books), evidence)
         return Reply(
-            answer.text,
-            tuple(passages),
-            found,
-            answer.question_tokens,
-            answer.answer_tokens,
-            answer.first_token_s,
-            answer.total_s,
-            answer.cut,
-        )
+            answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
+            answer.first_token_s, answer.total_s, answer.cut,
+        )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""

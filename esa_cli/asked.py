@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .errors import UsageError
+from .errors import HistoryError, UsageError
 from .preset import Preset
 from .prompt import PromptTokens
 from .reply import Turn
@@ -35,18 +35,26 @@ class Asked:
         return cls(before, ids, (first, last))
 
     def check(self, preset: Preset, answer: int) -> None:
-        """Raises UsageError when they, what is selected and the answer are beyond the window.
+        """Holds them, what is selected and the answer to the window.
 
         Only where `window.ending` has them all in view; else the first of them are cached tokens
         like any other.
+
+        Raises:
+            HistoryError: they are beyond it, with earlier turns. UsageError: without any.
         """
         window, asked = preset.window, len(self.before) + len(self.ids) + answer
         if window.ending is None:
             return
         room = preset.context - window.initial - window.selected
-        if asked > room:
-            raise UsageError(
-                f"the question, the turns before it and the answer take {asked:,} tokens; beside "
-                f"what is selected, the model's window has room for {room:,}",
-                "ask without the oldest turns" if self.before else "ask a shorter question",
+        if asked <= room:
+            return
+        beside = f"beside what is selected, the model's window has room for {room:,}"
+        if self.before:
+            raise HistoryError(
+                f"the question, the turns before it and the answer take {asked:,} tokens; {beside}",
+                "ask without the oldest turns",
             )
+        raise UsageError(
+            f"the question and the answer take {asked:,} tokens; {beside}", "ask a shorter question"
+        )

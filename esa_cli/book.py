@@ -28,6 +28,8 @@ Progress = Callable[[int, int], None]
 """Called with (tokens read, tokens in all)."""
 KINDS = ("int8", "native")
 """How rows can be kept; see `library.layout`."""
+STORED_AT_ONCE = 8192
+"""Tokens whose rows are in memory at most while a document is read into the library."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Books:
             it raises passes through. progress: called while it is read.
         waiting: called once where another process reads the same document into the library, and
             this one waits for it. found: called with a book that was read before.
+        room: called before `begin` with the tokens that will be in memory at most, those of other
+            books included; what it raises passes through. ended: called after a reading, whether
+            it came to its end or not.
     """
 
     session: Session
@@ -74,6 +79,8 @@ class Books:
     progress: Progress | None = None
     waiting: Callable[[], None] | None = None
     found: Callable[[Book], None] | None = None
+    room: Callable[[int], None] | None = None
+    ended: Callable[[], None] | None = None
     _alive: list[ref[Book]] = field(default_factory=list, init=False)
 
     @property
@@ -151,29 +158,51 @@ class Books:
         document = Document(entry.name, stored.text, source, "utf-8", size, marks, missing)
         return self._told(self._book(document, entry))
 
-    def ingest(self, source: str | Document) -> Book:
+    def ingest(self, source: str | Document, progress: Progress | None = None) -> Book:
         """See `api.Esa.ingest`."""
         document = source if isinstance(source, Document) else read_document(source)
         found = self.find(document)
         if found is not None:
             return found
-        if self.library is None or not self.keep or not storable(self.session.attachment.method):
-            return self._read(document)
-        return self._store(document, self.library)
+        hear, session = self._hearing(progress), self.session
+        try:
+            if self.library is None or not self.keep or not storable(session.attachment.method):
+                return self._read(document, hear)
+            return self._store(document, self.library, hear)
+        finally:
+            if self.ended:
+                self.ended()
 
-    def _read(self, document: Document) -> Book:
-        started = time.perf_counter()
-        ids = self.session.prompt.document(document.text)
+    def _hearing(self, more: Progress | None) -> Progress:
+        def hear(done: int, total: int) -> None:
+            for one in (self.progress, more):
+                if one:
+                    one(done, total)
+
+        return hear
+
+    def _begin(self, document: Document, tokens: int, kept: bool) -> None:
+        if self.room:
+            self.room(min(tokens, STORED_AT_ONCE) if kept else self.in_memory + tokens)
         if self.begin:
-            self.begin(document, len(ids), False)
-        self.session.begin(ids)
-        self.session.resume(self.progress)
-        spans = torch.tensor(self.session.prompt.offsets(document.text)).reshape(-1, 2)
-        book = Book(document, self.session.held(), spans, None, time.perf_counter() - started)
+            self.begin(document, tokens, kept)
+
+    def _read(self, document: Document, hear: Progress) -> Book:
+        started, session = time.perf_counter(), self.session
+        ids = session.prompt.document(document.text)
+        self._begin(document, len(ids), False)
+        try:
+            session.begin(ids)
+            session.resume(hear)
+        except BaseException:
+            session.forget()
+            raise
+        spans = torch.tensor(session.prompt.offsets(document.text)).reshape(-1, 2)
+        book = Book(document, session.held(), spans, None, time.perf_counter() - started)
         self._alive.append(ref(book))
         return book
 
-    def _store(self, document: Document, library: Library) -> Book:
+    def _store(self, document: Document, library: Library, hear: Progress) -> Book:
         started, session = time.perf_counter(), self.session
         known, key = self._key(document.text, self.rows)
         ids, head = session.prompt.document(document.text), len(session.prompt.head())
@@ -182,8 +211,7 @@ class Books:
         with library.write(key, known, ids, self.layout(self.rows), self.waiting, device) as writer:
             if isinstance(writer, Entry):
                 return self._book(document, writer)
-            if self.begin:
-                self.begin(document, len(ids), True)
+            self._begin(document, len(ids), True)
             try:
                 session.begin(
                     ids, Held(ids[: writer.done], writer.layers, writer.projections or [])
@@ -193,7 +221,7 @@ class Books:
                     if done % SEGMENT == 0:
                         writer.settle(maps(session.project()))
 
-                session.resume(self.progress, settle)
+                session.resume(hear, settle)
                 entry = writer.finish(
                     text=document.text,
                     offsets=spans,

@@ -2,6 +2,7 @@
 
     EsaError                what a person can act on; everything else is a bug
     ├── UsageError      2   a question, option or argument that makes no sense
+    │   └── HistoryError    a question that is too long with the turns before it
     ├── DocumentError   3   a document that cannot be read
     ├── PresetError     4   a preset, or an override of one, that does not hold
     ├── PluginError     4   a selector, score, compressor or position encoding that does not hold
@@ -34,6 +35,10 @@ class EsaError(Exception):
 
 class UsageError(EsaError):
     exit_code = 2
+
+
+class HistoryError(UsageError):
+    """What fewer earlier turns would mend."""
 
 
 class DocumentError(EsaError):

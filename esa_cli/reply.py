@@ -73,11 +73,13 @@ class Asker(Protocol):
         """The model's name, as a person knows it."""
         ...
 
-    def ingest(self, source: str) -> Any:
+    def ingest(self, source: str, progress: Callable[[int, int], None] | None = None) -> Any:
         """A book: one document, read, or found among those read before.
 
         Args:
             source: a path, or - for standard input.
+            progress: called with (tokens read, tokens in all) while it is read; an exception
+                raised in it ends the reading and passes through, and the asker stays usable.
 
         Raises:
             DocumentError, ResourceError.
@@ -105,6 +107,7 @@ class Asker(Protocol):
                 ends the answer and passes through, and the asker stays usable.
 
         Raises:
-            UsageError: no book, an empty question, or a history longer than fits.
+            UsageError: no book, an empty question, or one that is too long.
+            HistoryError: it is too long with its history, and may not be with less of it.
         """
         ...

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError, HistoryError, UsageError
 from esa_cli.reply import Evidence, Reply, Turn
 
 
@@ -16,7 +16,8 @@ class FakeAsker:
     """Answers `You asked: <question>`, or what `answers` has for the question.
 
     Args:
-        room: words of history and question that fit. delay: seconds before each word.
+        room: words of history and question that fit.
+        delay: seconds before each word, said or read. A document has `words` of them.
     """
 
     name = "fake-model"
@@ -29,15 +30,25 @@ class FakeAsker:
         self.ingested: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.spoken: list[str] = []
+        self.words, self.read = 0, 0
         self.stopped = 0
         self.running = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
 
-    def ingest(self, source: str) -> str:
+    def ingest(self, source: str, progress: Callable[[int, int], None] | None = None) -> str:
         self.ingested.append(source)
         if not Path(source).is_file():
             raise DocumentError(f"There is no document {source}.", "Check the path.")
+        try:
+            for done in range(1, self.words + 1):
+                time.sleep(self.delay)
+                if progress is not None:
+                    progress(done, self.words)
+                self.read += 1
+        except BaseException:
+            self.stopped += 1
+            raise
         return Path(source).read_text("utf-8")
 
     def ask(
@@ -64,7 +75,7 @@ class FakeAsker:
             raise UsageError("nothing to ask")
         words = sum(len(f"{a} {b}".split()) for a, b in history) + len(question.split())
         if words > self.room:
-            raise UsageError("the history is too long")
+            raise HistoryError("with its history") if history else UsageError("it is too long")
         if question in self.failures:
             raise self.failures[question]
         self.running.set()

@@ -11,8 +11,10 @@ import torch
 
 from esa_cli import models, preset
 from esa_cli.api import Esa
-from esa_cli.errors import UsageError
+from esa_cli.document import Document
+from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.library import Library
+from esa_cli.reply import Turn
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -108,6 +110,120 @@ def test_an_interrupted_ingest_goes_on(loaded: Any, library: Library, tmp_path: 
     assert seen[0] > 256
     with esa(loaded, None) as memory:
         assert memory.ask(QUESTION, [memory.ingest(path)]).text == answer
+
+
+class Enough(Exception):
+    pass
+
+
+def test_what_progress_raises_ends_a_reading_that_can_be_resumed(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    gate, boat = files(tmp_path)
+    always: list[int] = []
+    first: list[int] = []
+    later: list[int] = []
+    ended: list[bool] = []
+
+    def stop(done: int, total: int) -> None:
+        first.append(done)
+        assert always[-1] == done, "it is called after the one that all readings have"
+        if done >= 300:
+            raise Enough
+
+    told: dict[str, Any] = {
+        "progress": lambda done, total: always.append(done),
+        "ended": lambda: ended.append(True),
+    }
+    with esa(loaded, library, **told) as one:
+        other = one.ingest(boat)
+        before = one.ask(QUESTION, [other]).text
+        assert len(ended) == 1
+        with pytest.raises(Enough):
+            one.ingest(gate, stop)
+        assert len(ended) == 2
+        assert first == [64, 128, 192, 256, 320]
+        assert one.session.document_tokens == 0
+        assert one.ask(QUESTION, [other]).text == before, "it can be asked on"
+        book = one.ingest(gate, lambda done, total: later.append(done))
+        assert later[0] == 320, "two segments of 128 tokens were there"
+        answer = one.ask(QUESTION, [book]).text
+        assert one.ingest(gate, stop).read_s == 0, "what is found is not read"
+        assert len(ended) == 3
+    with esa(loaded, None) as memory:
+        assert memory.ask(QUESTION, [memory.ingest(gate)]).text == answer
+
+
+def test_a_reading_in_memory_that_is_broken_off_leaves_nothing(loaded: Any, tmp_path: Path) -> None:
+    gate, boat = files(tmp_path)
+    seen: list[int] = []
+
+    def stop(done: int, total: int) -> None:
+        raise Enough
+
+    with esa(loaded, None) as one:
+        other = one.ingest(boat)
+        want = one.ask(QUESTION, [other]).text
+        with pytest.raises(Enough):
+            one.ingest(gate, stop)
+        assert one.session.document_tokens == 0
+        assert one.books.in_memory == other.tokens
+        assert one.ask(QUESTION, [other]).text == want
+        book = one.ingest(gate, lambda done, total: seen.append(done))
+        assert seen[0] == 64
+        assert seen[-1] == book.tokens
+
+
+def test_the_memory_that_a_reading_takes_is_asked_for_before(
+    loaded: Any, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, boat = files(tmp_path)
+    asked: list[int] = []
+    with esa(loaded, None, room=asked.append) as memory:
+        books = [memory.ingest(path) for path in (gate, boat)]
+        assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
+        del books[1]
+        memory.ingest(boat)
+        assert asked[2] == asked[1], "what was let go takes no room"
+    monkeypatch.setattr("esa_cli.book.STORED_AT_ONCE", 200)
+    with esa(loaded, library, room=asked.append) as one:
+        assert one.ingest(gate).tokens > 200
+        one.ingest(gate)
+    assert asked[3:] == [200], "rows go to the disk, and a book that is found is not read"
+
+
+def test_load_refuses_what_does_not_fit_before_it_is_read(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = Document("long", "word " * 40_000, "long", "utf-8", 200_000)
+
+    def read(*_: Any) -> None:
+        raise Enough
+
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "430MiB")
+    with Esa.load("tiny-random", device="cpu", dtype="float32") as one:
+        book = one.ingest(files(tmp_path)[0])
+        assert one.ask(QUESTION, [book]).text
+        monkeypatch.setattr(one.session, "resume", read)
+        with pytest.raises(ResourceError, match=r"ESA_MEMORY_LIMIT allows 430 MiB") as caught:
+            one.ingest(long)
+        assert "tokens fit" in caught.value.hint
+    library = Library(tmp_path / "library")
+    with Esa.load("tiny-random", device="cpu", dtype="float32", library=library) as two:
+        monkeypatch.setattr(two.session, "resume", read)
+        with pytest.raises(Enough):
+            two.ingest(long)
+
+
+def test_a_history_that_is_too_long_is_told_from_a_question(loaded: Any, tmp_path: Path) -> None:
+    with esa(loaded, None, "window.ending=0") as one:
+        book = one.ingest(files(tmp_path)[0])
+        with pytest.raises(HistoryError, match="the turns before it"):
+            one.ask(QUESTION, [book], history=[Turn("What? " * 400, "This.")])
+        with pytest.raises(UsageError, match="the question and the answer take") as caught:
+            one.ask("What? " * 400, [book])
+        assert not isinstance(caught.value, HistoryError)
+        assert one.ask(QUESTION, [book], history=[Turn("What?", "This.")]).text
 
 
 def test_a_longer_document_reads_only_what_is_new(

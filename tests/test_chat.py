@@ -128,6 +128,16 @@ def test_an_error_while_answering_is_not_taken_for_a_long_history(asker: FakeAsk
     assert len(asker.calls) == 2
 
 
+def test_what_is_wrong_with_the_question_is_not_taken_for_a_long_history(asker: FakeAsker) -> None:
+    talk = Conversation(asker, ["alpha"])
+    talk.ask("one", nothing)
+    asker.failures["two"] = UsageError("no such question")
+    with pytest.raises(UsageError, match="no such"):
+        talk.ask("two", nothing)
+    assert len(asker.calls) == 2
+    assert talk.turns == [Turn("one", "You asked: one")]
+
+
 def test_reset_forgets(lines: Lines, asker: FakeAsker) -> None:
     lines.take("one")
     lines.take("/reset")

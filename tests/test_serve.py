@@ -412,7 +412,7 @@ def test_a_document_that_cannot_be_read_is_the_requests_mistake(
 ) -> None:
     (tmp_path / "open/bad.txt").write_bytes(b"x")
 
-    def refuse(source: str) -> str:
+    def refuse(source: str, progress: Any) -> str:
         raise DocumentError(f"{source} is broken")
 
     live.asker.ingest = refuse  # type: ignore[method-assign]
@@ -444,7 +444,7 @@ class Small(FakeAsker):
         self.books_room, self.alive = room, weakref.WeakSet[Any]()
         self.before: list[set[str]] = []
 
-    def ingest(self, source: str) -> Any:
+    def ingest(self, source: str, progress: Any = None) -> Any:
         self.before.append({book.name for book in self.alive})
         if len(self.alive) >= self.books_room:
             raise ResourceError("no room")
@@ -683,6 +683,99 @@ def test_an_answer_that_takes_too_long(start: Callable[..., Running], asker: Fak
     assert live.ask("next").choices[0].message.content == "You asked: next"
 
 
+@pytest.fixture
+def slow(asker: FakeAsker) -> FakeAsker:
+    """Reads a document for ten seconds, if nobody ends it."""
+    asker.words, asker.delay = 500, 0.02
+    return asker
+
+
+A = {"documents": ["a.txt"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_ends_the_reading(live: Running, slow: FakeAsker, stream: bool) -> None:
+    sock = send(live, "long", stream=stream, **A)
+    until(lambda: slow.read > 2)
+    thread, found = in_thread(lambda: live.ask("next"))
+    until(lambda: live.raw("GET", "/health")[2]["questions"] == 2)
+    sock.close()
+    thread.join(10)
+    assert found[0].choices[0].message.content == "You asked: next"
+    assert slow.stopped == 1
+    assert slow.read < 200
+    assert [call["question"] for call in slow.calls] == ["next"]
+    slow.words, slow.delay = 3, 0
+    live.ask("again", extra_body=A)
+    assert len(slow.ingested) == 2, "what was broken off is not taken for read"
+    assert slow.calls[-1]["books"] == ["text a"]
+
+
+LATE = (
+    r"no answer within 0\.3 s: the document was still being read \(\d+ of 500 tokens\); "
+    r"`esa serve` needs a longer --timeout, or --keep: then asking again goes on where this stopped"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reading_that_takes_too_long(
+    start: Callable[..., Running],
+    slow: FakeAsker,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "TICK_S", 0.1 if stream else 5)
+    live = start(timeout_s=0.3)
+    with pytest.raises(openai.APIError, match=LATE) as caught:
+        list(live.ask("long", stream=stream, extra_body=A))
+    assert stream or getattr(caught.value, "status_code", None) == 504
+    assert caught.value.code == "timeout"
+    until(lambda: slow.stopped)
+    assert slow.read < 200
+    slow.delay = 0
+    assert live.ask("next").choices[0].message.content == "You asked: next"
+
+
+def test_an_answer_that_is_late_blames_no_reading(
+    start: Callable[..., Running], asker: FakeAsker
+) -> None:
+    live = start(timeout_s=0.3)
+    asker.words, asker.delay, asker.answers["long"] = 2, 0.05, "word " * 100
+    with pytest.raises(openai.APIError, match=r"no answer within 0\.3 s$"):
+        live.ask("long", extra_body=A)
+    assert asker.read == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_ends_ends_the_reading_and_says_so(
+    start: Callable[..., Running], slow: FakeAsker, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "TICK_S", 0.1 if stream else 5)
+    monkeypatch.setattr(server, "END_WITHIN_S", 1)
+    live = start()
+    thread, found = in_thread(lambda: list(live.ask("long", stream=stream, extra_body=A)))
+    until(lambda: slow.read > 2)
+    live.server.should_exit = True
+    thread.join(10)
+    assert isinstance(found[0], openai.APIError)
+    assert (found[0].message.endswith("the server ends"), found[0].code) == (True, "shutdown")
+    assert stream or getattr(found[0], "status_code", None) == 503
+    live.thread.join(10)
+    assert slow.stopped == 1
+    assert slow.read < 200
+
+
+def test_the_worker_ends_a_reading(slow: FakeAsker, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text a", "utf-8")
+    shelf, events, worker = Shelf(slow, [], [tmp_path]), [], Worker(1)
+    worker.submit(Job(lambda job: shelf.open(shelf.find(["a.txt"]), job.read), events.append))  # type: ignore[arg-type, return-value]
+    until(lambda: slow.read > 2)
+    worker.close(5)
+    assert not worker._thread.is_alive()
+    assert slow.stopped == 1
+    assert events == [("begun", None)]
+
+
 def test_waiting_is_not_counted(start: Callable[..., Running], asker: FakeAsker) -> None:
     live = start(timeout_s=1.0)
     asker.delay, asker.answers["a"] = 0.1, "word word word word word word word"
@@ -740,9 +833,9 @@ def test_async_client(live: Running) -> None:
 def test_the_worker_ends_with_what_it_does() -> None:
     worker, events, gate = Worker(1), [], threading.Event()
 
-    def answer(hear: Any) -> Any:
+    def answer(job: Job) -> Any:
         gate.wait(10)
-        hear("x")
+        job.hear("x")
 
     jobs = [Job(answer, events.append) for _ in range(2)]
     for job in jobs:
@@ -757,7 +850,7 @@ def test_the_worker_ends_with_what_it_does() -> None:
     with pytest.raises(Full):
         worker.submit(Job(answer, events.append))
     with pytest.raises(Cancelled):
-        jobs[0]._hear("y")
+        jobs[0].hear("y")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import HistoryError
 from ..reply import Asker, Evidence, Reply, Turn
 
 KEPT = 10
@@ -82,7 +82,7 @@ class Conversation:
 
         turns = list(self.turns)
         try:
-            reply = self._answer(question, turns, hear, said)
+            reply = self._answer(question, turns, hear)
         except Stopped:
             if said:
                 self.record.append(Exchange(question, "".join(said).strip(), stopped=True))
@@ -92,9 +92,7 @@ class Conversation:
         self.record.append(Exchange(question, reply.text, reply.evidence, reply.found, reply.cut))
         return reply
 
-    def _answer(
-        self, question: str, turns: list[Turn], hear: Callable[[str], None], said: list[str]
-    ) -> Reply:
+    def _answer(self, question: str, turns: list[Turn], hear: Callable[[str], None]) -> Reply:
         """Takes from `turns`, from the front, until they fit."""
         while True:
             try:
@@ -106,8 +104,7 @@ class Conversation:
                     on_text=hear,
                     **self.options,
                 )
-            except UsageError:
-                # Whatever else is wrong with the question is still wrong without a history.
-                if not turns or said or self._stop:
+            except HistoryError:
+                if not turns:
                     raise
                 del turns[0]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 WORTH_REMEMBERING = 2048
 """Tokens that a reading must have for its speed to say something about the next."""
-STORED_AT_ONCE = 8192
-"""Tokens whose rows are in memory at most while a document is read into the library."""
 
 
 class Reading:
@@ -37,18 +35,17 @@ class Reading:
         self._plan: Any = None
         self._started = 0.0
         self._first = 0
-        self.in_memory: Callable[[], int] = lambda: 0
-        """Tokens that are kept in memory so far."""
         self.on_disk: Callable[[int], int] = lambda tokens: 0
         """Bytes that so many tokens will take in the library."""
 
+    def room(self, tokens: int) -> None:
+        """Raises ResourceError when so many tokens do not fit in memory."""
+        self.known.plan(self.chosen, tokens, timed=False).check()
+
     def begin(self, document: Document, tokens: int, kept: bool) -> None:
-        """Raises ResourceError when it does not fit."""
+        """Says what will be read, and shows a bar until `end`."""
         from ..machine import size_text
 
-        self.end()
-        needed = min(tokens, STORED_AT_ONCE) if kept else self.in_memory() + tokens
-        self.known.plan(self.chosen, needed).check()
         self._plan = self.known.plan(self.chosen, tokens)
         where = f", {size_text(self.on_disk(tokens))} in the library" if kept else ""
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
@@ -136,9 +133,10 @@ def opened(
             found=reading.found,
             progress=reading.progress,
             waiting=reading.waiting,
+            room=reading.room,
+            ended=reading.end,
         ) as esa,
     ):
-        reading.in_memory = lambda: esa.books.in_memory
         reading.on_disk = esa.books.on_disk
         reporter.settle()
         try:

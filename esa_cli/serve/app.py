@@ -22,7 +22,7 @@ from .follow import Gone, follow
 from .guard import Guard, body, refused
 from .shelf import Shelf
 from .wire import ApiError, ChatRequest
-from .worker import Event, Worker
+from .worker import Answer, Event, Job, Worker
 
 Events = AsyncGenerator[Event, None]
 CLIENT_GONE = 499
@@ -113,14 +113,12 @@ class _Routes:
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
-    def _answer(
-        self, asked: ChatRequest, missing: list[str]
-    ) -> Callable[[Callable[[str], None]], Reply]:
+    def _answer(self, asked: ChatRequest, missing: list[str]) -> Answer:
         """What the worker does for a request; it adds to `missing`. Raises ApiError."""
         paths = self.shelf.find(asked.documents)
 
-        def answer(hear: Callable[[str], None]) -> Reply:
-            books = self.shelf.open(paths)
+        def answer(job: Job) -> Reply:
+            books = self.shelf.open(paths, job.read)
             missing.extend(lacking(books))
             return self.asker.ask(
                 asked.question,
@@ -131,7 +129,7 @@ class _Routes:
                 top_p=asked.top_p,
                 seed=asked.seed,
                 evidence=asked.evidence,
-                on_text=hear,
+                on_text=job.hear,
             )
 
         return answer

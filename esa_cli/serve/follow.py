@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.types import Receive
 
-from ..reply import Reply
 from .wire import ApiError
-from .worker import Event, Full, Job, Worker
+from .worker import Answer, Event, Full, Job, Worker
 
 TICK_S = 5.0
 
@@ -23,7 +22,7 @@ class Gone(Exception):
 
 async def follow(
     worker: Worker,
-    answer: Callable[[Callable[[str], None]], Reply],
+    answer: Answer,
     receive: Receive,
     timeout_s: float,
 ) -> AsyncGenerator[Event, None]:
@@ -35,7 +34,7 @@ async def follow(
         timeout_s: the longest the answer may take from when it is begun; waiting is not counted.
 
     Raises:
-        ApiError: 429, 504. Gone: the client is no longer there.
+        ApiError: 429, 503, 504. Gone: the client is no longer there.
     """
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -57,10 +56,12 @@ async def follow(
                 if gone.done():
                     raise Gone
                 if loop.time() >= deadline:
-                    raise ApiError(504, f"no answer within {timeout_s:g} s", code="timeout")
+                    raise _late(job, timeout_s)
             yield event
             if event[0] in ("done", "error"):
                 return
+    except asyncio.CancelledError:
+        raise ApiError(503, "the server ends", code="shutdown") from None
     finally:
         worker.cancel(job)
         gone.cancel()
@@ -74,6 +75,17 @@ def _submit(worker: Worker, job: Job) -> None:
         raise ApiError(
             429, "too many questions wait already", code="queue_full", retry=worker.patience()
         ) from None
+
+
+def _late(job: Job, timeout_s: float) -> ApiError:
+    text, reading = f"no answer within {timeout_s:g} s", job.reading
+    if reading is not None:
+        done, total = reading
+        text += (
+            f": the document was still being read ({done:,} of {total:,} tokens); `esa serve` "
+            "needs a longer --timeout, or --keep: then asking again goes on where this stopped"
+        )
+    return ApiError(504, text, code="timeout")
 
 
 async def _next(inbox: asyncio.Queue[Event], gone: asyncio.Future[Any], left_s: float) -> Event:

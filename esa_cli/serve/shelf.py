@@ -8,7 +8,7 @@ Books that stay open are a convenience: they go, oldest first, where memory is s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ KEPT = 16
 """Books that stay open after they were asked about."""
 Stamp = tuple[int, int]
 """A file's time of change and length: what is read again when it changes."""
+Progress = Callable[[int, int], None]
 
 
 class Shelf:
@@ -62,36 +63,43 @@ class Shelf:
             raise ApiError(404, f"there is no document {name}", "documents", "document_not_found")
         raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
 
-    def open(self, paths: Sequence[Path] | None) -> list[Any]:
-        """Their books, read where that has not been done. Raises DocumentError, ResourceError."""
+    def open(self, paths: Sequence[Path] | None, progress: Progress | None = None) -> list[Any]:
+        """Their books, read where that has not been done.
+
+        Args:
+            progress: called while one is read; what it raises ends that and passes through.
+
+        Raises:
+            DocumentError, ResourceError.
+        """
         if paths is None:
             return self.fixed
         wanted = {str(path) for path in paths}
-        books = [self._book(path, wanted) for path in paths]
+        books = [self._book(path, wanted, progress) for path in paths]
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return books
 
-    def _book(self, path: Path, wanted: Container[str]) -> Any:
+    def _book(self, path: Path, wanted: Container[str], progress: Progress | None) -> Any:
         name = str(path)
         try:
             facts = path.stat()
         except OSError:
-            return self.asker.ingest(name)  # which says what is wrong with it
+            return self.asker.ingest(name, progress)  # which says what is wrong with it
         stamp = facts.st_mtime_ns, facts.st_size
         if name in self._open and self._open[name][0] != stamp:
             del self._open[name]
         if name not in self._open:
             while len(self._open) >= KEPT and self._drop(wanted):
                 pass
-            self._open[name] = stamp, self._read(name, wanted)
+            self._open[name] = stamp, self._read(name, wanted, progress)
         self._open.move_to_end(name)
         return self._open[name][1]
 
-    def _read(self, name: str, wanted: Container[str]) -> Any:
+    def _read(self, name: str, wanted: Container[str], progress: Progress | None) -> Any:
         while True:
             try:
-                return self.asker.ingest(name)
+                return self.asker.ingest(name, progress)
             except ResourceError:
                 if not self._drop(wanted):
                     raise

@@ -1,7 +1,7 @@
 """The one thread that reads and answers, and the queue before it.
 
 An asker serves one question at a time. Jobs wait in order, only so many of them; a job that nobody
-waits for any more ends at its next piece, or is never begun. Knows nothing about HTTP.
+waits for any more ends at its next sign of life, or is never begun. Knows nothing about HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ..reply import Reply
 
 Event = tuple[str, Any]
 """("begun", None), ("text", piece), then ("done", Reply) or ("error", exception)."""
-Answer = Callable[[Callable[[str], None]], Reply]
 
 
 class Full(Exception):
@@ -35,34 +34,49 @@ class Job:
     """One answer to be given.
 
     Args:
-        answer: gives it, calling back with each piece. tell: hears every event, in the worker.
+        answer: gives it, calling the job's `read` and `hear`. tell: hears every event, in the
+            worker.
     """
 
     def __init__(self, answer: Answer, tell: Callable[[Event], None]) -> None:
         self.answer, self.tell = answer, tell
         self._cancelled = threading.Event()
+        self.reading: tuple[int, int] | None = None
+        """While a document is being read: its tokens that are, and all of them."""
 
     def cancel(self) -> None:
-        """Ends it at its next piece, or before it begins."""
+        """Ends it at its next sign of life, or before it begins."""
         self._cancelled.set()
 
-    def _hear(self, piece: str) -> None:
+    def read(self, done: int, total: int) -> None:
+        """Hears how far a document is read. Raises Cancelled."""
+        self.reading = (done, total) if done < total else None
+        self._check()
+
+    def hear(self, piece: str) -> None:
+        """Hears a piece of the answer. Raises Cancelled."""
+        self._check()
+        self.tell(("text", piece))
+
+    def _check(self) -> None:
         if self._cancelled.is_set():
             raise Cancelled
-        self.tell(("text", piece))
 
     def run(self) -> None:
         if self._cancelled.is_set():
             return
         self.tell(("begun", None))
         try:
-            self.tell(("done", self.answer(self._hear)))
+            self.tell(("done", self.answer(self)))
         except Cancelled:
             pass
         except Exception as error:
             if not isinstance(error, EsaError):
                 traceback.print_exc()
             self.tell(("error", error))
+
+
+Answer = Callable[[Job], Reply]
 
 
 class Worker:
@@ -100,13 +114,13 @@ class Worker:
             self._ready.notify()
 
     def cancel(self, job: Job) -> None:
-        """Ends the job at its next piece, or takes it out of the queue."""
+        """Ends the job at its next sign of life, or takes it out of the queue."""
         job.cancel()
         with self._ready, contextlib.suppress(ValueError):
             self._waiting.remove(job)
 
     def close(self, wait_s: float) -> None:
-        """Cancels everything, and waits for the thread that long: a reading cannot be ended."""
+        """Cancels everything, and waits that long for the thread to end what it does."""
         with self._ready:
             self._closed = True
             self._waiting.clear()
