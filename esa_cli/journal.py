@@ -50,7 +50,7 @@ class Journal:
                         "choose another --out, or delete the file",
                     )
             self.rows = [line for line in lines if "command" not in line]
-        self._done = {self._key(row) for row in self.rows}
+        self._done = {self._key(row): row for row in self.rows}
 
     def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
@@ -78,14 +78,18 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
+    def find(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The row with the same key, if it is there already."""
+        return self._done.get(self._key(row))
+
     def done(self, row: Mapping[str, Any]) -> bool:
         """Whether a row with the same key is there already."""
-        return self._key(row) in self._done
+        return self.find(row) is not None
 
     def add(self, row: dict[str, Any]) -> None:
         """Keeps the row, on disk at once."""
         self.rows.append(row)
-        self._done.add(self._key(row))
+        self._done[self._key(row)] = row
         if self._file is not None:
             self._write(row)
 

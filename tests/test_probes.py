@@ -121,7 +121,7 @@ def test_as_many_questions_as_samples(name: str, exact: bool) -> None:
 
 
 def test_the_shared_form_reads_one_document_where_it_can() -> None:
-    counts = {name: len(samples(name)) for name in PROBES if name != "own"}
+    counts = {name: len(samples(name, 9000)) for name in PROBES if name != "own"}
     assert counts == {
         "needle": 1, "needles": 1, "stars": 1, "passkey": 1, "number": 1, "kv": 1, "niah": 1,
     }  # fmt: skip
@@ -130,9 +130,23 @@ def test_the_shared_form_reads_one_document_where_it_can() -> None:
 @pytest.mark.parametrize("name", ["needle", "needles", "stars", "passkey", "number", "niah"])
 def test_depths_that_are_asked_for_are_kept(name: str) -> None:
     wanted = (0.9, 0.1, 0.5)
-    for sample in samples(name, 6000, depths=wanted, samples=2):
+    for sample in samples(name, 9000, depths=wanted, samples=3):
         for i, fact in enumerate(sample.facts):
             assert fact.depth == pytest.approx(wanted[i % 3], abs=0.06)
+
+
+@pytest.mark.parametrize(("name", "exact"), [form for form in FORMS if form[0] != "stars"])
+def test_no_depth_is_left_out_in_silence(name: str, exact: bool) -> None:
+    """Each is asked for, or the person is told that there are too few questions."""
+    wanted = (0.0, 0.25, 0.5, 0.75, 1.0)
+    given = {"depths": wanted, "samples": 4, "exact": exact}
+    if (name, exact) not in {("needle", True), ("niah", False), ("needles", False)}:
+        with pytest.raises(UsageError, match="5 depths are asked for"):
+            samples(name, 6000, **given)
+        return
+    places = [fact.depth for sample in samples(name, 6000, **given) for fact in sample.facts]
+    for depth in wanted:
+        assert min(abs(place - depth) for place in places) < 0.06
 
 
 def test_depths_are_even_if_none_are_asked_for() -> None:
@@ -437,7 +451,7 @@ def split_needlebench(text: str) -> tuple[list[str], list[str]]:
 
 
 def test_needlebench_has_three_to_five_needles() -> None:
-    (sample,) = samples("needles")
+    (sample,) = samples("needles", 9000)
     assert [len(question.facts) for question in sample.questions] == [3, 4, 5, 3, 4, 5]
     assert {len(sample.facts) for sample in samples("needles", exact=True)} == {3}
     firsts = [
@@ -463,11 +477,13 @@ def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
         assert depths[-1] > 0.65
 
 
-@pytest.mark.parametrize("name", ["needles", "stars"])
-def test_more_questions_than_a_document_holds_get_another(name: str) -> None:
+@pytest.mark.parametrize(("name", "short"), [("needles", 300), ("stars", 1000)])
+def test_more_questions_than_a_document_holds_get_another(name: str, short: int) -> None:
     both = samples(name, 9000, samples=10)
     assert [len(sample.questions) for sample in both] == [8, 2]
-    assert [len(sample.questions) for sample in samples(name, 1200, samples=3)] == [2, 1]
+    few = [len(sample.questions) for sample in samples(name, short, samples=3)]
+    assert len(few) > 1
+    assert sum(few) == 3
 
 
 def test_needlebench_score() -> None:

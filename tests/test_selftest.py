@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from esa_cli.journal import Journal
 from esa_cli.probes import Haystack
 from esa_cli.seen import Seen
 from esa_cli.selftest.compare import InView
-from esa_cli.selftest.engine import KEY, Engine
+from esa_cli.selftest.engine import Engine
+from esa_cli.selftest.kept import KEY
 from esa_cli.selftest.plan import Settings, dense_group, dense_length, depths, groups, tokens
 from esa_cli.selftest.recall import Recall, positions, selected, why
 from esa_cli.session import Session
 from esa_cli.store import LayerStore
 
+pytestmark = pytest.mark.usefixtures("short_answers")
 TINY = preset.load("tiny-random")
 
 
@@ -121,6 +124,25 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
     assert {row["method"] for row in more.listener.rows} == {"quest"}
 
 
+def test_rows_of_another_document_or_other_settings_are_not_continued(
+    loaded: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = engine(loaded, settings_of(methods=("preset",)), path)
+    with first.journal:
+        first.run()
+    whole = path.read_text()
+    for field, about in (("document", "about another document"), ("settings", "other settings of")):
+        changed = [json.loads(line) for line in whole.splitlines()]
+        changed[-1][field] = "0123456789abcdef"
+        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        again = engine(loaded, settings_of(methods=("preset",)), path)
+        with again.journal, pytest.raises(UsageError, match=about):
+            again.run()
+        assert not again.listener.rows
+        assert len(path.read_text().splitlines()) == len(whole.splitlines())
+
+
 def test_the_same_run_gives_the_same_rows(loaded: Any) -> None:
     runs = [engine(loaded, settings_of()) for _ in range(2)]
     for made in runs:
@@ -211,7 +233,7 @@ def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
     ]
 
 
-OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 200))
+OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 70))
 
 
 def test_ones_own_text_has_its_own_length(loaded: Any) -> None:
@@ -322,6 +344,25 @@ def test_methods_have_the_presets_budget() -> None:
             assert window.initial + window.selected + window.local == 4 + 64 + 64
 
 
+def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
+    """Of what is cached, in any layer and for any head, at the question and while answering."""
+    from esa_cli import recipes
+
+    names = [name for name in recipes._RECIPES if not recipes.find(name).full]
+    assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
+    for name in names:
+        made = recipes.apply(name, TINY, 900)
+        with Session(loaded.model, loaded.tokenizer, made) as session:
+            session.read("A word of many. " * 200)
+            seen: list[Seen] = []
+            session.attachment.watch = seen.append
+            session.ask("Which word?", max_new_tokens=3)
+        assert {one.decoding for one in seen} == {True, False}
+        for one in seen:
+            rows = [one.far] if isinstance(one.far, torch.Tensor) else one.far
+            assert one.local + max(len(row) for row in rows) <= 4 + 64 + 64, name
+
+
 def test_a_method_over_the_budget_is_refused() -> None:
     from esa_cli import recipes
 
@@ -382,10 +423,33 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.
     recall(seen_of(2, [torch.tensor([50]), torch.tensor([51, 52, 53])]))
-    assert recall.shares([range(50, 54)]) == [0.5, 0.0, 0.5]
+    assert recall.shares([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
     # Tokens 90 and 91 are local, 88 and 89 are not.
-    assert recall.shares([range(88, 92)]) == [0.5, 0.5, 0.5]
-    assert recall.shares([range(50, 54), range(88, 92)]) == [0.5, 0.25, 0.5]
+    assert recall.shares([range(88, 92)]) == [(0.5, 0.5)] * 3
+    both = recall.shares([range(50, 54), range(88, 92)])
+    assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
+    assert recall.in_view() == 10 + 6
+
+
+def test_one_head_of_nine_that_has_the_fact_has_selected_it(loaded: Any) -> None:
+    """By the mean over heads a method that selects by head could hardly ever be said to select."""
+    recall = Recall()
+    for layer in range(8):
+        rows = [torch.tensor([0, 1, 2, 3])] * 8
+        found = torch.arange(50, 54) if layer < 2 else torch.arange(4)
+        recall(seen_of(layer, [*rows, found]))
+    shares = recall.shares([range(50, 54)])
+    assert [share.mean for share in shares] == [pytest.approx(1 / 9)] * 2 + [0.0] * 6
+    assert why(0.0, [share.mean for share in shares]) == "not selected"
+    assert why(0.0, [share.best for share in shares]) == "selected, not used"
+    made = engine(loaded, settings_of(methods=("quest",), dense=False))
+    made.run()
+    for row in made.listener.rows:
+        kept = row["recall"]
+        best = kept.get("best_head", kept["layers"])
+        assert all(one >= mean for one, mean in zip(best, kept["layers"], strict=True))
+        assert row["why"] == why(row["score"], best)
+    assert any("best_head" in row["recall"] for row in made.listener.rows)
 
 
 def test_why() -> None:

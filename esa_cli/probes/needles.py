@@ -133,7 +133,8 @@ class ManyNeedles:
     )
 
     def samples(self, request: Request) -> Iterator[Sample]:
-        each = together(request, TOGETHER)
+        one = KINDS[0].needle.format(arg1=KINDS[0].first[0], arg2=KINDS[0].second[0])
+        each = together(request, TOGETHER, [one] * 5)
         for index, first in enumerate(range(0, request.samples, each)):
             last = min(first + each, request.samples)
             counts = [3 if request.exact else 3 + i % 3 for i in range(first, last)]

@@ -67,7 +67,7 @@ class Hidden:
         fact = self.fact.format(key=key, gate="")
         lines = room(request, [fact], "") * 100 // request.size(NOISE * 100)
         if request.depths:
-            depth = request.depths[index % len(request.depths)]
+            depth = depths_of(request, request.samples)[index]
         else:
             depth = round(index * (DEPTHS - 1) / max(request.samples - 1, 1)) / (DEPTHS - 1)
         ahead = round(depth * lines)

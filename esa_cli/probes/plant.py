@@ -24,8 +24,6 @@ ABBREVIATIONS = (
 LAST_WORD = re.compile(r"[\w.]*\Z")
 
 Places = Callable[[str], list[int]]
-TOKENS_EACH = 500
-"""Tokens a document has for each question about several of its facts, at least."""
 
 
 def sentence_ends(text: str) -> list[int]:
@@ -61,8 +59,17 @@ def even(n: int) -> tuple[float, ...]:
 
 
 def depths_of(request: Request, n: int) -> tuple[float, ...]:
-    """n depths: those asked for, gone through again when they are fewer, or even ones."""
+    """n depths: those asked for, gone through again when they are fewer, or even ones.
+
+    Raises:
+        UsageError: more are asked for than there are facts, so that some would be left out.
+    """
     asked = request.depths
+    if asked and len(asked) > n:
+        raise UsageError(
+            f"{len(asked)} depths are asked for, and a document has {n} facts",
+            "ask for as many --samples as --depths, or more",
+        )
     return tuple(asked[i % len(asked)] for i in range(n)) if asked else even(n)
 
 
@@ -126,9 +133,13 @@ def _nearest(gaps: Sequence[int], wanted: float, first: int, last: int) -> int:
     return at - 1 if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted else at
 
 
-def together(request: Request, most: int) -> int:
-    """Questions that share a document: one in the exact form, `most` where the text is long."""
-    return 1 if request.exact else max(1, min(most, request.length // TOKENS_EACH))
+def together(request: Request, most: int, sentences: Sequence[str]) -> int:
+    """Questions that share a document, when each has such sentences: one in the exact form, else as
+    many as take a third of the text, at most `most`."""
+    if request.exact:
+        return 1
+    each = sum(added(request.size, sentence, " ") for sentence in sentences)
+    return max(1, min(most, request.length // (3 * each)))
 
 
 def dealt(dice: Dice, counts: Sequence[int]) -> list[int]:

@@ -101,7 +101,8 @@ class Stars:
     )
 
     def samples(self, request: Request) -> Iterator[Sample]:
-        each = together(request, len(ANIMALS))
+        longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
+        each = together(request, len(ANIMALS), [longest] * SHARED_STARS)
         for index, first in enumerate(range(0, request.samples, each)):
             last = min(first + each, request.samples)
             variants = [tuple(STARS)[i % len(STARS)] for i in range(first, last)]

@@ -6,7 +6,6 @@ nothing about the terminal; it tells a listener.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +20,10 @@ from ..probes.haystack import Haystack
 from ..probes.sample import Question, Sample
 from ..session import Session
 from .documents import Documents
+from .kept import Kept, settings_hash, text_hash
 from .plan import DENSE, Group, Settings, dense_group, dense_length, groups, prompted
-from .recall import Recall, positions, why
+from .recall import Recall, Share, positions, why
 from .shared import shared_reading
-
-KEY = ("test", "method", "length", "sample", "question")
 
 
 class Listener(Protocol):
@@ -123,11 +121,12 @@ class Engine:
             self.listener.note(f"{test}: no dense ceiling: {error.message}")
 
     def _sample(self, session: Session, sample: Sample, group: Group) -> None:
+        kept = Kept(self.journal, sample)
         todo = [
             (name, preset, question)
             for name, preset in zip(group.names, group.presets, strict=True)
             for question in sample.questions
-            if not self.journal.done(_identity(sample, name, question))
+            if not kept.done(name, preset, question)
         ]
         if not todo:
             return
@@ -151,7 +150,8 @@ class Engine:
                 session.use(prompted(preset, sample))
                 using = name
             row = self._ask(session, sample, question, spans, head)
-            row |= {**_identity(sample, name, question), "dense": group.dense}
+            row |= {**kept.identity(name, question), "dense": group.dense}
+            row["settings"] = settings_hash(preset)
             row["reading"] = "shared" if group.shared else "own"
             row["time"]["read_s"] = round(seconds, 2)
             self.journal.add(row)
@@ -200,13 +200,14 @@ class Engine:
             session.attachment.watch = None
         facts = [sample.facts[i] for i in question.facts]
         places = [positions(spans, fact.start, fact.end, head) for fact in facts]
-        shares = [round(share, 4) for share in recall.shares(places)] if places else []
+        shares = recall.shares(places) if places else []
         score = probe(sample.test).score(question, question.prime + answer.text)
         return {
             # A mean of several places would be a place where nothing stands.
             "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
+            "before": session.tokenizer.decode(session.prompt.head()),
             "prompt": session.prompt.text(question.text, question.prime),
-            "document": hashlib.sha256(sample.text.encode()).hexdigest()[:16],
+            "document": text_hash(sample.text),
             "answer": answer.text,
             "expected": list(question.answers),
             "score": round(score, 4),
@@ -215,6 +216,7 @@ class Engine:
                 "document": session.document_tokens,
                 "question": answer.question_tokens,
                 "answer": answer.answer_tokens,
+                "in_view": recall.in_view(),
             },
             "time": {
                 "ask_s": round(answer.total_s, 3),
@@ -223,21 +225,14 @@ class Engine:
         }
 
 
-def _seen(score: float, shares: Sequence[float]) -> dict[str, Any]:
+def _seen(score: float, shares: Sequence[Share]) -> dict[str, Any]:
     if not shares:
         return {"recall": None, "why": None}
-    mean = round(sum(shares) / len(shares), 4)
-    return {"recall": {"mean": mean, "layers": list(shares)}, "why": why(score, shares)}
+    layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
+    recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
+    if best != layers:
+        recall["best_head"] = best
+    return {"recall": recall, "why": why(score, best)}
 
 
-def _identity(sample: Sample, method: str, question: Question) -> dict[str, Any]:
-    return {
-        "test": sample.test,
-        "method": method,
-        "length": sample.length,
-        "sample": sample.index,
-        "question": question.key,
-    }
-
-
-__all__ = ["DENSE", "KEY", "Engine", "Listener"]
+__all__ = ["DENSE", "Engine", "Listener"]

@@ -60,10 +60,7 @@ class Group:
 
 def method_preset(name: str, preset: Preset, length: int) -> Preset:
     """The preset that a method's name means for documents of `length` tokens."""
-    if name == "preset":
-        return preset
-    made = recipes.apply(name, preset, length)
-    return made.model_copy(update={"reading": "select"}) if _full(name, made) else made
+    return preset if name == "preset" else recipes.apply(name, preset, length)
 
 
 def _full(name: str, made: Preset) -> bool:

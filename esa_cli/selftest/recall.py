@@ -1,12 +1,16 @@
 """Was the fact in view? The share of its tokens that each layer attended to when it answered.
 
-Taken from the question's last chunk: what was in view when the answer began. Knows nothing of text.
+Taken from the question's last chunk: what was in view when the answer began. Where heads select
+each for itself there are two figures: the mean over heads, the share of the layer that could attend
+to the fact, and the best head's, since one head with the fact in view is enough to pass it on. For
+a selection that all heads share they are the same. Knows nothing of text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,29 +34,50 @@ class Recall:
         if not seen.decoding:
             self.last[seen.layer] = seen
 
-    def shares(self, facts: Sequence[range]) -> list[float]:
-        """For each layer, the mean share of the facts' tokens in view.
+    def shares(self, facts: Sequence[range]) -> list[Share]:
+        """For each layer, the share of the facts' tokens in view, the mean over facts.
 
         Args:
             facts: absolute positions of each fact's tokens.
         """
-        return [
-            sum(_share(self.last[layer], fact) for fact in facts) / len(facts)
-            for layer in sorted(self.last)
-        ]
+        out = []
+        for layer in sorted(self.last):
+            found = [_share(self.last[layer], fact) for fact in facts]
+            mean, best = (sum(column) / len(facts) for column in zip(*found, strict=True))
+            out.append(Share(mean, best))
+        return out
+
+    def in_view(self) -> int:
+        """Cached tokens that a head attended to beside the question's last chunk; the most of all
+        layers and heads."""
+        return max(
+            (seen.local + max(row.shape[0] for row in _rows(seen)) for seen in self.last.values()),
+            default=0,
+        )
 
 
-def _share(seen: Seen, fact: range) -> float:
-    """Share of the fact's tokens among I, the selected and L; the mean over heads."""
+class Share(NamedTuple):
+    """A layer's share of a fact in view: the mean over its heads, and its best head's."""
+
+    mean: float
+    best: float
+
+
+def _rows(seen: Seen) -> Sequence[Tensor]:
+    return [seen.far] if isinstance(seen.far, Tensor) else seen.far
+
+
+def _share(seen: Seen, fact: range) -> Share:
+    """Share of the fact's tokens among I, the selected and L."""
     near = seen.start - seen.local
     inside = sum(1 for at in fact if at >= near)
-    rows: Sequence[Tensor] = [seen.far] if isinstance(seen.far, Tensor) else seen.far
-    found = [int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in rows]
-    return (inside + sum(found) / len(found)) / max(1, len(fact))
+    found = [int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in _rows(seen)]
+    size = max(1, len(fact))
+    return Share((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
 
 
 def selected(shares: Sequence[float]) -> bool:
-    """Whether enough layers had the facts in view to call them selected."""
+    """Whether enough layers had the facts in view to call them selected; best heads' shares."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
