@@ -206,7 +206,7 @@ class Attention:
         keys, values = memory.store.span(start - local, start + 1)
         if far.shape[0]:
             place = position.far(far, local, 1, start)
-            far_keys, far_values = memory.store.gather(far)
+            far_keys, far_values = memory.fetch(far)
             moved = place.key.to(device) + stand - place.query.to(device)
             positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)

@@ -19,6 +19,9 @@ from .method import Method
 from .protocols import KVStore, Projection
 from .rotary import Rope
 
+FETCH_KEPT = 4096
+"""Most rows a layer keeps from one token of an answer to the next: 6 MB with 3 heads of 64."""
+
 
 @dataclass
 class LayerMemory:
@@ -56,6 +59,20 @@ class LayerMemory:
                 q = rope().rotate(q, at)
             keys, _ = self.store.span(start, start + q.shape[1])
             moments.add(fold(q, self.store.heads), flatten_keys(keys))
+
+    def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
+
+        An answer's tokens mostly see the same passages: what was fetched for the last one is kept
+        in `shared`, which is emptied when tokens are taken back.
+        """
+        if at.shape[0] > FETCH_KEPT:
+            return self.store.gather(at)
+        name = f"fetched.{self.layer}"
+        kept = self.shared.get(name)
+        if kept is None or not torch.equal(kept[0], at):
+            kept = self.shared[name] = (at, *self.store.gather(at))
+        return kept[1], kept[2]
 
     def project(self, method: Method, upto: int) -> Projection | None:
         """The layer's projection, with reduced keys for every token before `upto`."""

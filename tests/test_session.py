@@ -11,6 +11,7 @@ from esa_cli import models, preset
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.prompt import PromptTokens
 from esa_cli.session import Session
+from esa_cli.store import LayerStore
 from esa_cli.streamer import Streamer
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -227,6 +228,30 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
     assert len({start for _, start in once}) > (1 if times == 1 else 5)
     # Layer 1 is not reached, and in layer 0 the last chunk is selected for and not attended.
     assert short == [one for one in once if one[0] == 0][:-1] + once
+
+
+def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And anew for the next question, whose tokens may stand where others did."""
+    fetched: list[int] = []
+    gather = LayerStore.gather
+    monkeypatch.setattr(
+        LayerStore, "gather", lambda store, at: fetched.append(len(at)) or gather(store, at)
+    )
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
+        session.read(TEXT)
+        answers, counts = [], []
+        for most in (1, 9, 9):
+            fetched.clear()
+            answers.append(session.ask(QUESTION, max_new_tokens=most).text)
+            counts.append(len(fetched))
+        monkeypatch.setattr("esa_cli.memory.FETCH_KEPT", 0)
+        fetched.clear()
+        assert session.ask(QUESTION, max_new_tokens=9).text == answers[1] == answers[2]
+        layers = len(loaded.model.model.layers)
+        assert counts[1] == counts[2] == counts[0] + layers
+        assert len(fetched) == counts[0] + 8 * layers
 
 
 def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
