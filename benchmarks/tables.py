@@ -84,30 +84,124 @@ def prefill() -> str:
 
 
 def selftests() -> str:
-    """Score, in brackets the share retained, by test, method and length."""
-    from esa_cli.journal import read_lines
-    from esa_cli.report.summary import summarise
+    """Score and recall by test, method and length.
 
+    Recall is the mean over layers and heads; where heads select each for itself, the best heads'
+    mean over layers stands behind it, in brackets.
+    """
+    return "\n\n".join(selftest(path) for path in sorted(RESULTS.glob("selftest-*.jsonl")))
+
+
+def selftest(path: Path) -> str:
+    found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    every = [row for row in rows(path.name) if "test" in row]
     out = []
-    for path in sorted(RESULTS.glob("selftest-*.jsonl")):
-        summary = summarise([row for row in read_lines(path) if "test" in row])
-        for test in summary.tests:
-            lengths = summary.lengths(test)
-            body = []
-            for method in summary.methods(test):
-                cells = [summary.cell(test, method, length) for length in lengths]
-                shown = [
-                    "-"
-                    if cell is None
-                    else f"{cell.mean:.0%} of {cell.n}"
-                    + (f" ({cell.retained:.0%})" if cell.retained is not None else "")
-                    for cell in cells
-                ]
-                body.append([method, *shown])
-            ceiling = summary.ceiling(test)
-            name = f"{test}, dense {ceiling.mean:.0%} of {ceiling.n}" if ceiling else test
-            out.append(table([name, *(f"{length:,}" for length in lengths)], body))
+    for test in dict.fromkeys(row["test"] for row in every):
+        found.clear()
+        for row in every:
+            if row["test"] == test and not row["dense"]:
+                found[row["method"], row["length"]].append(row)
+        lengths = sorted({length for _, length in found})
+        methods = dict.fromkeys(method for method, _ in found)
+        body = [
+            [method, *(_cell(found.get((method, n), [])) for n in lengths)] for method in methods
+        ]
+        body.sort(key=lambda cells: (-_best(found, cells[0], lengths), cells[0]))
+        dense = [row["score"] for row in every if row["test"] == test and row["dense"]]
+        name = f"{test} ({path.stem})" + (f", dense {_score(dense)}" if dense else "")
+        out.append(table([name, *(f"{n:,}" for n in lengths)], body))
     return "\n\n".join(out)
+
+
+def _best(found: dict[tuple[str, int], list[dict[str, Any]]], method: str, ns: list[int]) -> float:
+    """Score, then recall, over all lengths that the method was asked at."""
+    some = [row for n in ns for row in found.get((method, n), [])]
+    recall = [row["recall"]["mean"] for row in some if row["recall"]]
+    score = sum(row["score"] for row in some) / len(some)
+    return score + sum(recall) / max(1, len(recall)) / 1000
+
+
+def _score(scores: list[float]) -> str:
+    total = sum(scores)
+    if all(score in (0, 1) for score in scores):
+        return f"{total:.0f}/{len(scores)}"
+    return f"{total / len(scores):.0%} of {len(scores)}"
+
+
+def _cell(some: list[dict[str, Any]]) -> str:
+    if not some:
+        return ""
+    recalls = [row["recall"] for row in some if row["recall"]]
+    text = _score([row["score"] for row in some])
+    if recalls:
+        text += f", {sum(recall['mean'] for recall in recalls) / len(recalls):.0%}"
+        best = [recall.get("best_head") for recall in recalls]
+        if any(best):
+            each = [
+                sum(one or kept["layers"]) / len(kept["layers"])
+                for one, kept in zip(best, recalls, strict=True)
+            ]
+            text += f" ({sum(each) / len(each):.0%})"
+    return text
+
+
+def ablations() -> str:
+    head = ["part", "variation", "recall", "layers with half of it", "selected", "s/question"]
+    body = [
+        [
+            row["group"],
+            row["variation"],
+            f"{row['recall']:.1%}",
+            str(row["layers_with_half"]),
+            f"{row['selected']}/{row['of']}",
+            str(row["s_per_question"]),
+        ]
+        for row in rows("ablations.jsonl")
+    ]
+    return table(head, body)
+
+
+def calibrate() -> str:
+    """Recall at each k, the mean over layers, of every file of `esa calibrate --recall-out`."""
+    body = []
+    for path in sorted(RESULTS.glob("calibrate*.json")):
+        found = json.loads(path.read_text("utf-8"))
+        for method, result in found["methods"].items():
+            means = [f"{100 * mean:.1f}%" for mean in result["mean"]["float"]]
+            eight = f"{100 * result['mean']['int8 by token'][-1]:.1f}%"
+            body.append([path.stem, method, *means, eight])
+    return table(["run", "compressor", "@128", "@512", "@1,024", "@1,024 in 8 bits"], body)
+
+
+def many_documents() -> str:
+    body = [
+        [
+            f"{row['documents']}, {row.get('rows') or 'in memory'}",
+            f"{row['answered']}/{row['of']}",
+            str(row["quoted_when_answered"]),
+            str(row["s_per_question"]),
+        ]
+        for row in rows("many-documents.jsonl")
+    ]
+    return table(["documents", "answered", "of these, the fact quoted", "s/question"], body)
+
+
+def documents() -> str:
+    keys = ("answered", "first_page", "page_in_three", "quoted_first", "quoted_in_three")
+    body = [
+        [row["document"], f"{row['tokens']:,}", *(f"{row[key]}/{row['of']}" for key in keys)]
+        for row in rows("documents.jsonl")
+    ]
+    head = ["document", "tokens", "answered", "right page first", "among three", "fact first"]
+    return table([*head, "fact among three"], body)
+
+
+def stored() -> str:
+    keys = ("tokens", "read_s", "first_run_s", "first_letter_s", "end_s")
+    body = [[str(row.get(key, "")) for key in keys] for row in rows("stored.jsonl")]
+    return table(
+        ["tokens", "read, s", "first run, s", "to the first letter, s", "to the end, s"], body
+    )
 
 
 def main() -> None:
@@ -119,6 +213,11 @@ def main() -> None:
         questions_before,
         collapse,
         prefill,
+        ablations,
+        calibrate,
+        many_documents,
+        documents,
+        stored,
         selftests,
     ):
         print(f"{part.__name__}\n\n{part()}\n")
