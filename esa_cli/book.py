@@ -16,18 +16,18 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .document import Document, Mark, read_document
+from .document import Document, read_document
 from .errors import UsageError
 from .held import Held
 from .identity import identity, model_facts
-from .library import SEGMENT, Entry, Layout, Library
+from .library import SEGMENT, Entry, Layout, Library, LibraryError
 from .session import Session
-from .storing import layout, maps, storable
+from .storing import layout, maps, provenance, restored, storable
 
 Progress = Callable[[int, int], None]
 """Called with (tokens read, tokens in all)."""
-KINDS = ("int8", "native")
-"""How rows can be kept; see `library.layout`."""
+SERVES = {"int8": ("int8", "native"), "native": ("native",)}
+"""How rows are wanted -> how those may be kept that serve: who wants every bit gets no other."""
 STORED_AT_ONCE = 8192
 """Tokens whose rows are in memory at most while a document is read into the library."""
 
@@ -119,11 +119,22 @@ class Books:
         """
         if self.library is None or not storable(self.session.attachment.method):
             return None
-        for rows in (self.rows, *(kind for kind in KINDS if kind != self.rows)):
+        for rows in SERVES.get(self.rows, (self.rows,)):
             entry = self.library.find(self._key(document.text, rows)[1])
-            if entry is not None:
-                return self._told(self._book(document, entry))
+            book = self._if_there(document, entry) if entry else None
+            if book is not None:
+                return self._told(book)
         return None
+
+    def _if_there(self, document: Document, entry: Entry) -> Book | None:
+        """The book, or None if somebody has removed it since it was found."""
+        assert self.library is not None
+        try:
+            return self._book(document, entry)
+        except LibraryError:
+            if self.library.find(entry.key) is not None:
+                raise
+            return None
 
     def _told(self, book: Book) -> Book:
         if self.found:
@@ -151,11 +162,7 @@ class Books:
                 f"{entry.name} ({entry.id}) was read by another model or other settings",
                 "ask with the preset it was ingested with, or ingest it with this one",
             )
-        source = str(entry.provenance.get("source", entry.name))
-        marks = tuple(Mark(*mark) for mark in stored.marks)
-        size = int(entry.provenance.get("bytes", 0))
-        missing = tuple(entry.provenance.get("missing", ()))
-        document = Document(entry.name, stored.text, source, "utf-8", size, marks, missing)
+        document = restored(stored.text, stored.marks, entry.provenance)
         return self._told(self._book(document, entry))
 
     def ingest(self, source: str | Document, progress: Progress | None = None) -> Book:
@@ -210,7 +217,8 @@ class Books:
         device = str(self.session.model.device)
         with library.write(key, known, ids, self.layout(self.rows), self.waiting, device) as writer:
             if isinstance(writer, Entry):
-                return self._book(document, writer)
+                there = self._if_there(document, writer)
+                return there or self._store(document, library, hear)
             self._begin(document, len(ids), True)
             try:
                 session.begin(
@@ -227,12 +235,7 @@ class Books:
                     offsets=spans,
                     marks=[list(mark) for mark in document.marks],
                     head=head,
-                    provenance={
-                        "name": document.name,
-                        "source": document.source,
-                        "bytes": document.bytes,
-                        "missing": list(document.missing),
-                    },
+                    provenance=provenance(document, session.preset, self.rows),
                     projections=maps(session.project()),
                 )
             finally:

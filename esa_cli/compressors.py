@@ -63,7 +63,13 @@ class Linear:
         return k @ self.key_map.to(k)
 
 
-@register("compressor", "none")
+@register(
+    "compressor",
+    "none",
+    about="scores with whole keys",
+    source="no compression",
+    cost="F M to score; nothing more is kept",
+)
 @dataclass(frozen=True)
 class NoCompression:
     """Scores with all F dimensions of the folded keys: exact, and stores nothing more."""
@@ -127,7 +133,13 @@ def pca(moments: Moments, rank: int) -> Linear:
     return Linear(directions, directions)
 
 
-@register("compressor", "closed-form")
+@register(
+    "compressor",
+    "closed-form",
+    about="the best linear maps for the text's first tokens",
+    source="this project; the minimum of Eq. 6 of ESA, arXiv 2502.14477",
+    cost="R M to score, R kept a token; F^3 once a layer to fit",
+)
 @dataclass(frozen=True)
 class ClosedForm:
     """Fitted on the document's own first tokens while they are read; any model works at once.
@@ -153,7 +165,13 @@ class ClosedForm:
         return closed_form(moments, self._rank(moments))
 
 
-@register("compressor", "pca")
+@register(
+    "compressor",
+    "pca",
+    about="the directions in which the keys are largest",
+    source="ESA, arXiv 2502.14477, compares with it in Section 4",
+    cost="R M to score, R kept a token; F^3 once a layer to fit",
+)
 @dataclass(frozen=True)
 class Pca(ClosedForm):
     """As `closed-form`, with the same settings, but by the keys alone; what the paper compares."""
@@ -162,7 +180,13 @@ class Pca(ClosedForm):
         return pca(moments, self._rank(moments))
 
 
-@register("compressor", "learned")
+@register(
+    "compressor",
+    "learned",
+    about="linear maps from a file of `esa calibrate`",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. 4-6",
+    cost="R M to score, R kept a token; trained beforehand",
+)
 @dataclass(frozen=True)
 class Learned:
     """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).

@@ -92,7 +92,13 @@ def _centred(votes: Tensor, start: int, middle: int, size: int) -> int:
     return max(0, min(middle - size, round(start + mean - (size - 1) / 2)))
 
 
-@register("selector", "consensus")
+@register(
+    "selector",
+    "consensus",
+    about="whole passages, by the votes of all layers so far",
+    source="this project, after ESA, arXiv 2502.14477",
+    cost="the score's, and M for each passage; a question is read twice",
+)
 @dataclass(frozen=True)
 class Consensus:
     """Passages that the layers so far agree on, by the sum of their scores.

@@ -11,7 +11,7 @@ import sys
 import warnings
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,12 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli import readers
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.readers import STDIN, Mark, called, expand, files, is_several
+from esa_cli.readers import STDIN, LeftOut, Mark, Meant, called, expand, files, meant
 
-__all__ = ["Document", "Mark", "Place", "expand", "join", "read_document", "read_documents"]
+__all__ = [
+    "Document", "Gathered", "LeftOut", "Mark", "Meant", "Place", "expand", "gather", "join",
+    "meant", "read_document", "read_documents",
+]  # fmt: skip
 
 LIMIT = 1 << 30
 NO_TEXT = "Give a document with text in it."
@@ -102,6 +105,60 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     return Document(name, found.text, source, found.encoding, len(data), found.marks, found.missing)
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """The documents that names mean, in order; and what was left out, and why."""
+
+    documents: tuple[Document, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def once(self) -> Gathered:
+        """Each text once: a copy would be read, and asked about, for nothing."""
+        first: dict[str, Document] = {}
+        copies = []
+        for document in self.documents:
+            if first.setdefault(document.text, document) is not document:
+                why = f"{document.source}: the same text again, asked once"
+                copies.append(LeftOut(document.source, why))
+        return Gathered(tuple(first.values()), (*self.left_out, *copies))
+
+
+def gather(found: Meant, read: Callable[[str], Document] | None = None) -> Gathered:
+    """Reads what is meant: every command comes to its documents here.
+
+    A file of a folder or pattern that cannot be read is left out; what is named never is.
+
+    Args:
+        found: of `meant`. read: `read_document`, or one that remembers.
+
+    Raises:
+        DocumentError: as `read_document`, for the first that was named and cannot be read; or a
+            folder or pattern means no file that can.
+    """
+    read = read or read_document
+    documents: list[Document] = []
+    known: set[str] = set()
+    readable: set[str] = set()
+    refused: dict[str, tuple[str, DocumentError]] = {}
+    for path, folder in found.sources:
+        if not folder or path not in known:
+            try:
+                documents.append(read(path))
+            except DocumentError as error:
+                if not folder:
+                    raise
+                refused[path] = folder, error
+                continue
+        known.add(path)
+        readable.add(folder)
+    left_out = []
+    for path, (folder, refusal) in refused.items():
+        if folder not in readable:
+            raise refusal
+        left_out.append(LeftOut(path, f"{refusal.message} {refusal.hint}".strip()))
+    return Gathered(tuple(documents), (*found.left_out, *left_out))
+
+
 def read_documents(
     sources: Sequence[str],
     stdin: IO[Any] | None = None,
@@ -117,39 +174,14 @@ def read_documents(
 
     Raises:
         UsageError: no source, or "-" more than once.
-        DocumentError: as `read_document`, for the first that was named and cannot be read; or a
-            folder or pattern means no file that can.
+        DocumentError: as `gather`.
     """
     if not sources:
         raise UsageError("No document was given.", "Name a document, or - for standard input.")
-    if list(sources).count("-") > 1:
-        raise UsageError("Standard input (-) can be read only once.")
-    documents: list[Document] = []
-    for source in sources:
-        if is_several(source):
-            documents += _read_several(source, {d.source for d in documents}, say, limit)
-        else:
-            documents.append(read_document(source, stdin, limit=limit))
-    return documents
-
-
-def _read_several(
-    source: str, known: Collection[str], say: Callable[[str], None], limit: int
-) -> list[Document]:
-    documents: list[Document] = []
-    refused: list[DocumentError] = []
-    for path in expand([source], say):
-        if path in known:
-            continue
-        try:
-            documents.append(read_document(path, limit=limit))
-        except DocumentError as error:
-            refused.append(error)
-    if refused and not documents:
-        raise refused[0]
-    for refusal in refused:
-        say(f"left out: {refusal.message} {refusal.hint}".strip())
-    return documents
+    found = gather(meant(sources), lambda path: read_document(path, stdin, limit=limit))
+    for left_out in found.left_out:
+        say(left_out.line)
+    return list(found.documents)
 
 
 def join(documents: Sequence[Document]) -> str:

@@ -1,7 +1,9 @@
 """What a stored reading depends on, as one text: two readings of a document that have it in common
 are the same reading, and either serves any question that the other would.
 
-Only what shapes the rows while they are read counts: how questions are asked later does not.
+Only what shapes the rows while they are read counts: how questions are asked later does not. Nor
+do device, kernel and the versions of torch and transformers: they change how numbers are rounded,
+and a reading made on a GPU is to serve where there is none.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ from torch import Tensor
 from .protocols import Positions
 from .registry import register
 
+ROTATED = "F (I + K + L + C): each key attended to is rotated once"
+"""What positions cost a step."""
+
 
 def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
     """Keys of [L, C] at first, first + 1, ...; queries at the end of them."""
@@ -23,7 +26,13 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
     )
 
 
-@register("position", "esa")
+@register(
+    "position",
+    "esa",
+    about="all far tokens at one fixed distance",
+    source="Wang et al., ESA, arXiv 2502.14477, Section 3.2",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class FixedDistance:
     """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).
@@ -43,7 +52,13 @@ class FixedDistance:
         )
 
 
-@register("position", "contiguous")
+@register(
+    "position",
+    "contiguous",
+    about="far tokens re-numbered in order, right before L",
+    source="Wu et al., TokenSelect, arXiv 2411.02886",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class Contiguous:
     """Far tokens re-numbered in reading order right before the local ones (as in TokenSelect).
@@ -65,7 +80,13 @@ class Contiguous:
         return Positions(torch.arange(count + local, count + local + chunk), torch.arange(count))
 
 
-@register("position", "true")
+@register(
+    "position",
+    "true",
+    about="every token at its place in the document",
+    source="Su et al. 2021, RoFormer, arXiv 2104.09864",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class TruePositions:
     """Every token at its place in the document; beyond the trained window models lose their way.

@@ -50,7 +50,8 @@ class Recipe:
 
     Args:
         about: one line. source: the paper. cost: of one step, in the letters of `protocols`.
-        settings: what is laid over a preset. full: it attends to everything, whatever the budget.
+        settings: what is laid over a preset. full: it attends to everything, whatever the budget,
+            while reading, too.
         origin: the module it stands in.
     """
 
@@ -133,13 +134,26 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     settings = found.settings(Base(preset, length))
     # What is published sees the last tokens before the current ones, whatever a preset does.
     plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
-    made = validated(preset.name, merge(plain, settings))
+    laid = merge(plain, settings)
+    if found.full or laid["selector"]["name"] == "full":
+        # Read by I and L alone, the text's keys would know nothing of what came before.
+        laid["reading"] = "select"
+    made = validated(preset.name, laid)
     if not found.full and budget(made) != budget(preset):
         raise PresetError(
             f"method {name!r} takes {budget(made)} tokens where the preset has {budget(preset)}",
             "a recipe must keep initial + selected + local",
         )
     return made
+
+
+def stretches(name: str, preset: Preset) -> bool:
+    """Whether the method is another one for a longer document, as NTK and YaRN are.
+
+    Raises:
+        UsageError: no such method. PresetError: its settings do not hold.
+    """
+    return apply(name, preset) != apply(name, preset, 1000 * preset.context)
 
 
 def budget(preset: Preset) -> int:

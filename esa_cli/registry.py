@@ -16,13 +16,28 @@ import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from .errors import PluginError, PresetError
 
 KINDS = ("selector", "score", "compressor", "position")
 T = TypeVar("T", bound=type)
 
+
+class Part(NamedTuple):
+    """A registered class; `cost` is of one step, in the letters of `protocols`.
+
+    A plugin may leave all texts out: `about` is then the docstring's first line.
+    """
+
+    kind: str
+    name: str
+    about: str
+    source: str
+    cost: str
+
+
+_PARTS: dict[tuple[str, str], Part] = {}
 _CLASSES: dict[tuple[str, str], type] = {}
 _ORIGIN: dict[tuple[str, str], str] = {}
 _FILES: dict[str, str] = {}
@@ -37,8 +52,10 @@ def nearest(word: str, known: list[str]) -> str:
     return f"known: {', '.join(sorted(known))}" if known else "there are none"
 
 
-def register(kind: str, name: str) -> Callable[[T], T]:
-    """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`.
+def register(
+    kind: str, name: str, *, about: str = "", source: str = "", cost: str = ""
+) -> Callable[[T], T]:
+    """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`; see `Part`.
 
     Raises:
         PluginError: unknown kind, not a dataclass, or the name is taken by another class.
@@ -61,15 +78,15 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         origin = _FILES.get(cls.__module__, cls.__module__)
         taken = _ORIGIN.get((kind, name))
         # The same class again is a module that is being reloaded; two classes are a mistake.
-        if taken is not None and (taken, _CLASSES[kind, name].__qualname__) != (
-            origin,
-            cls.__qualname__,
-        ):
+        known = (origin, cls.__qualname__)
+        if taken is not None and (taken, _CLASSES[kind, name].__qualname__) != known:
             raise PluginError(
                 f"{kind} {name!r} is already registered by {taken}", "choose another name"
             )
         _CLASSES[kind, name] = cls
         _ORIGIN[kind, name] = origin
+        first = (cls.__doc__ or "").strip().partition("\n")[0]
+        _PARTS[kind, name] = Part(kind, name, about or first, source, cost)
         return cls
 
     return keep
@@ -140,6 +157,7 @@ def _registered(origin: str) -> list[tuple[str, str]]:
 def _forget(module_name: str, origin: str) -> None:
     for pair in _registered(origin):
         del _ORIGIN[pair], _CLASSES[pair]
+        _PARTS.pop(pair, None)  # readers have no texts
     sys.modules.pop(module_name, None)
     _FILES.pop(module_name, None)
 
@@ -159,6 +177,11 @@ def names(kind: str) -> list[str]:
 def origin(kind: str, name: str) -> str:
     """The module or file that registered a method."""
     return _ORIGIN[kind, name]
+
+
+def parts() -> list[Part]:
+    """Everything registered, kind by kind, in each by name."""
+    return [_PARTS[kind, name] for kind in KINDS for name in names(kind)]
 
 
 def lookup(kind: str, name: str) -> type:

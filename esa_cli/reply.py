@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from .document import Document
 
 
 class Turn(NamedTuple):
@@ -73,11 +76,13 @@ class Asker(Protocol):
         """The model's name, as a person knows it."""
         ...
 
-    def ingest(self, source: str, progress: Callable[[int, int], None] | None = None) -> Any:
+    def ingest(
+        self, source: str | Document, progress: Callable[[int, int], None] | None = None
+    ) -> Any:
         """A book: one document, read, or found among those read before.
 
         Args:
-            source: a path, or - for standard input.
+            source: a path, - for standard input, or a document.
             progress: called with (tokens read, tokens in all) while it is read; an exception
                 raised in it ends the reading and passes through, and the asker stays usable.
 

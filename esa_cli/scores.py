@@ -36,7 +36,13 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     return torch.cat((above, equal)).sort().values
 
 
-@register("score", "sum")
+@register(
+    "score",
+    "sum",
+    about="the sum over all heads, then the loudest query",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. 2-3",
+    cost="R M with a compressor, F M without",
+)
 @dataclass(frozen=True)
 class SumScore:
     """The paper's: sum over heads (Eq. 2), less each query's maximum, then the chunk's maximum.
@@ -85,7 +91,13 @@ def _pooled(heads: Tensor, pool: str) -> Tensor:
     return heads.amax(dim=0) if pool == "max" else heads.mean(dim=0)
 
 
-@register("score", "vote")
+@register(
+    "score",
+    "vote",
+    about="every head has one vote, then the loudest query",
+    source="this project, after ESA, arXiv 2502.14477, whose individual selection is rule max",
+    cost="F M; with a shortlist of S tokens R M + F S; nothing in layers without a head of `heads`",
+)
 @dataclass(frozen=True)
 class VoteScore:
     """Each head normalises over M, then the heads are put together, then the chunk.

@@ -24,7 +24,13 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
     return functional.max_pool1d(scores[None], 2 * epsilon + 1, stride=1, padding=epsilon)[0]
 
 
-@register("selector", "topk")
+@register(
+    "selector",
+    "topk",
+    about="tokens with the best scores, with their neighbours",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. 7",
+    cost="the score's, and M",
+)
 @dataclass(frozen=True)
 class TopK:
     """The k middle tokens with the highest score, one selection for all heads of the layer.

@@ -7,8 +7,10 @@ Knows nothing about tokens, weights or files.
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 
 LONGEST = 600
 """Characters of a piece at most; a longer sentence is cut at its lines, then at spaces."""
@@ -21,7 +23,8 @@ WORDS = 5
 
 
 class Sentences:
-    """Finds the sentence around a character; paragraphs are cut when they are first asked for."""
+    """Finds the sentence around a character; paragraphs are found once, and cut when they are first
+    asked for."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -30,8 +33,8 @@ class Sentences:
     def around(self, at: int) -> tuple[int, int]:
         """[start, end) of the sentence or line that character `at` is in, white space around it
         left out; empty where there is nothing but white space."""
-        first = self.text.rfind("\n\n", 0, at) + 2
-        first = 0 if first == 1 else first
+        place = bisect_right(self._paragraphs, at) - 1
+        first = self._paragraphs[place] if place >= 0 else 0
         if first not in self._cut:
             last = self.text.find("\n\n", first)
             last = len(self.text) if last < 0 else last
@@ -39,6 +42,15 @@ class Sentences:
         edges = self._cut[first]
         place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
         return _bare(self.text, edges[place - 1], edges[place])
+
+    @cached_property
+    def _paragraphs(self) -> array[int]:
+        """Where every paragraph but the first begins: behind each two newlines in a row."""
+        starts, at = array("q"), self.text.find("\n\n")
+        while at >= 0:
+            starts.append(at + 2)
+            at = self.text.find("\n\n", at + 1)
+        return starts
 
 
 def cuts(text: str, first: int, last: int) -> list[int]:

@@ -1,6 +1,7 @@
-"""What a method leaves of a document in the library: the layout of its rows, and its compressor.
+"""What is left of a reading in the library: the layout of its rows, its compressor, and where text
+and rows came from.
 
-Knows nothing about which document, and nothing about files.
+Knows nothing about files.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import __version__
 from .compressors import Linear, Moments
+from .document import Document, Mark
 from .errors import UsageError
 from .library import SEGMENT, Layout
 from .method import Method
+from .preset import Preset
 from .protocols import Projection
 
 
@@ -51,6 +55,38 @@ def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
             )
         out.append(one)
     return out
+
+
+def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
+    """Where a text and its rows came from, as JSON data: for people, not for finding it again."""
+    return {
+        "name": document.name,
+        "source": document.source,
+        "bytes": document.bytes,
+        "missing": list(document.missing),
+        "model": preset.model,
+        "preset": preset.name,
+        "esa": __version__,
+        "rows": rows,
+    }
+
+
+def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Document:
+    """A document as it was stored.
+
+    Args:
+        known: its provenance; older versions wrote less of it.
+    """
+    name = str(known.get("name", ""))
+    return Document(
+        name,
+        text,
+        str(known.get("source", name)),
+        "utf-8",
+        int(known.get("bytes", 0)),
+        tuple(Mark(*mark) for mark in marks),
+        tuple(known.get("missing", ())),
+    )
 
 
 def _ranks(method: Method, layers: int, folded: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ loads this file too, and needs none of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,19 @@ def make_model() -> ModelFactory:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+def once() -> Iterator[None]:
+    """One thread; and what a program does once when it starts is not done for every test: making
+    the commands, and a while of arithmetic to see how fast the machine is."""
     import torch
 
+    from esa_cli import plan
+    from esa_cli.cli import app
+
     torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "command", functools.cache(app.command))
+        patch.setattr(plan, "_PROBE_S", 0.001)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +111,19 @@ def repeatable() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight tokens: a random model goes on to the last one that it is allowed, of hundreds."""
+    from esa_cli.session import Answer, Session
+
+    ask = Session.ask
+
+    def short(self: Session, *given: Any, max_new_tokens: int = 8, **options: Any) -> Answer:
+        return ask(self, *given, max_new_tokens=min(max_new_tokens, 8), **options)
+
+    monkeypatch.setattr(Session, "ask", short)
 
 
 @pytest.fixture

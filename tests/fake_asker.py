@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import DocumentError, HistoryError, UsageError
+from esa_cli.document import Document, read_document
+from esa_cli.errors import HistoryError, UsageError
 from esa_cli.reply import Evidence, Reply, Turn
 
 
@@ -36,10 +36,11 @@ class FakeAsker:
         self.gate = threading.Event()
         self.gate.set()
 
-    def ingest(self, source: str, progress: Callable[[int, int], None] | None = None) -> str:
-        self.ingested.append(source)
-        if not Path(source).is_file():
-            raise DocumentError(f"There is no document {source}.", "Check the path.")
+    def ingest(
+        self, source: str | Document, progress: Callable[[int, int], None] | None = None
+    ) -> str:
+        document = source if isinstance(source, Document) else read_document(source)
+        self.ingested.append(document.source)
         try:
             for done in range(1, self.words + 1):
                 time.sleep(self.delay)
@@ -49,7 +50,7 @@ class FakeAsker:
         except BaseException:
             self.stopped += 1
             raise
-        return Path(source).read_text("utf-8")
+        return document.text
 
     def ask(
         self,

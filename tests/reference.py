@@ -35,17 +35,17 @@ def group_of(head: int, heads: int, groups: int) -> int:
 
 
 @cache
-def cos_sin(position: float, i: int, dim: int, theta: float) -> tuple[float, float]:
-    angle = position * theta ** (-2 * i / dim)
-    return math.cos(angle), math.sin(angle)
+def cos_sin(position: float, dim: int, theta: float) -> list[tuple[float, float]]:
+    """Of each pair's angle."""
+    angles = [position * theta ** (-2 * i / dim) for i in range(dim // 2)]
+    return [(math.cos(angle), math.sin(angle)) for angle in angles]
 
 
 def rotate(x: Vector, position: float, theta: float = 10000.0) -> Vector:
     """RoPE with pairs (i, i + D/2), the layout of Llama in transformers."""
     half = len(x) // 2
     out = [0.0] * len(x)
-    for i in range(half):
-        cos, sin = cos_sin(position, i, len(x), theta)
+    for i, (cos, sin) in enumerate(cos_sin(position, len(x), theta)):
         out[i] = x[i] * cos - x[i + half] * sin
         out[i + half] = x[i + half] * cos + x[i] * sin
     return out

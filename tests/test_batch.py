@@ -11,23 +11,28 @@ import signal
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reader_files
 import typer.testing
 from fake_asker import FakeAsker
 
 from esa_cli.batch import answers as answers_file
 from esa_cli.batch.answers import Answers
+from esa_cli.batch.held import LATER
+from esa_cli.batch.order import order
 from esa_cli.batch.questions import read
-from esa_cli.batch.run import HELD, run
+from esa_cli.batch.run import run
 from esa_cli.cli import batch
 from esa_cli.cli.ask_lines import PARTIAL, ask_lines
 from esa_cli.cli.render import Reporter
 from esa_cli.cli.stdin_lines import numbered
+from esa_cli.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 
 Write = Callable[..., Path]
@@ -89,9 +94,9 @@ def test_rows_come_in_the_order_of_the_questions_and_sets_are_read_once(
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
     go(asker, write(*MIXED), out)
     assert [row["question"] for row in rows(out)] == ["1", "2", "3", "4", "5"]
-    assert [call["question"] for call in asker.calls] == ["1", "3", "5", "2", "4"]
+    assert [call["question"] for call in asker.calls] == ["1", "3", "5", "4", "2"]
     assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
-    assert [call["books"] for call in asker.calls][-1] == ["text b", "text a"]
+    assert [call["books"] for call in asker.calls][-2] == ["text b", "text a"]
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
 
 
@@ -247,7 +252,7 @@ def test_half_a_row_is_dropped_wherever_it_was_cut(write: Write, tmp_path: Path)
     done, waiting = out.read_bytes(), part.read_bytes()
     assert waiting
     for file, data in ((out, done), (part, waiting)):
-        for length in range(0, len(data), 37):
+        for length in (*range(12), *range(12, len(data), 37)):
             out.write_bytes(done)
             part.write_bytes(waiting)
             file.write_bytes(data[:length])
@@ -346,7 +351,13 @@ def test_other_settings_are_refused_and_called_so(write: Write, tmp_path: Path) 
         go(FakeAsker(), path, out, seed=2)
 
 
-@pytest.mark.parametrize("content", ['{"a": 1}\n', "text\n", '{"error": "x"}\n{"b": 2}\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"a": 1}\n', "text\n", '{"error": "x"}\n{"b": 2}\n', '{"a": 1}', "text", '{"id": 1}',
+        '{"index": 1}', "{\n", "[" * 100_000,
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.part"])
 @pytest.mark.parametrize("retry", [False, True])
 def test_a_file_of_somebody_else_is_not_touched(
@@ -420,15 +431,16 @@ def test_a_kill_between_the_two_steps_of_a_retry_loses_nothing(
 class Lacking(FakeAsker):
     """Its books lack what stands in their files."""
 
-    def ingest(self, source: str) -> Any:
+    def ingest(self, source: Any, progress: Any = None) -> Any:
         lines = super().ingest(source).splitlines()
-        document = types.SimpleNamespace(name=Path(source).name, missing=tuple(lines))
+        missing = tuple(line for line in lines if line != "whole")
+        document = types.SimpleNamespace(name=source.name, missing=missing)
         return types.SimpleNamespace(document=document)
 
 
 def test_a_row_says_what_its_documents_lack(write: Write, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("page 7\npage 9", "utf-8")
-    (tmp_path / "c.txt").write_text("", "utf-8")
+    (tmp_path / "c.txt").write_text("whole", "utf-8")
     out = tmp_path / "out.jsonl"
     go(Lacking(), write(q("1", "a.txt", "b.txt"), q("2", "c.txt")), out)
     first, second = rows(out)
@@ -438,7 +450,7 @@ def test_a_row_says_what_its_documents_lack(write: Write, tmp_path: Path) -> Non
 
 def test_a_line_says_what_its_documents_lack() -> None:
     asker, out = Lacking(), io.StringIO()
-    books = [asker.ingest("a.txt")]
+    books = [asker.ingest(read_document("a.txt"))]
     assert ask_lines(asker, books, [(1, "x")], out, True, reporter=Reporter(True)) == 0
     assert json.loads(out.getvalue())["missing"] == ["a.txt: text a"]
 
@@ -457,7 +469,7 @@ def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> N
             held.discard(id(self))
 
     class Counting(FakeAsker):
-        def ingest(self, source: str) -> Any:
+        def ingest(self, source: Any, progress: Any = None) -> Any:
             return Book()
 
         def ask(self, question: str, books: Any, **more: Any) -> Any:
@@ -472,16 +484,173 @@ def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> N
     assert most <= 2
     pairs = [q(f"{n}!", f"{n}.txt", "x.txt") for n in range(20)]
     go(Counting(), write(*alone, *pairs, name="s.jsonl"), tmp_path / "third.jsonl")
-    assert most <= HELD + 2
+    assert most <= LATER + 2
 
 
-def test_a_full_disk_is_said(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+FULL = """
+import resource, sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from pathlib import Path
+from fake_asker import FakeAsker
+from test_batch import go
+resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
+try:
+    go(FakeAsker(), Path("q.jsonl"), Path("out.jsonl"))
+except BaseException as error:
+    print(type(error).__name__, error.hint, sep=": ")
+"""
 
-    monkeypatch.setattr(answers_file, "_write", full)
-    with pytest.raises(ResourceError, match="No space"):
-        go(FakeAsker(), write(*MIXED), tmp_path / "out.jsonl")
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
+@pytest.mark.parametrize("room", [100, 900, 1700])
+def test_a_full_disk_is_said_and_the_same_command_goes_on(
+    write: Write, tmp_path: Path, room: int
+) -> None:
+    """Files that really cannot grow: what closing them says does not hide what was said first."""
+    path, whole, out = write(*MIXED), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    go(FakeAsker(), path, whole)
+    assert len(whole.read_bytes()) > 1700
+    tests = Path(__file__).parent
+    code = FULL.format(tests=str(tests), root=str(tests.parent), room=room)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "ResourceError: free some space; the same command goes on\n", done.stderr
+    assert done.stderr == ""
+    asker = FakeAsker()
+    go(asker, path, out)
+    assert out.read_bytes() == whole.read_bytes()
+    assert len(asker.calls) < 5 or room == 100
+
+
+def greedy(sets: list[set[str]]) -> list[int]:
+    """The rule of `order`, told by loops."""
+    found: list[int] = []
+    while len(found) < len(sets):
+        read = {path for at in found for path in sets[at]}
+        left = [at for at in range(len(sets)) if at not in found]
+        sharing = [at for at in left if sets[at] & read]
+        found.append(min(sharing, key=lambda at: (len(sets[at] - read), at), default=left[0]))
+    return found
+
+
+def test_the_order_is_the_rule() -> None:
+    dice = random.Random(0)
+    for _ in range(300):
+        names = "abcdefghijkl"[: dice.randint(1, 12)]
+        sets = [set(dice.choices(names, k=dice.randint(0, 4))) for _ in range(dice.randint(0, 12))]
+        assert list(order(sets)) == greedy(sets)
+
+
+def documents(count: int) -> list[str]:
+    for number in range(count):
+        Path(f"{number}.txt").write_text(f"text {number}", "utf-8")
+    return [f"{number}.txt" for number in range(count)]
+
+
+def test_sets_that_share_documents_are_asked_together(write: Write, tmp_path: Path) -> None:
+    names, asker = documents(20), FakeAsker()
+    path = write(*(q(f"of {name}", name) for name in names), q("of all", *names))
+    go(asker, path, tmp_path / "out.jsonl")
+    assert [call["question"] for call in asker.calls][:3] == ["of 0.txt", "of all", "of 1.txt"]
+    assert len(asker.ingested) == 20
+    assert len(rows(tmp_path / "out.jsonl")) == 21
+
+
+def test_what_cannot_stay_open_is_read_again(write: Write, tmp_path: Path) -> None:
+    names, asker = documents(2 * LATER), FakeAsker()
+    pairs = [q(f"{a} {b}", a, b) for a, b in itertools.combinations(names, 2)]
+    go(asker, write(*pairs), tmp_path / "out.jsonl")
+    assert len(asker.ingested) > len(names)
+    assert all(
+        row["answer"] == f"You asked: {row['question']}" for row in rows(tmp_path / "out.jsonl")
+    )
+
+
+class Book:
+    """As text, but it can be seen when it is let go."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Small(FakeAsker):
+    """Has room for so many books."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.books_room, self.alive = room, weakref.WeakSet[Any]()
+
+    def ingest(self, source: Any, progress: Any = None) -> Any:
+        if len(self.alive) == self.books_room:
+            raise ResourceError("no room")
+        book = Book(super().ingest(source))
+        self.alive.add(book)
+        return book
+
+    def ask(self, question: str, books: Any, **more: Any) -> Any:
+        return super().ask(question, [book.text for book in books], **more)
+
+
+def test_where_memory_is_short_only_the_present_set_stays(write: Write, tmp_path: Path) -> None:
+    names, out, asker = documents(5), tmp_path / "out.jsonl", Small(3)
+    pairs = [q(f"{a} {b}", a, b) for a, b in itertools.combinations(names, 2)]
+    go(asker, write(*pairs), out)
+    assert len(asker.ingested) > 5
+    assert [row.get("error") for row in rows(out)] == [None] * 10
+    go(Small(3), write(q("all", *names), name="r.jsonl"), tmp_path / "second.jsonl")
+    assert rows(tmp_path / "second.jsonl")[0]["error"] == "no room"
+
+
+def test_a_text_in_two_files_is_read_once(write: Write, tmp_path: Path) -> None:
+    Path("copy.txt").write_text("text a", "utf-8")
+    asker, out = FakeAsker(), tmp_path / "out.jsonl"
+    go(asker, write(q("1", "a.txt", "copy.txt"), q("2", "copy.txt")), out)
+    assert [Path(source).name for source in asker.ingested] == ["a.txt"]
+    assert [call["books"] for call in asker.calls] == [["text a"], ["text a"]]
+    (left_out,) = rows(out)[0]["left_out"]
+    assert left_out["why"].endswith("copy.txt: the same text again, asked once")
+    assert "left_out" not in rows(out)[1]
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> Path:
+    """A folder with a text, a scanned PDF and an empty file."""
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "d.txt").write_text("text d", "utf-8")
+    (folder / "scan.pdf").write_bytes(reader_files.pdf([None]))
+    (folder / "empty.txt").write_bytes(b"")
+    return folder
+
+
+def test_what_a_folder_holds_and_cannot_be_read_is_left_out(
+    write: Write, tmp_path: Path, scans: Path
+) -> None:
+    asker, out = FakeAsker(), tmp_path / "out.jsonl"
+    path = write(q("1", "docs"), q("2", "docs/*.pdf"), q("3", "docs/scan.pdf"), q("4", "a.txt"))
+    answers = go(asker, path, out)
+    found = rows(out)
+    assert found[0]["answer"] == "You asked: 1"
+    assert asker.calls[0]["books"] == ["text d"]
+    counted, scan = found[0]["left_out"]
+    assert (Path(counted["source"]).name, counted["why"]) == ("docs", "1 empty")
+    assert (Path(scan["source"]).name, "has no text" in scan["why"]) == ("scan.pdf", True)
+    assert "has no text" in found[1]["error"], "nothing of the pattern can be read"
+    assert "has no text" in found[2]["error"], "it was named"
+    assert found[3]["answer"] == "You asked: 4"
+    assert answers.failed == {1, 2}
+
+
+def test_the_command_says_what_is_left_out(
+    write: Write, tmp_path: Path, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(q("1", "docs"), q("2", "docs"), q("3"))
+    result = command(monkeypatch, FakeAsker(), "q.jsonl", "docs", "--out", "out.jsonl", "--quiet")
+    assert result.exit_code == 0, result
+    said = result.stderr.splitlines()
+    assert said[0] == "esa: docs: 2 files to read; left out: 1 empty"
+    assert said[1].startswith("esa: left out: The document docs/scan.pdf has no text")
+    assert len(said) == 2, "quiet, and each once"
+    assert all(row["left_out"] for row in rows(tmp_path / "out.jsonl"))
 
 
 @contextmanager

@@ -10,13 +10,14 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from esa_cli import bench, session
+from esa_cli import bench, models, session
 from esa_cli.__main__ import main
 from esa_cli.bench import Record, download, haystack, needlebench, order, ruler, table
 from esa_cli.bench.asker import Asker
@@ -478,6 +479,30 @@ def test_methods_become_presets() -> None:
         order.presets(base, [], 1000)
 
 
+@pytest.mark.parametrize("name", ["full", "origin", "ntk-dynamic"])
+def test_full_attention_reads_with_everything_in_view(name: str) -> None:
+    base = load("tiny-random", ["reading=local"])
+    made = order.presets(base, [name], 1000)[name]
+    assert (made.reading, made.selector) == ("select", {"name": "full"})
+    assert load("smollm2-135m").reading == "local"
+    assert order.presets(load("smollm2-135m"), ["full"], 1000)["full"].reading == "select"
+
+
+@pytest.mark.parametrize(
+    ("length", "heading"),
+    [(200_000, "ntk(200k)"), (128_000, "ntk(128k)"), (131_072, "ntk(128k)"), (999, "ntk(999)")],
+)
+def test_what_is_stretched_says_so_in_its_heading(length: int, heading: str) -> None:
+    base = load("tiny-random")
+    methods = ["preset", "origin", "ntk", "infllm", "of a plugin"]
+    titles = order.titles(base, methods, length)
+    assert titles == {"ntk": heading}
+    assert order.titles(base, methods, 0) == {}
+    found = table.scores([*rows_of("ntk", trec=[1.0]), *rows_of("preset", trec=[0.5])])
+    headers, _ = table.table(bench.find("longbench"), found, titles)
+    assert headers == ["task", "records", heading, "preset"]
+
+
 # -- the loop
 
 
@@ -524,7 +549,7 @@ def test_every_row_is_kept_and_none_asked_twice(tmp_path: Path) -> None:
     assert [row["id"] for row in rows] == ["0", "1", "2", "3"]
     assert {**rows[0], "seconds": 0} == {
         "method": "m", "benchmark": "longbench", "task": "qasper", "id": "0", "answers": ["yes"],
-        "output": "yes", "score": 1.0, "tokens": 7, "seconds": 0,
+        "output": "yes", "score": 1.0, "tokens": 7, "seconds": 0, "prompt": some(1)[0].digest,
     }  # fmt: skip
 
 
@@ -536,6 +561,41 @@ def test_another_method_asks_again_and_other_settings_are_refused(tmp_path: Path
     assert len(rows.rows) == 4
     with pytest.raises(UsageError, match="another settings"):
         journal(path, w=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"before": "B"}, {"document": "D"}, {"question": "Q"}, {"prime": "p"}, {"chat": False}],
+)
+def test_rows_of_other_data_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with journal(path) as first:
+        run(some(2), yes, right, first, method="m")
+    again = some(3)
+    asked: list[str] = []
+
+    def ask(record: Record) -> Reply:
+        asked.append(record.id)
+        return yes(record)
+
+    with journal(path) as second:
+        run(again, ask, right, second, method="m")
+    assert asked == ["2"]
+    again[1] = replace(again[1], **change)
+    with journal(path) as third, pytest.raises(UsageError) as caught:
+        run(again, ask, right, third, method="m")
+    assert f"{path} has an answer to another prompt as qasper, record 1" in caught.value.message
+    assert "--data" in caught.value.hint
+    assert asked == ["2"]
+    rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [row["prompt"] for row in rows] == [record.digest for record in some(3)]
+
+
+def test_where_a_prompt_is_cut_counts() -> None:
+    record = some(1)[0]
+    moved = replace(record, before=record.before + record.document, document="")
+    assert moved.digest != record.digest, "it is read otherwise"
+    assert replace(record, answers=("no",), longest=9).digest == record.digest
 
 
 def test_no_record_is_begun_after_the_time(tmp_path: Path) -> None:
@@ -699,7 +759,11 @@ class Esa:
 
 @pytest.fixture
 def esa(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    short_answers: None,
 ) -> Esa:
     for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
         monkeypatch.delenv(name, raising=False)
@@ -765,6 +829,32 @@ def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPa
     assert [row["id"] for row in data["rows"]] == ["a", "b", "c"]
     esa(*words, "--set", "window.selected=32", code=2)
     assert "holds results of another settings" in esa.err
+
+
+def test_the_command_refuses_rows_of_other_data(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*TINY, "--tasks", "qasper", "--out", "rows.jsonl")
+    esa("longbench", "--data", str(esa.data), *words)
+    kept = Path("rows.jsonl").read_bytes()
+    monkeypatch.setattr("esa_cli.models.load", lambda *args, **options: pytest.fail("loaded"))
+    other = esa.data.parent / "other"
+    write(other / "qasper.jsonl", [longbench_row("a"), longbench_row("b", context="A fox. " * 30)])
+    esa("longbench", "--data", str(other), *words, code=2)
+    assert "another prompt as qasper, record b" in esa.err
+    assert Path("rows.jsonl").read_bytes() == kept
+
+
+def test_no_token_of_a_prompt_is_left_out(esa: Esa) -> None:
+    row = longbench_row("a", context="The keeper opens the gate. " * 100)
+    write(esa.data / "qasper.jsonl", [row])
+    words = ("longbench", "--data", str(esa.data), *TINY, "--tasks", "qasper", "--json")
+    data = json.loads(esa(*words, "--methods", "preset,streaming-llm,full"))
+    (record,) = records("longbench", esa.data, "qasper")
+    tokenizer = models.load("random:llama", device="cpu", dtype="float32").tokenizer
+    said = [{"role": "user", "content": whole(record)}]
+    text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert tokens > 5 * load("tiny-random").context
+    assert [row["tokens"] for row in data["rows"]] == [tokens] * 3
 
 
 def test_the_command_stops_at_its_time(esa: Esa) -> None:

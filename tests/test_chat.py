@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reader_files
 import typer.testing
 from fake_asker import FakeAsker
 from prompt_toolkit.completion import CompleteEvent
@@ -28,6 +29,7 @@ from esa_cli.chat.conversation import Conversation, Exchange
 from esa_cli.cli import chat, chat_terminal, render
 from esa_cli.cli.chat_lines import COMMANDS, Lines
 from esa_cli.cli.render import Reporter
+from esa_cli.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.reply import Turn
 
@@ -453,6 +455,38 @@ def test_a_folder_is_its_files(
     assert asker.calls[0]["books"] == ["beta", "alpha"]
 
 
+def test_a_scan_in_a_folder_is_left_out_and_a_copy_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/b.txt").write_text("beta", "utf-8")
+    (tmp_path / "sub/copy.txt").write_text("alpha", "utf-8")
+    (tmp_path / "sub/scan.pdf").write_bytes(reader_files.pdf([None]))
+    result = command(monkeypatch, asker, b"one\n/docs\n", "a.txt", "sub", "--quiet")
+    assert result.exit_code == 0, result
+    assert asker.calls[0]["books"] == ["alpha", "beta"]
+    assert result.stdout == "You asked: one\na.txt\nsub/b.txt\n"
+    scan, copy = result.stderr.splitlines()
+    assert scan.startswith("esa: left out: The document sub/scan.pdf has no text")
+    assert copy == "esa: left out: sub/copy.txt: the same text again, asked once"
+    named = command(monkeypatch, asker, b"one\n", "a.txt", "sub/scan.pdf")
+    assert isinstance(named.exception, DocumentError)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [([], 3), (["--quiet"], 0), (["--quiet", "--evidence", "2"], 2)]
+)
+def test_quiet_shows_what_was_asked_for_and_what_is_to_be_known(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str], count: int
+) -> None:
+    asker.found = False
+    result = command(monkeypatch, asker, b"one\n", "a.txt", "--max-new-tokens", "1", *words)
+    assert result.stdout == "You\n"
+    assert result.stderr.count("passage") == count
+    assert "may not contain the answer" in result.stderr
+    assert "was cut off" in result.stderr
+
+
 @pytest.mark.parametrize("words", [[], ["-"], ["a.txt", "-"]])
 def test_documents_that_cannot_be(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str]
@@ -478,7 +512,7 @@ def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(reader, "rb")))  # noqa: SIM115
     done = threading.Thread(
         target=chat.run,
-        args=(asker, ["a.txt"], Reporter(True), {}, 0),
+        args=(asker, [read_document("a.txt")], Reporter(True), {}, 0),
         kwargs={"on_terminal": False},
     )
     done.start()
@@ -503,5 +537,5 @@ def test_on_a_terminal_mistakes_do_not_end_with_an_error(
 ) -> None:
     asker.failures["bad"] = ResourceError("no room")
     monkeypatch.setattr(chat_terminal, "talk", lambda lines, reporter: lines.take("bad"))
-    chat.run(asker, ["a.txt"], Reporter(True), {}, 0, on_terminal=True)
+    chat.run(asker, [read_document("a.txt")], Reporter(True), {}, 0, on_terminal=True)
     assert len(asker.calls) == 1

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import reader_files
 
 from esa_cli import session
 from esa_cli.__main__ import main
@@ -90,10 +91,90 @@ def test_answer_goes_to_stdout_and_the_rest_to_stderr(esa: Esa, note: str) -> No
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", result.out + result.err)
 
 
-def test_quiet_says_nothing_but_the_answer(esa: Esa, note: str) -> None:
-    result = esa("ask", note, "When?", *TINY, "--quiet")
+def test_quiet_says_nothing_but_the_answer_and_warnings(esa: Esa, note: str) -> None:
+    result = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1")
     assert result.code == 0
-    assert result.err == ""
+    warnings = {
+        "  the documents may not contain the answer",
+        "  the answer was cut off; --max-new-tokens allows a longer one",
+    }
+    assert set(result.err.splitlines()) <= warnings
+    assert "cut off" in result.err
+    shown = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--evidence", "2")
+    passages = [line for line in shown.err.splitlines() if line not in warnings]
+    assert 1 <= len(passages) <= 2
+    assert all(line.startswith("  note.md, line ") for line in passages)
+
+
+def test_what_is_left_out_is_said_and_in_the_json(esa: Esa, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("a.txt", "copy.txt"):
+        (tmp_path / "docs" / name).write_text("The gate opens at nine.")
+    (tmp_path / "docs" / "scan\x1b[31m.pdf").write_bytes(reader_files.pdf([None]))
+    (tmp_path / "docs" / "empty.txt").touch()
+    result = esa("ask", "docs", "When?", *TINY, "--json", "--quiet", "--max-new-tokens", "1")
+    data = json.loads(result.out)
+    assert [one["source"] for one in data["documents"]] == ["docs/a.txt"]
+    assert [one["source"] for one in data["left_out"]] == [
+        "docs", "docs/scan\x1b[31m.pdf", "docs/copy.txt",
+    ]  # fmt: skip
+    assert "has no text" in data["left_out"][1]["why"]
+    said = result.err.splitlines()
+    assert said[0] == "esa: docs: 3 files to read; left out: 1 empty"
+    assert said[1].startswith("esa: left out: The document docs/scan[31m.pdf has no text")
+    assert said[2] == "esa: left out: docs/copy.txt: the same text again, asked once"
+    assert len(said) == 3
+
+
+def test_a_report_takes_no_documents_place(esa: Esa, note: str, tmp_path: Path) -> None:
+    text, page = Path(note).read_text(), tmp_path / "page.html"
+    asked = ["ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--report"]
+    (tmp_path / "link.md").symlink_to(note)
+    for path in (note, "link.md"):
+        fail(esa(*asked, path), 2, "is one of the documents")
+    assert Path(note).read_text() == text
+    page.write_text("before")
+    (tmp_path / "link.html").symlink_to(page)
+    assert esa(*asked, "link.html").code == 0
+    assert page.read_text().startswith("<!")
+    assert (tmp_path / "link.html").is_symlink()
+    assert sorted(path.name for path in tmp_path.glob("*page*")) == ["page.html"]
+
+
+def test_a_report_that_finds_no_room_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esa_cli.cli import files
+    from esa_cli.errors import ResourceError
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "page.html").write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match="No space"):
+        files.write(tmp_path / "page.html", "after")
+    assert [path.read_text() for path in tmp_path.glob("*page*")] == ["before"]
+    if Path(os.devnull).is_char_device():
+        files.write(Path(os.devnull), "a device is written to")
+
+
+def test_nothing_that_is_noted_can_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from esa_cli.cli.render import Reporter, print_json
+
+    text = "a\x1b[2J\x9b31m\nesa: b\r[bold]c\x07"
+    Reporter().note(text)
+    Reporter().warn(text)
+    Reporter(quiet=True).note("unseen")
+    Reporter(quiet=True).warn("seen")
+    cleaned = "a[2J31m esa: b[bold]c"
+    assert capsys.readouterr().err.splitlines() == [cleaned, cleaned, "seen"]
+    print_json({"name": text})
+    out = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)
+    assert json.loads(out) == {"name": text}
 
 
 def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
@@ -104,7 +185,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     data = json.loads(result.out)
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
-        "peak_memory_bytes", "documents", "evidence", "found",
+        "peak_memory_bytes", "documents", "evidence", "found", "left_out",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 32}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -220,7 +301,8 @@ def test_usage(esa: Esa, note: str, arguments: tuple[str, ...], words: list[str]
 
 
 def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
-    assert esa("ask", note, "why? " * 2000, *TINY, "--quiet").code == 0
+    fast = ("--set", "window.chunk=256")
+    assert esa("ask", note, "why? " * 1000, *TINY, *fast, "--quiet").code == 0
 
 
 @pytest.mark.parametrize(
@@ -533,7 +615,8 @@ def listen() -> None:
 def test_help_imports_nothing_heavy() -> None:
     calls = [[*path, "--help"] for path, _ in COMMANDS]
     code = (
-        "import sys\nfrom esa_cli.__main__ import main\n"
+        "import functools, sys\nfrom esa_cli.__main__ import main\n"
+        "from esa_cli.cli import app\napp.command = functools.cache(app.command)\n"
         f"for call in {calls!r}:\n    assert main(call) == 0\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
@@ -543,6 +626,29 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("esa li", {"library"}),
+        ("esa cha", {"chat"}),
+        ("esa library pr", {"prune"}),
+        ("esa ask --no-such", set()),
+        ("esa ask --temp", {"--temperature"}),
+    ],
+)
+def test_the_shell_completes_commands_and_options(words: str, wanted: set[str]) -> None:
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "_ESA_COMPLETE": "complete_bash",
+        "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "esa_cli"], capture_output=True, text=True, env=environment,
+        check=False,
+    )  # fmt: skip
+    assert set(done.stdout.split()) == wanted, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:
@@ -555,7 +661,7 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
 def test_ctrl_c_while_reading(tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("All work and no play. " * 20_000)
+    (tmp_path / "long.txt").write_text("All work and no play. " * 2_000)
     process = start("ask", "long.txt", "What?", *TINY, "--set", "window.chunk=1")
     assert process.stderr is not None
     while "reading" not in (line := process.stderr.readline()):

@@ -443,7 +443,7 @@ def test_a_scaled_model_says_what_is_wrong(make_model: ModelFactory) -> None:
 PRESET = Preset(name="any", model="any", context=8192)
 
 
-@pytest.mark.parametrize("name", ["origin", "interpolation", "ntk", "ntk-dynamic", "yarn"])
+@pytest.mark.parametrize("name", ["full", "origin", "interpolation", "ntk", "ntk-dynamic", "yarn"])
 @pytest.mark.parametrize(
     ("length", "factor"),
     [(0, 1), (100, 1), (7936, 1), (7937, 2), (8192, 2), (32_512, 4), (32_513, 5)],
@@ -456,8 +456,12 @@ def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     assert made.reading == "select"
     assert made.window == PRESET.window
     encoding = registry.build("position", made.position)
+    assert recipes.stretches(name, PRESET) == (name not in ("full", "origin"))
     if name == "origin":
         assert encoding == TruePositions()
+        return
+    if name == "full":
+        assert made.position == PRESET.position
         return
     assert made.position["name"] == name
     assert encoding.factor == factor

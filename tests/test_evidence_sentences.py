@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_right
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from esa_cli import sentences
 from esa_cli.sentences import LONGEST, Sentences
 
 
@@ -66,3 +70,41 @@ def test_no_piece_is_too_long() -> None:
         found = pieces(text)
         assert max(map(len, found)) <= LONGEST
         assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def plain_around(text: str, at: int) -> tuple[int, int]:
+    """Looks back for the blank line, and cuts the paragraph anew."""
+    first = text.rfind("\n\n", 0, at) + 2 if "\n\n" in text[:at] else 0
+    last = text.find("\n\n", first)
+    edges = [first, *sentences.cuts(text, first, len(text) if last < 0 else last)]
+    place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
+    return sentences._bare(text, edges[place - 1], edges[place])
+
+
+def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:
+    dice = random.Random(0)
+    for _ in range(200):
+        text = "".join(
+            dice.choices(["\n", "\n\n", "A b. ", "c d ", ".", "E"], k=dice.randint(0, 30))
+        )
+        found = Sentences(text)
+        for at in dice.sample(range(len(text)), len(text)):
+            assert found.around(at) == plain_around(text, at), (text, at)
+
+
+def test_a_long_text_is_searched_for_paragraphs_once() -> None:
+    class Text(str):
+        searched = 0
+
+        def rfind(self, *given: Any) -> int:
+            raise AssertionError("searched backwards")
+
+        def find(self, *given: Any) -> int:
+            Text.searched += 1
+            return super().find(*given)
+
+    text = Text("A line of a log, without a blank one.\n" * 2000)
+    found = Sentences(text)
+    for at in range(0, len(text), 7):
+        found.around(at)
+    assert Text.searched <= 2

@@ -146,7 +146,8 @@ def test_ask_documents(call: Call, note: Path, tmp_path: Path) -> None:
 def test_keep_a_library(call: Call, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("The gate opens at nine, as it always did. " * 120, "utf-8")
     (tmp_path / "new.txt").write_text("Today nobody came to open it. " * 9, "utf-8")
-    tiny = ("--preset", "tiny-random", "--library", "shelf")
+    (tmp_path / "quick.yaml").write_text("extends: tiny-random\nwindow: {chunk: 256}\n", "utf-8")
+    tiny = ("--preset", "quick.yaml", "--library", "shelf")
     first = started("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
     assert re.search(r"^log\.txt: 5,\d{3} tokens, read in", first, re.M)
     assert first.count(" MB  log.txt\n") == 1
@@ -232,7 +233,7 @@ def test_the_code_in_the_documents(
     """Block after block, as a reader would type it; only the model is another one."""
     (tmp_path / "book.pdf").write_bytes(reader_files.pdf(["Call me Ishmael.", "Ahab is old."]))
     (tmp_path / "notes.md").write_text("# To do\n\nOil the gate. Pay the miller.\n", "utf-8")
-    (tmp_path / "log.txt").write_text("12:40 pump two failed\n" * 300, "utf-8")
+    (tmp_path / "log.txt").write_text("12:40 pump two failed\n" * 80, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "esa"))
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))

@@ -23,6 +23,7 @@ from esa_cli.errors import ResourceError
 from esa_cli.library import Entry, ForeignVersionError, Layout, Library, LibraryError
 from esa_cli.library import entry as entries
 from esa_cli.library.layer import StoredLayer
+from esa_cli.library.mark import MARK
 from esa_cli.library.writer import Writer
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
@@ -130,12 +131,12 @@ def assert_holds(
 
 
 def files(library: Library) -> set[str]:
-    """Every file but locks and stamps, by its path below the root."""
+    """Every file but the mark, locks and stamps, by its path below the root."""
     found = (path for path in library.root.rglob("*") if path.is_file())
     return {
         str(path.relative_to(library.root))
         for path in found
-        if path.suffix not in (".lock", ".used")
+        if path.suffix not in (".lock", ".used") and path.name != MARK
     }
 
 
@@ -390,7 +391,8 @@ def test_prune_sweeps_the_parts_of_dead_ingests(library: Library) -> None:
     entry = ingest(library, [*range(40)])
     names = files(library)
     part_of(library, [*range(300, 370)], 50)
-    for folder, name in (("segments", ".x.seg.abc.part"), ("documents", f"{'e' * 40}.text")):
+    part = f".{'d' * 40}-none.seg.{'e' * 40}.part"
+    for folder, name in (("segments", part), ("documents", f"{'e' * 40}.text")):
         (library.root / folder / name).write_bytes(b"left")
     assert files(library) > names
     done = library.prune(dry_run=True)
@@ -406,7 +408,7 @@ def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:
     with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
         assert isinstance(writer, Writer)
         read(writer, ids, stop=50)
-        part = library.root / "segments" / f".x.seg.{writer.key}.part"
+        part = library.root / "segments" / f".{'d' * 40}-none.seg.{writer.key}.part"
         part.write_bytes(b"being written")
         done = library.prune(0)
         assert [entry.key for entry in done.removed] == [shared.key]

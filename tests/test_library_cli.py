@@ -53,7 +53,7 @@ def test_an_empty_library_says_what_to_do(run: Run) -> None:
 def test_list_and_show(run: Run, library: Library) -> None:
     entry = ingest(library, [*range(40)])
     listed = run("list")
-    assert listed.splitlines()[0].split() == ["id", "tokens", "size", "used", "document"]
+    assert listed.splitlines()[0].split() == ["id", "tokens", "size", "used", "preset", "document"]
     assert listed.splitlines()[1].split()[:2] == [entry.id, "40"]
     assert listed.splitlines()[1].endswith("book.txt")
     assert str(library.root) in listed
@@ -83,6 +83,45 @@ def test_what_is_damaged_is_listed_verified_and_removed(run: Run, library: Libra
     assert "damaged" in run("show", entry.id)
     assert run("rm", entry.id, "--yes").startswith(f"removed {entry.id}")
     assert [one.key for one in library.entries()] == [other.key]
+
+
+def test_the_text_is_shown_to_the_letter(
+    run: Run, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "one\x1b[31m\r\ntwo\ttab\n\n"
+    with library.write("a" * 40, "w", [1], Layout(1, 1, 1, "float32")) as writer:
+        assert isinstance(writer, Writer)
+        writer.layers[0].append(*torch.zeros(2, 1, 1, 1))
+        writer.finish(text=text, offsets=[(0, 1)], provenance={"name": "a.txt"})
+    assert run("show", "a.txt", "--text") == text
+    assert json.loads(run("show", "a.txt", "--text", "--json"))["text"] == text
+    assert "text" not in json.loads(run("show", "a.txt", "--json"))
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+    assert run("show", "a.txt", "--text") == "one[31m\ntwo\ttab\n\n", "a terminal is not steered"
+
+
+def test_what_cannot_be_read_is_not_called_damaged(
+    run: Run, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, other = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
+    hidden, real = library.root / "documents" / f"{entry.key}.doc", Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path == hidden:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert f"{hidden} cannot be read: Permission denied" in run("list")
+    assert "damaged" not in run("list") + run("show", entry.id)
+    with pytest.raises(LibraryError, match="1 of 2 documents cannot be read") as raised:
+        run("verify")
+    assert "library rm" not in raised.value.hint
+    (library.root / "segments" / f"{other.segments[0]}.seg").unlink()
+    with pytest.raises(LibraryError, match="1 of 2 documents are damaged") as raised:
+        run("verify")
+    assert entry.id not in raised.value.hint
+    assert other.id in raised.value.hint
 
 
 def test_rm_wants_a_yes_and_one_document(run: Run, library: Library) -> None:

@@ -8,6 +8,7 @@ same tokens and give the same output.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -752,6 +753,33 @@ def test_every_recipe_is_here() -> None:
         assert all((one.about, one.source, one.cost))
         assert not one.full, "at the preset's budget"
         assert "arXiv" in one.source or one.source.startswith("this project")
+
+
+def test_parts_of_methods_say_their_source_and_cost() -> None:
+    parts = [part for part in registry.parts() if registry.origin(*part[:2]).startswith("esa_cli")]
+    assert len(parts) >= 27
+    for part in parts:
+        assert all(part), part
+        assert len(part.about) <= 80 - len("lm-infinite-topk  compressor  "), "a line of a terminal"
+        years = re.search(r"arXiv \d{4}\.\d{5}|20\d\d", part.source)
+        assert years or part.name == "none", part
+
+
+def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    base = preset.load("tiny-random", ["reading=local"])
+
+    @recipes.recipe("all-of-it", about="", source="", cost="", full=True)
+    def all_of_it(base: recipes.Base) -> dict[str, Any]:
+        return {"selector": {"name": "quest", "dense_layers": 99}}
+
+    @recipes.recipe("all-by-name", about="", source="", cost="")
+    def all_by_name(base: recipes.Base) -> dict[str, Any]:
+        return {"selector": {"name": "full"}, "reading": "local"}
+
+    for name in ("all-of-it", "all-by-name"):
+        assert recipes.apply(name, base).reading == "select"
+    assert recipes.apply("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize("base", PRESETS)

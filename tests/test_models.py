@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -392,15 +393,25 @@ def test_second_builder_waits_and_uses_the_first(tmp_path: Path) -> None:
     assert stages == ["wait"]
 
 
+def pull_when_all_are_there(ref: str, start: Any, pulled: Any) -> None:
+    start.wait(60)
+    pulled.put(models.pull(ref))
+
+
 def test_two_processes_at_once(tiny_gguf: Path, home: Path) -> None:
-    code = "import sys; from esa_cli import models; print(models.pull(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(tiny_gguf)]
-    cwd = Path(__file__).parents[1]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd) for _ in range(2)]
-    outputs = {process.communicate(timeout=100)[0] for process in both}
-    assert [process.returncode for process in both] == [0, 0]
-    assert len(outputs) == 1
-    assert left_in(home) == [models.path_of(str(tiny_gguf)).name]  # type: ignore[union-attr]
+    # Forked where that is possible: torch is there already, and both begin at the same moment.
+    known = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("fork" if "fork" in known else None)
+    given = (str(tiny_gguf), context.Barrier(2), context.Queue())
+    both = [context.Process(target=pull_when_all_are_there, args=given) for _ in range(2)]
+    for process in both:
+        process.start()
+    folders = {given[2].get(timeout=100) for _ in both}
+    for process in both:
+        process.join(100)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert folders == {models.path_of(str(tiny_gguf))}
+    assert left_in(home) == [path.name for path in folders]
 
 
 def test_cache_that_cannot_be_written(

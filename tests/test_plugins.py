@@ -33,7 +33,7 @@ FILES = sorted(PLUGINS.glob("*.py"))
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worked plugins, in a copy of the registry that the test may change."""
-    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
+    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
     for path in FILES:

@@ -311,6 +311,19 @@ def test_locked_and_bloated_zips(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "limit of 1 MiB" in refused(bomb, "a.docx").message
 
 
+def test_a_part_that_would_be_a_huge_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extracted, "XML", 1 << 20)
+    for data, name in (
+        (make.docx(make.paragraph("x" * (1 << 20))), "a.docx"),
+        (make.epub({"a.xhtml": "<p>" + "x" * (1 << 20)}), "a.epub"),
+    ):
+        error = refused(data, name)
+        assert "its part" in error.message
+        assert "limit of 1 MiB" in error.message
+    several = {f"{n}.xhtml": "<p>" + "x" * (1 << 19) for n in range(4)}
+    assert len(readers.read(make.epub(several), "a.epub").text) > 1 << 21
+
+
 def test_entities_are_refused_or_kept_as_they_are() -> None:
     laughs = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]>'
     body = make.word_part("document", "<w:body><w:p><w:r><w:t>&b;ok</w:t></w:r></w:p></w:body>")

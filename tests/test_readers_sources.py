@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reader_files as make
 
-from esa_cli.document import expand, read_documents
+from esa_cli.document import Document, expand, gather, meant, read_document, read_documents
 from esa_cli.errors import DocumentError
 from esa_cli.readers import sources
 
@@ -113,3 +114,64 @@ def test_a_folder_of_which_nothing_can_be_read(tree: Path) -> None:
     (tree / "other" / "d.txt").rename(tree / "other" / "d.pdf")
     with pytest.raises(DocumentError, match="cannot be read as a PDF"):
         read_documents(["other"], say=lambda _: None)
+
+
+def test_a_folder_that_may_not_be_read_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a system that refuses to list it: whoever runs the tests may be allowed everything."""
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    said: list[str] = []
+    assert "docs/deep/wide.txt" not in expand(["docs"], said.append)
+    assert "1 folders that may not be read" in said[0]
+    with pytest.raises(DocumentError, match="docs/deep may not be read: Permission denied") as why:
+        expand(["docs/deep"])
+    assert why.value.hint == "Try: chmod u+rx docs/deep"
+
+
+def test_what_is_left_out_comes_as_data(tree: Path) -> None:
+    (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
+    (tree / "docs" / "same.txt").write_bytes(b"a")
+    found = gather(meant(["docs/a.txt", "docs", "docs/*.txt", "other"]))
+    assert [d.source for d in found.documents] == [
+        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/same.txt", "docs/deep/keep.log",
+        "docs/deep/wide.txt", "docs/deep/er/c.py", "other/d.txt",
+    ]  # fmt: skip
+    folder, pattern, scan = [one.as_dict() for one in found.left_out]
+    assert folder["source"] == "docs"
+    assert "2 binary" in folder["why"]
+    assert pattern == {"source": "docs/*.txt", "why": "1 empty"}
+    assert scan["source"] == "docs/scan.pdf"
+    once = found.once()
+    assert [d.source for d in once.documents] == [
+        d.source for d in found.documents if d.source != "docs/same.txt"
+    ]
+    assert once.left_out[:3] == found.left_out
+    assert once.left_out[3].why == "docs/same.txt: the same text again, asked once"
+
+
+def test_a_folder_whose_files_were_named_before_may_have_a_scan(tree: Path) -> None:
+    (tree / "other" / "scan.pdf").write_bytes(make.pdf([None]))
+    found = gather(meant(["other/d.txt", "other"]))
+    assert [d.source for d in found.documents] == ["other/d.txt"]
+    assert [one.source for one in found.left_out] == ["other/scan.pdf"]
+    with pytest.raises(DocumentError, match="has no text"):
+        gather(meant(["other/scan.pdf", "other"]))
+    with pytest.raises(DocumentError, match="has no text"):
+        gather(meant(["other/d.txt", "other/*.pdf"]))
+
+
+def test_every_file_is_read_once(tree: Path) -> None:
+    read: list[str] = []
+
+    def reading(path: str) -> Document:
+        read.append(path)
+        return read_document(path)
+
+    gather(meant(["docs/*.txt", "docs", "other/../docs/*.md"]), reading)
+    assert len(read) == len(set(read))

@@ -34,7 +34,7 @@ class NoneOfIt:
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert builtin
-    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
+    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
 
@@ -74,6 +74,27 @@ def test_what_is_registered_is_listed_and_found() -> None:
     assert registry.lookup("score", "settings") is Settings
     assert registry.origin("score", "settings") == __name__
     assert registry.origin("selector", "topk") == "esa_cli.selectors"
+
+
+def test_what_is_registered_says_what_it_is(write: Write) -> None:
+    texts = {"about": "one line", "source": "A paper", "cost": "F M"}
+    registry.register("score", "settings", **texts)(Settings)
+
+    @registry.register("position", "documented")
+    @dataclass(frozen=True)
+    class Documented:
+        """The first line.
+
+        And more.
+        """
+
+    found = {(part.kind, part.name): part for part in registry.parts()}
+    assert found["score", "settings"]._asdict() == {"kind": "score", "name": "settings", **texts}
+    assert found["position", "documented"][2:] == ("The first line.", "", "")
+    assert list(dict.fromkeys(kind for kind, _ in found)) == list(registry.KINDS)
+    with pytest.raises(PluginError):
+        registry.load_file(write(GOOD + "raise ValueError"))
+    assert not any(part.name == "none-of-it" for part in registry.parts())
 
 
 def test_build_sets_fields() -> None:

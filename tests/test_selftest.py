@@ -353,7 +353,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
     for name in names:
         made = recipes.apply(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
-            session.read("A word of many. " * 200)
+            session.read("A word of many. " * 60)
             seen: list[Seen] = []
             session.attachment.watch = seen.append
             session.ask("Which word?", max_new_tokens=3)

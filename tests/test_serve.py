@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import importlib.util
 import json
@@ -23,11 +24,14 @@ from typing import Any
 
 import openai
 import pytest
+import reader_files
 import typer.testing
 from fake_asker import FakeAsker
 
 from esa_cli.cli import serve as command
 from esa_cli.errors import DocumentError, ModelError, ResourceError, UsageError
+from esa_cli.library import Library, LibraryError
+from esa_cli.library.sealed import ForeignVersionError, on_disk
 from esa_cli.reply import Turn
 from esa_cli.serve import follow, guard, server, wire
 from esa_cli.serve.app import Limits, make_app
@@ -35,6 +39,7 @@ from esa_cli.serve.shelf import KEPT, Shelf
 from esa_cli.serve.worker import Cancelled, Full, Job, Worker
 
 TOKEN = "let-me-in"
+UNUSABLE = "cannot be used; its log has more"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -48,8 +53,9 @@ class Running:
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
         app = make_app(
-            asker, Shelf(asker, fixed, allowed), token, Limits(**more), self.notes.append
-        )
+            asker, Shelf(asker, fixed, allowed), token, Limits(**more), self.notes.append,
+            self.notes.append,
+        )  # fmt: skip
         self.sock = server.bind("127.0.0.1", 0)
         self.url = server.address(self.sock)
         self.port = self.sock.getsockname()[1]
@@ -303,6 +309,12 @@ def test_errors_have_openais_shape(live: Running) -> None:
         (ResourceError("no room"), 413, "no room"),
         (ModelError("broken"), 500, "broken"),
         (ZeroDivisionError("inside"), 500, "a bug in esa; its log has more"),
+        (LibraryError("/srv/lib/a.doc", "rm it"), 500, f"the server's library {UNUSABLE}"),
+        (
+            ForeignVersionError("/srv/lib/a.doc", "update"),
+            500,
+            f"the server's library {UNUSABLE}",
+        ),
     ],
 )
 def test_errors_of_an_answer(
@@ -315,6 +327,45 @@ def test_errors_of_an_answer(
     assert caught.value.body["message"] == message  # type: ignore[index]
     assert caught.value.response.headers["x-should-retry"] == "false"
     assert live.ask("good").choices[0].message.content == "You asked: good", "it lives on"
+
+
+def disk_full(root: Path) -> None:
+    with on_disk(root):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def too_little_disk(root: Path) -> None:
+    Library(root).check_room(1 << 60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fail", [disk_full, too_little_disk])
+def test_a_full_disk_is_the_servers_and_its_log_says_where(
+    live: Running,
+    tmp_path: Path,
+    stream: bool,
+    fail: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live.asker, "ingest", lambda *_: fail(tmp_path))
+    with pytest.raises(openai.APIStatusError) as caught:
+        live.ask("one", stream=stream, extra_body={"documents": ["a.txt"]})
+    assert caught.value.status_code == 507
+    assert caught.value.body["message"] == "the server's disk is full; its log has more"  # type: ignore[index]
+    assert any(str(tmp_path) in note and "ESA_LIBRARY" in note for note in live.notes)
+
+
+def test_a_broken_library_is_told_the_log_alone(
+    live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise LibraryError(f"{tmp_path}/lib/x.seg is damaged", "esa library rm 1234")
+
+    monkeypatch.setattr(live.asker, "ingest", broken)
+    status, _, body = live.post({**user("one"), "documents": ["a.txt"]})
+    assert status == 500
+    assert str(tmp_path) not in json.dumps(body)
+    assert live.notes == [f"{tmp_path}/lib/x.seg is damaged; esa library rm 1234"]
 
 
 def test_an_error_in_the_middle_of_a_stream(live: Running, asker: FakeAsker) -> None:
@@ -343,7 +394,7 @@ def test_documents_of_the_request(live: Running, asker: FakeAsker, tmp_path: Pat
     for _ in range(2):
         live.ask(extra_body={"documents": ["a.txt", "sub/b.txt", "a.txt"]})
     live.ask(extra_body={"documents": [str(tmp_path / "open/a.txt"), "sub/../a.txt"]})
-    assert [call["books"] for call in asker.calls] == [["text a", "text b"]] * 2 + [["text a"] * 2]
+    assert [call["books"] for call in asker.calls] == [["text a", "text b"]] * 2 + [["text a"]]
     assert len(asker.ingested) == 2, "each is read once"
     (tmp_path / "open/a.txt").write_text("text new", "utf-8")
     live.ask(extra_body={"documents": ["a.txt"]})
@@ -412,8 +463,8 @@ def test_a_document_that_cannot_be_read_is_the_requests_mistake(
 ) -> None:
     (tmp_path / "open/bad.txt").write_bytes(b"x")
 
-    def refuse(source: str, progress: Any) -> str:
-        raise DocumentError(f"{source} is broken")
+    def refuse(source: Any, progress: Any) -> str:
+        raise DocumentError(f"{source.name} is broken")
 
     live.asker.ingest = refuse  # type: ignore[method-assign]
     status, _, body = live.post({**user("one"), "documents": ["bad.txt"]})
@@ -444,7 +495,7 @@ class Small(FakeAsker):
         self.books_room, self.alive = room, weakref.WeakSet[Any]()
         self.before: list[set[str]] = []
 
-    def ingest(self, source: str, progress: Any = None) -> Any:
+    def ingest(self, source: Any, progress: Any = None) -> Any:
         self.before.append({book.name for book in self.alive})
         if len(self.alive) >= self.books_room:
             raise ResourceError("no room")
@@ -501,6 +552,19 @@ def test_a_book_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
         opened(shelf, f"{number}")
     assert len(asker.before) == KEPT + 1, "it never ran out of room"
     assert "0" not in asker.before[-1]
+
+
+def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
+    asker = FakeAsker()
+    (abc / "copy.txt").write_text("a", "utf-8")
+    (abc / "fixed.txt").write_text("alpha", "utf-8")
+    shelf = Shelf(asker, ["the fixed book"], [abc], ["alpha"])
+    assert shelf.open(shelf.find(["a.txt", "copy.txt", "b.txt"])) == ["a", "b"]
+    assert shelf.open(shelf.find(["copy.txt"])) == ["a"]
+    assert shelf.open(shelf.find(["fixed.txt"])) == ["the fixed book"]
+    assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
+    (abc / "copy.txt").write_text("another", "utf-8")
+    assert shelf.open(shelf.find(["copy.txt", "a.txt"])) == ["another", "a"]
 
 
 def test_what_documents_lack_is_told_with_the_answer(start: Callable[..., Running]) -> None:
@@ -921,6 +985,19 @@ def test_the_command_prints_where_it_is(
     assert TOKEN not in result.output
 
 
+def test_a_scan_in_a_folder_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
+) -> None:
+    for name, text in (("a", "alpha"), ("b", "beta"), ("copy", "alpha")):
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
+    (tmp_path / "scan.pdf").write_bytes(reader_files.pdf([None]))
+    result = call(monkeypatch, asker, str(tmp_path), "--port", "0", "--quiet")
+    assert result.exit_code == 0, result.exception
+    assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
+    assert "scan.pdf has no text" in result.stderr
+    assert "copy.txt: the same text again" in result.stderr
+
+
 def test_without_the_extra_it_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
 ) -> None:
@@ -943,8 +1020,9 @@ from pathlib import Path
 from fake_asker import FakeAsker
 from esa_cli.cli.render import Reporter
 from esa_cli.cli.serve import Wanted, run
+from esa_cli.document import read_document
 asker = FakeAsker(delay=0.05)
-run(asker, Wanted(["a.txt"], port=0), Reporter(True))
+run(asker, Wanted(port=0), [read_document("a.txt")], Reporter(True))
 print("ended", len(asker.spoken), flush=True)
 """
 

@@ -3,7 +3,8 @@
 Rows may come in any order. One that comes before its turn waits in a file beside, OUT.part, of
 which only the places are held in memory. Every row is flushed when it comes; what a kill left half
 written is dropped, and answered again. Each row's key is compared with its question's, so that a
-file of other questions is never continued.
+file of other questions is never continued; and what does not begin like a row of ours is never cut
+off.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,8 @@ from ..errors import DocumentError, ResourceError, UsageError
 from .questions import Question
 
 OTHER = "choose another --out, or delete the file"
+BEGIN, BEGIN_EARLY = b'{"id": ', b'{"index": '
+"""How every row begins, of the file and of the one beside."""
 
 
 class Answers:
@@ -56,7 +59,11 @@ class Answers:
             for path in (self.path, self.part):
                 _drop_half_a_row(path)
             self._out = self.path.open("ab")
-            self._drain()
+            try:
+                self._drain()
+            except BaseException:
+                self._abandon()
+                raise
         return self
 
     def _load(self) -> None:
@@ -64,11 +71,11 @@ class Answers:
         self.written = 0
         self.failed.clear()
         self._early.clear()
-        for _, row in _rows(self.path):
+        for _, row in _rows(self.path, BEGIN):
             self._check(self.written, row, f"{self.path}, row {self.written + 1}")
             self._note(self.written, row)
             self.written += 1
-        for at, row in _rows(self.part):
+        for at, row in _rows(self.part, BEGIN_EARLY):
             index = row.get("index")
             if not isinstance(index, int) or not isinstance(row.get("row"), dict):
                 raise UsageError(f"{self.part} is not a file of `esa batch`", OTHER)
@@ -96,10 +103,27 @@ class Answers:
             what = "the same question under other settings" if same else "another question"
             raise UsageError(f"{where} answers {what} than line {wanted.line} asks", OTHER)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._abandon()
+            return
+        with _writing(self.path):
+            for file in (self._out, self._side):
+                if file is not None:
+                    file.close()
+            self._forget_part()
+
+    def _abandon(self) -> None:
+        """Closes the files while an error passes, which is worth more than what closing says: a
+        file that could not be written says it again."""
         for file in (self._out, self._side):
             if file is not None:
-                file.close()
+                with suppress(OSError):
+                    file.close()
+        with suppress(OSError):
+            self._forget_part()
+
+    def _forget_part(self) -> None:
         if not self._early:
             self.part.unlink(missing_ok=True)
 
@@ -154,8 +178,8 @@ def _forget_failed(path: Path, part: Path) -> None:
     What stands behind the first of them waits in the file beside. A kill at any moment leaves two
     files that together hold every answer.
     """
-    numbered = [(index, row) for index, (_, row) in enumerate(_rows(path))]
-    waiting = [(row["index"], row["row"]) for _, row in _rows(part)]
+    numbered = [(index, row) for index, (_, row) in enumerate(_rows(path, BEGIN))]
+    waiting = [(row["index"], row["row"]) for _, row in _rows(part, BEGIN_EARLY)]
     good = [(index, row) for index, row in (*numbered, *waiting) if "error" not in row]
     first = next((index for index, row in numbered if "error" in row), len(numbered))
     _replace(part, ({"index": index, "row": row} for index, row in good))
@@ -179,23 +203,37 @@ def _write(file: IO[bytes], row: dict[str, Any]) -> None:
     file.flush()
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Place and content of every whole row. Raises UsageError at one that is not JSON."""
+def _rows(path: Path, begin: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Place and content of every whole row.
+
+    Raises:
+        UsageError: one is not JSON, or the half one at the end is none of ours.
+    """
     if not path.exists():
         return
     at = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict):
+            row = _parsed(line)
+            whole = line.endswith(b"\n")
+            if not (isinstance(row, dict) if whole else _is_half(line, row, begin)):
                 raise UsageError(f"{path}, line {number}: not an answer of `esa batch`", OTHER)
-            yield at, row
+            if whole:
+                yield at, row
             at += len(line)
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_half(line: bytes, row: Any, begin: bytes) -> bool:
+    """Whether a line without its end may be what a kill left of a row of ours."""
+    ours = line.startswith(begin) or begin.startswith(line)
+    return ours and (row is None or "key" in row or "row" in row)
 
 
 def _drop_half_a_row(path: Path) -> None:

@@ -3,8 +3,8 @@
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
 `documents` are relative to the file, folders and patterns among them; without them the command's
-own hold. A line that cannot be asked becomes a question with a fault, so that the others go on.
-Reads no document.
+own hold. What folders and patterns mean is looked up once, for all questions. A line that cannot be
+asked becomes a question with a fault, so that the others go on. Reads no document.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..document import Meant, meant
 from ..errors import DocumentError
-from ..readers.sources import expand
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Question:
 
     Args:
         line: its number in the file. id: as given, else the question's own number.
-        documents: as written. sources: the same as paths that can be read from here.
+        documents: as written. meant: the files they are, from here.
         key: tells it from every other question, and from itself under other settings.
         fault: why it cannot be asked; empty when it can.
     """
@@ -35,7 +35,7 @@ class Question:
     id: Any
     question: str
     documents: tuple[str, ...]
-    sources: tuple[str, ...]
+    meant: Meant
     key: str
     fault: str = ""
 
@@ -44,18 +44,19 @@ def read(path: Path, documents: Sequence[str], settings: Mapping[str, Any]) -> l
     """All questions of the file, in order.
 
     Args:
-        documents: what a question without documents is about.
+        documents: what a question without documents is about; folders and patterns among them.
         settings: what an answer depends on besides; part of every key.
 
     Raises:
-        DocumentError: the file cannot be read, or no line of it is a question.
+        DocumentError: the file cannot be read, or no line of it is a question; or one of
+            `documents` is a folder or pattern that means nothing.
     """
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}", "check the path") from error
     found: list[Question] = []
-    sources = _Sources(path.parent, documents)
+    sources = _Sources(path.parent, meant(documents))
     for number, raw in enumerate(lines, 1):
         if raw.strip():
             found.append(_question(raw, number, len(found) + 1, sources, settings))
@@ -71,18 +72,18 @@ def read(path: Path, documents: Sequence[str], settings: Mapping[str, Any]) -> l
 
 
 class _Sources:
-    """Documents as written -> paths that can be read from here; each list is looked up once."""
+    """Documents as written -> the files they mean; each list is looked up once."""
 
-    def __init__(self, folder: Path, default: Sequence[str]) -> None:
-        self.folder, self.default = folder, tuple(default)
-        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    def __init__(self, folder: Path, default: Meant) -> None:
+        self.folder, self.default = folder, default
+        self._known: dict[tuple[str, ...], Meant] = {}
 
-    def find(self, own: tuple[str, ...] | None) -> tuple[str, ...]:
+    def find(self, own: tuple[str, ...] | None) -> Meant:
         """Raises DocumentError: a folder or pattern means nothing."""
         if own is None:
             return self.default
         if own not in self._known:
-            self._known[own] = tuple(expand([str(self.folder / name) for name in own]))
+            self._known[own] = meant([str(self.folder / name) for name in own])
         return self._known[own]
 
 
@@ -91,13 +92,13 @@ def _question(
 ) -> Question:
     row, fault = _object(raw)
     text, own = row.get("question"), row.get("documents")
-    fault = fault or _fault(row, bool(sources.default))
+    fault = fault or _fault(row, bool(sources.default.sources))
     if fault:
         shown = text if isinstance(text, str) and not _broken(text) else ""
-        return Question(line, number, shown, (), (), _key(["fault", raw.hex()]), fault)
+        return Question(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
     assert isinstance(text, str)
-    named = sources.default if own is None else tuple(own)
-    found: tuple[str, ...] = ()
+    named = sources.default.paths if own is None else tuple(own)
+    found = Meant()
     try:
         found = sources.find(None if own is None else named)
     except DocumentError as error:

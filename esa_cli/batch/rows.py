@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EsaError
 from ..reply import Reply, lacking
 
+if TYPE_CHECKING:
+    from ..document import LeftOut
 
-def answered(reply: Reply, books: Sequence[Any]) -> dict[str, Any]:
-    """The row of an answer about these books; `missing` is there only where they lack something."""
+
+def answered(
+    reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
+) -> dict[str, Any]:
+    """The row of an answer about these books; `missing` is there only where they lack something,
+    `left_out` where something of their folders was."""
     missing = lacking(books)
     return {
         "answer": reply.text,
@@ -24,6 +30,7 @@ def answered(reply: Reply, books: Sequence[Any]) -> dict[str, Any]:
             "total_s": round(reply.total_s, 3),
         },
         **({"missing": missing} if missing else {}),
+        **({"left_out": [one.as_dict() for one in left_out]} if left_out else {}),
     }
 
 

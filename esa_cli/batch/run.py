@@ -1,33 +1,25 @@
 """Answers questions from a file: each set of documents is read once, whatever the order.
 
-Questions about the same documents are asked together, sets in the order of their first question;
-`Answers` puts the rows back in order. Books that a later set needs stay open, a few at most.
+Questions about the same documents are asked together, see `order`; `Answers` puts the rows back in
+order. Books that a later set needs stay open, a few at most, see `held`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ..document import Gathered, Meant, gather
 from ..errors import DocumentError, EsaError
 from ..reply import Asker
 from .answers import Answers
+from .held import Held
+from .order import Group, groups
 from .questions import Question
 from .rows import answered, failed
 
-HELD = 8
-"""Books that stay open for later sets, besides those of the present one."""
-Group = list[tuple[int, Question]]
-
-
-def groups(questions: Sequence[Question], wanted: Callable[[int], bool]) -> list[Group]:
-    """The questions that are wanted, with their places, by their documents."""
-    found: dict[tuple[str, ...], Group] = {}
-    for index, one in enumerate(questions):
-        if wanted(index):
-            found.setdefault(one.sources, []).append((index, one))
-    return list(found.values())
+Opened = tuple[Gathered, list[Any]] | EsaError
+"""The documents of a group and their books, or what kept them from being read."""
 
 
 def run(
@@ -37,53 +29,60 @@ def run(
     *,
     limit: int | None = None,
     progress: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Answers what has no row yet, of the first `limit` questions.
 
     Args:
         options: keyword arguments for `asker.ask`. progress: called after each row.
+        say: is told which files of folders and patterns cannot be read.
 
     Raises:
         OSError: the answers cannot be written. What concerns one question is in its row.
     """
     end = len(answers.questions) if limit is None else limit
-    books: dict[str, Any] = {}
     left = groups(answers.questions, lambda index: index < end and not answers.has(index))
-    while left:
-        group = left.pop(0)
-        sources = group[0][1].sources
-        later = (source for next_ in left for source in next_[0][1].sources if source in books)
-        kept = {*sources, *islice(dict.fromkeys(later), HELD)}
-        books = {source: book for source, book in books.items() if source in kept}
-        fault = _ingest(asker, sources, books)
-        for index, one in group:
-            row: dict[str, Any]
-            if one.fault:
-                row = failed(DocumentError(f"line {one.line}: {one.fault}"))
-            elif fault is not None:
-                row = failed(fault)
-            else:
-                row = _ask(asker, one, [books[source] for source in sources], options)
+    held = Held(asker, [group[0][1].meant.paths for group in left])
+    for group in left:
+        held.next()
+        for index, row in _rows(asker, group, held, options, say):
+            one = answers.questions[index]
             about = {"id": one.id, "question": one.question, "documents": list(one.documents)}
             answers.put(index, {**about, **row, "key": one.key})
             progress()
 
 
-def _ingest(asker: Asker, sources: Sequence[str], books: dict[str, Any]) -> EsaError | None:
-    """Adds what is missing to `books`; what kept it from that."""
-    for source in sources:
-        if source not in books:
-            try:
-                books[source] = asker.ingest(source)
-            except EsaError as error:
-                return error
-    return None
+def _rows(
+    asker: Asker,
+    group: Group,
+    held: Held,
+    options: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each question's place and answer. What is open is referred to from here and `held` alone."""
+    opened = _open(held, group[0][1].meant, say)
+    for index, one in group:
+        yield index, _row(asker, one, opened, options)
 
 
-def _ask(
-    asker: Asker, one: Question, books: Sequence[Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _open(held: Held, meant: Meant, say: Callable[[str], None]) -> Opened:
     try:
-        return answered(asker.ask(one.question, books, **options), books)
+        found = gather(meant, held.read).once()
+        books = [held.book(document) for document in found.documents]
+    except EsaError as error:
+        return error
+    for left_out in found.left_out[len(meant.left_out) :]:
+        say(left_out.line)
+    return found, books
+
+
+def _row(asker: Asker, one: Question, opened: Opened, options: Mapping[str, Any]) -> dict[str, Any]:
+    if one.fault:
+        return failed(DocumentError(f"line {one.line}: {one.fault}"))
+    if isinstance(opened, EsaError):
+        return failed(opened)
+    found, books = opened
+    try:
+        return answered(asker.ask(one.question, books, **options), books, found.left_out)
     except EsaError as error:
         return failed(error)

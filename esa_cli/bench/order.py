@@ -5,7 +5,7 @@ All of it is checked before a model is loaded. It knows nothing of how records a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -108,3 +108,15 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
     for preset in made.values():
         build.method(preset)
     return made
+
+
+def titles(base: Preset, methods: Iterable[str], length: int) -> dict[str, str]:
+    """The column headings of methods that are stretched to `length`, as the paper's NTK(200k)."""
+    known = {recipe.name for recipe in recipes.known()}
+    thousand = 1000 if length % 1000 == 0 else 1024
+    to = f"{length // thousand}k" if length % thousand == 0 else str(length)
+    return {
+        name: f"{name}({to})"
+        for name in methods
+        if length and name in known and recipes.stretches(name, base)
+    }

@@ -8,6 +8,8 @@ short. It knows nothing of chat templates but whether the official code uses one
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +52,12 @@ class Record:
     chat: bool = True
     prime: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Tells prompts apart: ids need not, they are places in a file for some benchmarks."""
+        prompt = [self.before, self.document, self.question, self.prime, self.chat]
+        return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
 
 
 class Benchmark(Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from esa_cli.bench.record import Record
+from esa_cli.errors import UsageError
 from esa_cli.journal import Journal
 
 KEY = ("method", "task", "id")
@@ -22,6 +23,22 @@ class Reply(NamedTuple):
 
     text: str
     tokens: int
+
+
+def kept(record: Record, method: str, journal: Journal) -> bool:
+    """Whether the journal has the method's answer to this very prompt.
+
+    Raises:
+        UsageError: it has the answer to another one of that name: the data are not the same.
+    """
+    row = journal.find({"method": method, "task": record.task, "id": record.id})
+    if row is not None and row.get("prompt") != record.digest:
+        raise UsageError(
+            f"{journal.path} has an answer to another prompt as {record.task}, record {record.id}: "
+            "its rows come from other data",
+            "give the --data it was begun with, or choose another --out",
+        )
+    return row is not None
 
 
 def run(
@@ -39,23 +56,26 @@ def run(
     Args:
         method: a name for who answers. heard: called with each new row.
         until: seconds on `time.monotonic` after which no record is begun.
+
+    Raises:
+        UsageError: the journal's rows come from other data.
     """
     for record in records:
-        row: dict[str, Any] = {"method": method, "task": record.task, "id": record.id}
-        if journal.done(row):
+        if kept(record, method, journal):
             continue
         started = time.monotonic()
         if until is not None and started >= until:
             return False
         reply = ask(record)
-        row |= {
-            "benchmark": record.benchmark,
+        row = {
+            "method": method, "task": record.task, "id": record.id,
+            "benchmark": record.benchmark, "prompt": record.digest,
             "answers": list(record.answers),
             "output": reply.text,
             "score": score(record, reply.text),
             "tokens": reply.tokens,
             "seconds": round(time.monotonic() - started, 2),
-        }
+        }  # fmt: skip
         journal.add(row)
         if heard:
             heard(row)

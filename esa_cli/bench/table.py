@@ -49,8 +49,14 @@ def groups(benchmark: Benchmark) -> dict[str, list[Task]]:
     return found
 
 
-def table(benchmark: Benchmark, found: Scores) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows; groups and tasks that nobody was asked are left out."""
+def table(
+    benchmark: Benchmark, found: Scores, titles: Mapping[str, str] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows; groups and tasks that nobody was asked are left out.
+
+    Args:
+        titles: headings of methods that have another than their name.
+    """
     methods = list(found)
     lines = []
     for group, tasks in groups(benchmark).items():
@@ -63,7 +69,7 @@ def table(benchmark: Benchmark, found: Scores) -> tuple[list[str], list[list[str
         means = [average(tasks, found[m]) for m in methods]
         counted = _counts(means, len(tasks)) + " tasks"
         lines.append([f"{group} average", counted, *map(_cell, means)])
-    return ["task", "records", *methods], lines
+    return ["task", "records", *((titles or {}).get(m, m) for m in methods)], lines
 
 
 def _cell(score: Score | None) -> str:

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import models, preset
-from ..document import Document, join, read_documents
-from ..errors import UsageError
+from ..document import Document, Gathered, join
+from . import books as named
 from . import files, shown
+from .by_method import of_documents
 from .known import Known, Place, look
 from .open import opened
 from .render import Reporter, print_json
 from .run import Request
+from .shelf import shelf
 
 if TYPE_CHECKING:
     from ..api import Esa
@@ -33,16 +35,18 @@ class Ways:
 
     Args:
         keep: put documents that are not in the library there. shelf: ask about all that is there.
-        evidence: passages below the answer. report: a page to write. lines: questions come one a
-            line on standard input.
+        evidence: passages below the answer; None: 3, or none where it is to be quiet.
+        report: a page to write. lines: questions come one a line on standard input.
+        method: a whole method over the preset.
     """
 
     keep: bool = False
     shelf: bool = False
-    evidence: int = 3
+    evidence: int | None = None
     report: Path | None = None
     lines: bool = False
     rows: str = "int8"
+    method: str | None = None
 
 
 def run(request: Request, ways: Ways, *, as_json: bool, quiet: bool) -> int:
@@ -64,8 +68,12 @@ def _run(
 ) -> int:
     chosen = preset.load(request.preset, request.overrides)
     models.parse_reference(chosen.model)
-    documents = read_documents(request.documents, say=reporter.note) if request.documents else []
-    documents = _once(documents, reporter)
+    found = named.read(request.documents, reporter)
+    documents = found.documents
+    files.spare("--report", ways.report, [document.source for document in documents])
+    if ways.method is not None:
+        request = of_documents(request, ways.method, documents, reporter, shelf=ways.shelf)
+        chosen = preset.load(request.preset, request.overrides)
     from ..library import Library
 
     library = Library()
@@ -79,7 +87,7 @@ def _run(
         timing.load_s = timing.lap()
         books = [esa.ingest(document) for document in documents]
         if ways.shelf:
-            books += _shelf(esa, library, reporter)
+            books += shelf(esa, library, reporter)
         timing.ingest_s = timing.lap()
         read = [book for book in books if book.read_s]
         if read:
@@ -87,18 +95,9 @@ def _run(
             timing.ingest_tokens_per_s = sum(book.tokens for book in read) / seconds
         books = distinct(books)
         if ways.lines:
-            return _lines(esa, books, request, ways, reporter, as_json)
-        _ask(esa, books, request, ways, reporter, timing, as_json)
+            return _lines(esa, books, found, request, ways, reporter, as_json)
+        _ask(esa, books, found, request, ways, reporter, timing, as_json)
     return 0
-
-
-def _once(documents: Sequence[Document], reporter: Reporter) -> list[Document]:
-    """The documents, each text once: a copy would be read, and asked, for nothing."""
-    out: dict[str, Document] = {}
-    for document in documents:
-        if out.setdefault(document.text, document) is not document:
-            reporter.note(f"esa: {document.source}: the same text again, asked once", dim=False)
-    return list(out.values())
 
 
 def _known(
@@ -130,28 +129,10 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _shelf(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
-    """Every book of the library that this model and method can ask about.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from ..library import LibraryError
-
-    books = []
-    for entry in library.entries():
-        try:
-            books.append(esa.stored(entry))
-        except (UsageError, LibraryError) as error:
-            reporter.note(f"esa: left out: {error.message}", dim=False)
-    if not books:
-        raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
-    return books
-
-
 def _lines(
     esa: Esa,
     books: Sequence[Book],
+    found: Gathered,
     request: Request,
     ways: Ways,
     reporter: Reporter,
@@ -162,7 +143,8 @@ def _lines(
 
     wrong = ask_lines(
         esa, books, numbered(sys.stdin), sys.stdout, as_json, reporter=reporter,
-        options=_options(request), shown=ways.evidence,
+        options=_options(request), shown=_passages(ways, reporter, as_json),
+        left_out=found.left_out,
     )  # fmt: skip
     return PARTIAL if wrong else 0
 
@@ -175,9 +157,16 @@ def _options(request: Request) -> dict[str, Any]:
     }
 
 
+def _passages(ways: Ways, reporter: Reporter, as_json: bool) -> int:
+    from .quoted import passages
+
+    return passages(ways.evidence, reporter.quiet and not as_json)
+
+
 def _ask(
     esa: Esa,
     books: Sequence[Book],
+    found: Gathered,
     request: Request,
     ways: Ways,
     reporter: Reporter,
@@ -185,28 +174,26 @@ def _ask(
     as_json: bool,
 ) -> None:
     reporter.waiting("answering")
+    count = _passages(ways, reporter, as_json)
     reply = esa.ask(
         request.question,
         books,
-        evidence=ways.evidence,
+        evidence=count,
         on_text=None if as_json else shown.without_margin(reporter),
         **_options(request),
     )
     timing.answer_s = timing.lap()
     reporter.settle()
     if ways.report is not None:
-        page = esa.report(reply, request.question, books)
-        with files.writing(ways.report):
-            ways.report.write_text(page, "utf-8")
-    result = shown.as_dict(esa, books, reply, timing)
+        files.write(ways.report, esa.report(reply, request.question, books))
+    result = shown.as_dict(esa, books, reply, timing, found.left_out)
     if as_json:
         print_json(result)
         return
     print(flush=True)
-    from .quoted import under
+    from .quoted import show_under
 
-    for line in under(reply, ways.evidence, reporter.live):
-        reporter.note(line, dim=False)
+    show_under(reply, count, reporter)
     reporter.note(shown.summary(result))
     if ways.report is not None:
         reporter.note(f"esa: wrote {ways.report}")

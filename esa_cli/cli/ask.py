@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from . import by_method, options
 from .options import DEFAULT_PRESET
 
 Arguments = Annotated[
@@ -35,7 +35,9 @@ Seed = Annotated[
 Shelf = Annotated[
     bool, typer.Option("--library", help="Ask about all documents of the library, too.")
 ]
-Shown = Annotated[int, typer.Option("--evidence", min=0, max=50, help="Passages below the answer.")]
+Shown = Annotated[
+    int | None, typer.Option("--evidence", min=0, max=50, help="Passages below the answer; 3.")
+]
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write a page with the text and what was looked at.")
 ]
@@ -46,11 +48,12 @@ def ask(
     arguments: Arguments = None,
     keep: options.Keep = False,
     library: Shelf = False,
-    evidence: Shown = 3,
+    evidence: Shown = None,
     report: Report = None,
     stdin: Lines = False,
     preset: options.Preset = DEFAULT_PRESET,
     model: options.Model = None,
+    method: by_method.Method = None,
     selector: SelectorName = None,
     score: ScoreName = None,
     position: PositionName = None,
@@ -74,10 +77,11 @@ def ask(
 
     if stdin and report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")
-    ways = Ways(keep, library, evidence, report, stdin)
+    ways = Ways(keep, library, evidence, report, stdin, method=method)
     documents, question = split(arguments or [], library=library, lines=stdin)
     options.load_plugins(plugins)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}
+    by_method.alone(method, parts)
     given = options.overrides({"model": model, **parts}, settings)
     request = Request(
         documents, question, preset, given, max_new_tokens, temperature, seed, device, dtype

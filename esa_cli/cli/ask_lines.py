@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..batch.rows import answered, failed
 from ..errors import EsaError
 from ..reply import Asker
-from .quoted import Spoken, complain, under
+from .quoted import SHOWN, Spoken, complain, show_under
 from .render import Reporter, clean
+from .render import as_json as written
+
+if TYPE_CHECKING:
+    from ..document import LeftOut
 
 PARTIAL = 7
 """Exit code when some questions got no answer; the others did."""
@@ -25,7 +28,8 @@ def ask_lines(
     *,
     reporter: Reporter,
     options: Mapping[str, Any] | None = None,
-    shown: int = 3,
+    shown: int = SHOWN,
+    left_out: Sequence[LeftOut] = (),
 ) -> int:
     """Answers every line, and returns how many got no answer.
 
@@ -35,6 +39,7 @@ def ask_lines(
     Args:
         lines: numbers and questions, as `stdin_lines.numbered` gives them.
         options: keyword arguments for `asker.ask`. shown: passages of each answer.
+        left_out: of the documents, for the JSON.
     """
     asking = {**(options or {}), "evidence": shown}
     wrong = 0
@@ -45,20 +50,17 @@ def ask_lines(
             found = asker.ask(question, books, on_text=None if as_json else spoken, **asking)
         except EsaError as error:
             wrong += 1
-            row, text = failed(error), ""
-            below = []
+            row, text, reply = failed(error), "", None
             if not as_json:
                 complain(reporter, f"esa: line {number}: {error.message}")
         else:
-            row, text = answered(found, books), clean(found.text)
-            below = under(found, shown, reporter.live)
+            row, text, reply = answered(found, books, left_out), clean(found.text), found
         reporter.settle()
         if as_json:
-            row = {"line": number, "question": question, **row}
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            out.write(written({"line": number, "question": question, **row}) + "\n")
         else:
             out.write("\n\n" if spoken.any else f"{text}\n\n")
         out.flush()
-        for line in [] if as_json else below:
-            reporter.note(line)
+        if reply is not None and not as_json:
+            show_under(reply, shown, reporter)
     return wrong

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
-from . import books, files, options
+from . import by_method, files, options
 from .ask import MaxTokens, Seed, Temperature
 from .ask_lines import PARTIAL
 from .options import DEFAULT_PRESET
@@ -55,6 +55,7 @@ def batch(
     keep: options.Keep = False,
     preset: options.Preset = DEFAULT_PRESET,
     model: options.Model = None,
+    method: by_method.Method = None,
     settings: options.Set = None,
     plugins: options.Plugin = None,
     max_new_tokens: MaxTokens = None,
@@ -75,6 +76,7 @@ def batch(
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
+    given = by_method.of_any_length(method, preset, given)
     chosen = presets.load(preset, given)
     asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     asking["evidence"] = evidence
@@ -108,13 +110,16 @@ def check(
     files.check("--out", out, makes_folders=True)
     if out.exists() and out.samefile(path):
         raise UsageError("--out is the questions file", "choose another --out")
-    found = read(path, books.files(documents, reporter), depends)
+    found = read(path, documents, depends)
     for one in found:
         if one.fault:
-            reporter.note(f"esa: {path}, line {one.line}: {one.fault}", dim=False)
-    for source in dict.fromkeys(source for one in found for source in one.sources):
+            reporter.warn(f"esa: {path}, line {one.line}: {one.fault}")
+    means = list(dict.fromkeys(one.meant for one in found))
+    for left_out in dict.fromkeys(rest for one in means for rest in one.left_out):
+        reporter.warn(f"esa: {left_out.line}")
+    for source in dict.fromkeys(source for one in means for source in one.paths):
         if not os.path.exists(source):
-            reporter.note(f"esa: there is no document {source}", dim=False)
+            reporter.warn(f"esa: there is no document {source}")
     return found
 
 
@@ -150,10 +155,13 @@ def run(
             try:
                 with open_asker() as asker:
                     showing = _Progress(reporter, answers, end, before)
-                    answer(asker, answers, asking, limit=end, progress=showing)
+                    answer(
+                        asker, answers, asking, limit=end, progress=showing,
+                        say=lambda text: reporter.warn(f"esa: {text}"),
+                    )  # fmt: skip
             except KeyboardInterrupt:
                 reporter.settle()
-                reporter.note("esa: stopped; the same command goes on", dim=False)
+                reporter.warn("esa: stopped; the same command goes on")
                 raise
     reporter.settle()
     return _tell(answers, out, end, before, time.monotonic() - started, reporter, as_json)
@@ -181,9 +189,7 @@ def _tell(
         )  # fmt: skip
     reporter.note(f"esa: {end - failed} of {end} questions answered in {time_text(took)}, in {out}")
     if failed:
-        reporter.note(
-            f"esa: errors in place of answers: {failed}; --retry-failed asks again", dim=False
-        )
+        reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
     return PARTIAL if failed else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,9 +116,7 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 
 def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
-    from ..bench import runner
     from ..bench.order import presets
-    from ..journal import Journal
     from . import bench_table
     from .known import Place, look
 
@@ -128,14 +127,13 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     reporter.stage("import", 0, None)
     made = presets(run.preset, options.names(run.methods), survey.length)
     place = Place.of(run.device, run.dtype)
-    header = _header(run, survey.length, place)
-    journal = Journal(run.out, header, same=("benchmark", "settings"), key=runner.KEY)
-    if journal.rows:
-        reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+    journal = _journal(run, order, made, _header(run, survey.length, place), reporter)
     known = look(run.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
     known.check(made.values(), known.tokens(max(texts, key=len, default="")))
-    show = partial(bench_table.show, order, journal, as_json=run.as_json, markdown=run.markdown)
+    show = partial(
+        bench_table.show, order, journal, run.preset, as_json=run.as_json, markdown=run.markdown
+    )
     try:
         with journal:
             complete = _ask(run, order, made, known, journal, reporter, survey.places, until)
@@ -149,6 +147,26 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     if not complete:
         reporter.note(f"esa: the time limit was reached{_goes_on(run)}")
     show(complete=complete)
+
+
+def _journal(
+    run: Run, order: Order, made: Iterable[str], header: dict[str, Any], reporter: Reporter
+) -> Journal:
+    """What was kept, once it is known to be of these data.
+
+    Raises:
+        UsageError, DocumentError: it is not, or cannot be read.
+    """
+    from ..bench import runner
+    from ..journal import Journal
+
+    journal = Journal(run.out, header, same=("benchmark", "settings"), key=runner.KEY)
+    if journal.rows:
+        for record in order.records():
+            for method in made:
+                runner.kept(record, method, journal)
+        reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+    return journal
 
 
 def _goes_on(run: Run) -> str:

@@ -11,20 +11,32 @@ from .render import print_json, print_table
 if TYPE_CHECKING:
     from ..bench.order import Order
     from ..journal import Journal
+    from ..preset import Preset
 
 
 def show(
-    order: Order, journal: Journal, *, complete: bool, as_json: bool, markdown: Path | None
+    order: Order,
+    journal: Journal,
+    base: Preset,
+    *,
+    complete: bool,
+    as_json: bool,
+    markdown: Path | None,
 ) -> None:
     """Prints first, so that a file that cannot be written costs nothing that was measured.
+
+    Args:
+        base: the preset that methods are laid over.
 
     Raises:
         DocumentError, ResourceError: the file cannot be written.
     """
     from ..bench import table
+    from ..bench.order import titles
 
     found = table.scores(journal.rows)
-    headers, lines = table.table(order.benchmark, found)
+    stretched = titles(base, found, journal.header["settings"]["length"])
+    headers, lines = table.table(order.benchmark, found, stretched)
     if as_json:
         scores = table.as_dict(order.benchmark, found)
         result = {"complete": complete, "scores": scores, "notes": order.notes()}

@@ -1,13 +1,16 @@
-"""The documents of a command line, handed to an asker one by one."""
+"""The documents of a command line: read, told what is left out, handed to an asker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..reply import Asker
 from .render import Reporter
+
+if TYPE_CHECKING:
+    from ..document import Document, Gathered
 
 
 def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
@@ -27,13 +30,20 @@ def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
         )
 
 
-def files(documents: Sequence[str], reporter: Reporter) -> list[str]:
-    """Folders and patterns as the files they mean; says what is left out. Raises DocumentError."""
-    from ..readers.sources import expand
+def read(names: Sequence[str], reporter: Reporter) -> Gathered:
+    """The documents that names, folders and patterns mean, each text once; says what is left out.
 
-    return expand(documents, lambda text: reporter.note(f"esa: {text}", dim=False))
+    Raises:
+        UsageError, DocumentError: as `document.gather`.
+    """
+    from ..document import gather, meant
+
+    found = gather(meant(names)).once()
+    for left_out in found.left_out:
+        reporter.warn(f"esa: {left_out.line}")
+    return found
 
 
-def ingest(asker: Asker, documents: Sequence[str]) -> list[Any]:
+def ingest(asker: Asker, documents: Sequence[Document]) -> list[Any]:
     """A book for each document. Raises DocumentError, ResourceError."""
-    return [asker.ingest(source) for source in documents]
+    return [asker.ingest(document) for document in documents]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import books, options
+from . import books, by_method, options
 from .ask import MaxTokens, Seed, Temperature
 from .ask_lines import PARTIAL
 from .options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
+    from ..document import Document
     from ..reply import Asker
     from .render import Reporter
 
@@ -21,7 +22,8 @@ Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
 ]
 Shown = Annotated[
-    int, typer.Option("--evidence", min=0, max=50, help="Passages to show under each answer.")
+    int | None,
+    typer.Option("--evidence", min=0, max=50, help="Passages to show under each answer; 3."),
 ]
 
 
@@ -30,12 +32,13 @@ def chat(
     keep: options.Keep = False,
     preset: options.Preset = DEFAULT_PRESET,
     model: options.Model = None,
+    method: by_method.Method = None,
     settings: options.Set = None,
     plugins: options.Plugin = None,
     max_new_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
-    evidence: Shown = 3,
+    evidence: Shown = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     quiet: options.Quiet = False,
@@ -46,6 +49,7 @@ def chat(
     an error in place of an answer.
     """
     from .open import opened
+    from .quoted import passages
     from .render import Reporter
 
     named = documents or []
@@ -53,29 +57,30 @@ def chat(
     books.check(named, questions_on_stdin=True)
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
+    given = by_method.of_any_length(method, preset, given)
     asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    reporter = Reporter(quiet)
-    named = books.files(named, reporter)
+    reporter, shown = Reporter(quiet), passages(evidence, quiet)
+    found = books.read(named, reporter).documents
     try:
         with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
-            run(asker, named, reporter, asking, evidence, on_terminal=on_terminal)
+            run(asker, found, reporter, asking, shown, on_terminal=on_terminal)
     finally:
         reporter.settle()
 
 
 def run(
     asker: Asker,
-    documents: Sequence[str],
+    documents: Sequence[Document],
     reporter: Reporter,
     asking: dict[str, Any],
     shown: int,
     *,
     on_terminal: bool,
 ) -> None:
-    """Reads the documents, then answers until there are no more questions.
+    """Has the documents read, then answers until there are no more questions.
 
     Raises:
-        DocumentError, ResourceError: a document cannot be read.
+        ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
     from ..chat.conversation import KEPT, Conversation
@@ -84,7 +89,8 @@ def run(
     found = books.ingest(asker, documents)
     reporter.settle()
     talk = Conversation(asker, found, asking, kept=max(KEPT, shown))
-    lines = chat_lines.Lines(talk, list(documents), reporter, shown, stoppable=on_terminal)
+    names = [document.source for document in documents]
+    lines = chat_lines.Lines(talk, names, reporter, shown, stoppable=on_terminal)
     if on_terminal:
         from . import chat_terminal
 

@@ -19,7 +19,7 @@ from ..chat import save
 from ..chat.conversation import Conversation
 from ..errors import EsaError, UsageError
 from . import files
-from .quoted import Spoken, complain, in_full, under
+from .quoted import Spoken, complain, in_full, show_under
 from .render import Reporter, clean
 
 COMMANDS = {
@@ -93,11 +93,10 @@ class Lines:
             return
         if not said.any:
             print(clean(reply.text), flush=True)
-        for text in under(reply, self.shown, self.reporter.live):
-            self.reporter.note(text)
+        show_under(reply, self.shown, self.reporter)
         if self.talk.forgotten > forgotten and not self._told:
             self._told = True
-            self.reporter.note("  the conversation has grown long: its oldest turns are left out")
+            self.reporter.warn("  the conversation has grown long: its oldest turns are left out")
 
     def _command(self, name: str, rest: str) -> None:
         if name == "/evidence":
@@ -128,7 +127,7 @@ class Lines:
             raise UsageError("the last answer has no passages", "it was stopped, or rests on none")
         print(in_full(passages[: int(rest)] if rest else passages))
         if rest and int(rest) > len(passages):
-            self.reporter.note(f"  {len(passages)} are kept of an answer")
+            self.reporter.warn(f"  {len(passages)} are kept of an answer")
 
     def _save(self, rest: str) -> None:
         if not rest:
@@ -140,8 +139,7 @@ class Lines:
         if path.exists() and path.absolute() not in self._saved:
             raise UsageError(f"{path} is there already", "give another name")
         talk = self.talk
-        with files.writing(path):
-            save.write(path, save.text(path, talk.asker.name, self.documents, talk.record))
+        files.write(path, save.text(path, talk.asker.name, self.documents, talk.record))
         self._saved.add(path.absolute())
         self.reporter.note(f"  saved {len(talk.record)} questions in {path}")
 

@@ -68,7 +68,7 @@ def history(reporter: Reporter) -> History:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     except OSError as error:
-        reporter.note(f"  questions are not remembered: {path}: {error.strerror}")
+        reporter.warn(f"  questions are not remembered: {path}: {error.strerror}")
         return InMemoryHistory()
     return FileHistory(str(path))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..chat.save import write as write_whole
 from ..errors import DocumentError, ResourceError, UsageError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,6 +32,29 @@ def check(option: str, path: Path | None, *, makes_folders: bool = False) -> Non
         raise UsageError(f"there is no folder {folder}", "make it first")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise DocumentError(f"{option} {path} cannot be written", OTHER)
+
+
+def spare(option: str, path: Path | None, sources: Sequence[str]) -> None:
+    """Refuses a path that is one of the documents, which would be lost. Raises UsageError."""
+    if path is None or not path.exists():
+        return
+    for source in sources:
+        if os.path.exists(source) and os.path.samefile(path, source):
+            raise UsageError(f"{option} {path} is one of the documents", "name another file")
+
+
+def write(path: Path, text: str) -> None:
+    """Puts `text` at `path`, whole or not at all where that can be done.
+
+    Raises:
+        ResourceError, DocumentError: as `writing`.
+    """
+    with writing(path):
+        place = path.resolve()  # a link stays one
+        if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
+            write_whole(place, text)
+        else:
+            place.write_text(text, "utf-8")
 
 
 @contextmanager

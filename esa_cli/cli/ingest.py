@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +11,10 @@ from . import options
 from .options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
+    from ..api import Esa
     from ..book import Book
+    from ..document import Document
+    from .render import Reporter
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
@@ -37,33 +41,43 @@ def ingest(
 
     Stopped in the middle, the same command goes on where it was.
     """
-    from ..document import read_documents
-    from ..machine import size_text, time_text
+    from . import books as named
     from .open import opened
-    from .render import Reporter, print_json, print_table
+    from .render import Reporter, print_json
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
     reporter = Reporter(quiet)
     try:
-        found = read_documents(documents, say=reporter.note)
+        found = named.read(documents, reporter)
         with opened(preset, given, device, dtype, reporter, keep=True, rows=rows) as esa:
-            books = []
-            for document in found:
-                books.append(esa.ingest(document))
-                entry = books[-1].entry
-                if entry is not None and entry.layout.kind != rows:
-                    reporter.note(
-                        f"esa: {document.name} is kept with {entry.layout.kind} rows; to keep "
-                        f"{rows} ones, `esa library rm {entry.id}` first",
-                        dim=False,
-                    )
-                reporter.settle()
+            books = [_kept(esa, document, rows, reporter) for document in found.documents]
     finally:
         reporter.settle()
     if as_json:
-        print_json({"documents": [_as_dict(book) for book in books]})
-        return
+        left_out = [one.as_dict() for one in found.left_out]
+        print_json({"documents": [_as_dict(book) for book in books], "left_out": left_out})
+    else:
+        _print(books)
+
+
+def _kept(esa: Esa, document: Document, rows: str, reporter: Reporter) -> Book:
+    """Its book; says where it was kept before in another way."""
+    book = esa.ingest(document)
+    entry = book.entry
+    if entry is not None and entry.layout.kind != rows:
+        reporter.warn(
+            f"esa: {document.name} is kept with {entry.layout.kind} rows; to keep {rows} ones, "
+            f"`esa library rm {entry.id}` first"
+        )
+    reporter.settle()
+    return book
+
+
+def _print(books: Sequence[Book]) -> None:
+    from ..machine import size_text, time_text
+    from .render import print_table
+
     print_table(
         ("id", "tokens", "size", "read in", "document"),
         [
@@ -86,6 +100,7 @@ def _as_dict(book: Book) -> dict[str, Any]:
         "source": book.document.source,
         "tokens": book.tokens,
         "bytes": book.entry.nbytes if book.entry else None,
+        "rows": book.entry.layout.kind if book.entry else None,
         "read_s": round(book.read_s, 3),
         "missing": list(book.document.missing),
     }

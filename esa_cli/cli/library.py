@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import options
+from . import entries, options
 
 if TYPE_CHECKING:
-    from ..library import Entry, Library
+    from ..library import Entry, Library, LibraryError
 
 app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
+_BAD = ("damaged", "unreadable")
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID)]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID)]
 AnyIds = Annotated[
     list[str] | None, typer.Argument(metavar="[ID...]", help=_ID + " Without it all.")
+]
+Text = Annotated[
+    bool, typer.Option("--text", help="The text alone, in which `start` and `end` count.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -42,66 +46,90 @@ def list_(as_json: options.Json = False) -> None:
         )
     elif found:
         rows = [
-            (entry.id, f"{entry.tokens:,}", size_text(entry.nbytes), _day(entry.used), _name(entry))
+            (
+                entry.id,
+                f"{entry.tokens:,}",
+                size_text(entry.nbytes),
+                entries.day(entry.used),
+                entries.reader(entry),
+                entries.called(entry),
+            )
             for entry in found
         ]
-        print_table(("id", "tokens", "size", "used", "document"), rows)
+        print_table(("id", "tokens", "size", "used", "preset", "document"), rows)
         print(f"{size_text(library.nbytes)} in {library.root}")
     else:
         print("no documents yet; `esa ingest` reads one")
 
 
 @app.command("show")
-def show(name: Id, as_json: options.Json = False) -> None:
-    """Show what is known of a document."""
+def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
+    """Show what is known of a document, or its text."""
     from ..library import Library, plain
-    from ..machine import size_text
     from .render import print_json, print_table
 
-    entry = _one(Library(), name)
+    library = Library()
+    entry = _one(library, name)
     if as_json:
-        print_json(plain(entry))
-        return
-    layout = entry.layout
-    facts = {
-        "id": entry.key,
-        "document": _name(entry),
-        "size": size_text(entry.nbytes),
-        "tokens": f"{entry.tokens:,}",
-        "characters": f"{entry.characters:,}",
-        "rows": f"{layout.kind}, {layout.layers} layers of {layout.heads} x {layout.dim}, "
-        f"{layout.dtype}",
-        "read": _day(entry.created),
-        "used": _day(entry.used),
-        "read with": entry.identity,
-        **{key: str(value) for key, value in entry.provenance.items() if key != "name"},
-    }
-    if entry.damage:
-        facts = {"id": entry.key, "document": _name(entry)}
-    print_table(("", ""), list(facts.items()))
+        more = {"text": library.text(entry)} if text else {}
+        print_json({**plain(entry), **more})
+    elif text:
+        _print_text(library.text(entry))
+    else:
+        print_table(("", ""), list(entries.facts(entry).items()))
+
+
+def _print_text(text: str) -> None:
+    """To the letter, for evidence counts its letters; but a terminal it must not steer."""
+    from .render import clean
+
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
 
 
 @app.command("verify")
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
-    from ..library import Library, LibraryError
+    from ..library import Library
     from .render import print_json
 
     library = Library()
     chosen = _several(library, names) if names else library.entries()
-    results = [(entry, [error.message for error in library.verify(entry)]) for entry in chosen]
+    results = [(entry, library.verify(entry)) for entry in chosen]
     if as_json:
-        print_json({"documents": [{"id": e.id, "damages": texts} for e, texts in results]})
+        rows = [{"id": e.id, "damages": [one.message for one in bad]} for e, bad in results]
+        print_json({"documents": rows})
     else:
-        for entry, texts in results:
-            print(f"{entry.id}  {'damaged' if texts else 'good'}  {_name(entry)}")
-            for text in texts:
-                print(f"    {text}")
-    bad = [entry for entry, texts in results if texts]
-    if bad:
+        for entry, bad in results:
+            print(f"{entry.id}  {_state(bad)}  {entries.called(entry)}")
+            for error in bad:
+                print(f"    {error.message}")
+    _complain(results)
+
+
+def _state(found: Sequence[LibraryError]) -> str:
+    from ..library import UnreadableError
+
+    if not found:
+        return "good"
+    known = any(not isinstance(error, UnreadableError) for error in found)
+    return "damaged" if known else "unreadable"
+
+
+def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
+    """Raises LibraryError where a document is not good."""
+    from ..library import LibraryError, UnreadableError
+
+    of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
+    damaged, hidden = of["damaged"], of["unreadable"]
+    if damaged:
         raise LibraryError(
-            f"{len(bad)} of {len(results)} documents are damaged",
-            f"`esa library rm {' '.join(entry.id for entry in bad)}`, and ingest them again",
+            f"{len(damaged)} of {len(results)} documents are damaged",
+            f"`esa library rm {' '.join(damaged)}`, and ingest them again",
+        )
+    if hidden:
+        raise UnreadableError(
+            f"{len(hidden)} of {len(results)} documents cannot be read",
+            "check who may read them, and the disk; then verify again",
         )
 
 
@@ -117,11 +145,12 @@ def rm(names: Ids, yes: Yes = False) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("removing a document wants a yes", "add --yes")
-        listed = ", ".join(f"{entry.id} ({_name(entry)})" for entry in chosen)
+        listed = ", ".join(f"{entry.id} ({entries.called(entry)})" for entry in chosen)
         if not typer.confirm(f"Remove {listed} from the library?", err=True):
             raise typer.Exit(1)
     for entry in chosen:
-        print(f"removed {entry.id} ({_name(entry)}), {size_text(library.remove(entry))} freed")
+        freed = size_text(library.remove(entry))
+        print(f"removed {entry.id} ({entries.called(entry)}), {freed} freed")
 
 
 @app.command("prune")
@@ -158,21 +187,11 @@ def prune(
         return
     would = "would remove" if dry_run else "removed"
     for entry in done.removed:
-        print(f"{would} {entry.id} ({_name(entry)})")
+        print(f"{would} {entry.id} ({entries.called(entry)})")
     if done.leftovers:
         print(f"{would} {done.leftovers} files that belong to no document")
     freed = "would be freed" if dry_run else "freed"
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
-
-
-def _name(entry: Entry) -> str:
-    from .render import clean
-
-    return f"damaged: {entry.damage}" if entry.damage else clean(entry.name) or "without a name"
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
 
 
 def _one(library: Library, name: str) -> Entry:

@@ -62,7 +62,7 @@ class Reading:
 
     def _lacking(self, document: Document) -> None:
         for text in document.missing:
-            self.reporter.note(f"esa: {document.name}: {text}", dim=False)
+            self.reporter.warn(f"esa: {document.name}: {text}")
 
     def progress(self, done: int, total: int) -> None:
         self._first = self._first or done

@@ -22,11 +22,10 @@ def list_(plugins: options.Plugin = None) -> None:
 
     registry.load_entry_points()
     rows = []
-    for kind in registry.KINDS:
-        for name in registry.names(kind):
-            cls = registry.lookup(kind, name)
-            what = (cls.__doc__ or "").strip().split("\n")[0]
-            rows.append((kind, name, registry.origin(kind, name), settings_of(cls), what))
+    for part in registry.parts():
+        which = (part.kind, part.name)
+        settings = settings_of(registry.lookup(*which))
+        rows.append((*which, registry.origin(*which), settings, part.about))
     print_table(("kind", "name", "from", "settings", "what it does"), rows)
 
 

@@ -9,6 +9,8 @@ from ..chat.save import place
 from ..reply import Evidence, Reply
 from .render import Reporter, clean
 
+SHOWN = 3
+"""Passages under an answer where nobody says how many."""
 NOT_FOUND = "the documents may not contain the answer"
 PIPE_WIDTH = 160
 
@@ -20,15 +22,20 @@ def one_line(passage: Evidence, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def under(reply: Reply, count: int, live: bool) -> list[str]:
-    """What stands below an answer: the best `count` passages, and whether to trust it."""
-    width = shutil.get_terminal_size().columns if live else PIPE_WIDTH
-    lines = [one_line(passage, max(width, 40)) for passage in reply.evidence[:count]]
-    if reply.cut:
-        lines.insert(0, "  the answer was cut off; --max-new-tokens allows a longer one")
+def passages(asked: int | None, quiet: bool) -> int:
+    """How many passages to show: as many as was asked for; else none where it is to be quiet."""
+    return (0 if quiet else SHOWN) if asked is None else asked
+
+
+def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
+    """Writes below an answer whether to trust it, and its best `count` passages."""
     if not reply.found:
-        lines.insert(0, f"  {NOT_FOUND}")
-    return lines
+        reporter.warn(f"  {NOT_FOUND}")
+    if reply.cut:
+        reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
+    width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
+    for passage in reply.evidence[:count]:
+        reporter.warn(one_line(passage, max(width, 40)))
 
 
 def in_full(evidence: tuple[Evidence, ...]) -> str:
@@ -60,4 +67,4 @@ class Spoken:
 def complain(reporter: Reporter, text: str) -> None:
     """A mistake, which is worth a line even where progress is not."""
     reporter.settle()
-    reporter.console.print(clean(text), markup=False, soft_wrap=True)
+    reporter.warn(text)

@@ -32,6 +32,7 @@ _STAGES = {
 }
 _IN_BYTES = ("download", "extract", "hash")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNESCAPED = re.compile(r"[\x7f-\x9f]")
 
 
 def clean(text: str) -> str:
@@ -39,9 +40,20 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def one_line(text: str) -> str:
+    """Clean, and on one line: names of files may have line breaks."""
+    return clean(text).replace("\n", " ")
+
+
+def as_json(data: object, indent: int | None = None) -> str:
+    """JSON that does not steer a terminal either: it escapes what `json` does not."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
+    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def print_json(data: object) -> None:
     """One JSON object on standard output."""
-    print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    print(as_json(data, indent=2))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -108,7 +120,7 @@ class Reporter:
     """Shows on standard error what is going on.
 
     Args:
-        quiet: show nothing at all.
+        quiet: show warnings alone.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -119,10 +131,16 @@ class Reporter:
         self._stage, self._shown = "", 0.0
 
     def note(self, text: str, dim: bool = True) -> None:
-        """One line."""
+        """One line, whatever is in the text."""
         if not self.quiet:
-            style = "dim" if dim else None
-            self.console.print(text, style=style, markup=False, soft_wrap=True)
+            self._print(text, "dim" if dim else None)
+
+    def warn(self, text: str) -> None:
+        """One line that is worth knowing even where progress is not."""
+        self._print(text, None)
+
+    def _print(self, text: str, style: str | None) -> None:
+        self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """A `models.Progress`: a spinner with the bytes so far, or a line for each stage."""
@@ -147,7 +165,7 @@ class Reporter:
             self._status.start()
         from rich.text import Text
 
-        self._status.update(Text(text))
+        self._status.update(Text(one_line(text)))
 
     def waiting(self, text: str) -> None:
         """A spinner until `settle`; nothing where there is no terminal."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import models, preset
-from ..document import join, read_documents
+from ..document import join
 from ..errors import UsageError
-from . import known
+from . import books, known
 from .render import Reporter
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
@@ -89,7 +89,7 @@ def prepare(request: Request, reporter: Reporter) -> Prepared:
     """
     chosen = preset.load(request.preset, request.overrides)
     models.parse_reference(chosen.model)
-    text = join(read_documents(request.documents, say=reporter.note))
+    text = join(books.read(request.documents, reporter).documents)
     reporter.stage("import", 0, None)
     from .. import build
 

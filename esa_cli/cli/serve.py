@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from . import books, options
 from .options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
+    from ..document import Document
     from ..reply import Asker
     from .render import Reporter
 
@@ -88,10 +89,10 @@ def serve(
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
     reporter = Reporter(quiet)
-    wanted = replace(wanted, documents=books.files(wanted.documents, reporter))
+    found = books.read(wanted.documents, reporter).documents
     try:
         with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
-            run(asker, wanted, reporter)
+            run(asker, wanted, found, reporter)
     finally:
         reporter.settle()
 
@@ -125,24 +126,25 @@ def check(wanted: Wanted) -> None:
             raise UsageError(f"--allow {folder} is not a folder", "give a folder that is there")
 
 
-def run(asker: Asker, wanted: Wanted, reporter: Reporter) -> None:
-    """Reads the documents, then serves until Ctrl-C.
+def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: Reporter) -> None:
+    """Has the documents read, then serves until Ctrl-C.
 
     Raises:
-        UsageError: the address is taken. DocumentError, ResourceError.
+        UsageError: the address is taken. ResourceError, LibraryError.
     """
     from ..serve import server
     from ..serve.app import Limits, make_app
     from ..serve.shelf import Shelf
 
     with server.bind(wanted.host, wanted.port) as sock:
-        fixed = books.ingest(asker, wanted.documents)
+        fixed = books.ingest(asker, documents)
         reporter.settle()
-        shelf = Shelf(asker, fixed, wanted.allow)
+        shelf = Shelf(asker, fixed, wanted.allow, [document.text for document in documents])
         limits = Limits(wanted.max_body, wanted.max_queue, wanted.timeout_s)
         app = make_app(
-            asker, shelf, wanted.token, limits, lambda text: reporter.note(f"esa: {text}")
-        )
+            asker, shelf, wanted.token, limits,
+            lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
+        )  # fmt: skip
         print(server.address(sock), flush=True)
         reporter.note(f"esa: serving {asker.name}; Ctrl-C ends")
         server.run(app, sock)

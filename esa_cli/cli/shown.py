@@ -13,6 +13,7 @@ from .render import Reporter
 if TYPE_CHECKING:
     from ..api import Esa
     from ..book import Book
+    from ..document import LeftOut
     from ..reply import Reply
 
 
@@ -46,7 +47,9 @@ def without_margin(reporter: Reporter) -> Callable[[str], None]:
     return show
 
 
-def as_dict(esa: Esa, books: Sequence[Book], reply: Reply, timing: Timing) -> dict[str, Any]:
+def as_dict(
+    esa: Esa, books: Sequence[Book], reply: Reply, timing: Timing, left_out: Sequence[LeftOut] = ()
+) -> dict[str, Any]:
     chosen = esa.preset
     window = chosen.window.model_dump()
     times = {key: round(value, 3) for key, value in asdict(timing).items() if key[0] != "_"}
@@ -70,6 +73,7 @@ def as_dict(esa: Esa, books: Sequence[Book], reply: Reply, timing: Timing) -> di
             }
             for book in books
         ],
+        "left_out": [one.as_dict() for one in left_out],
         "tokens": {
             "document": esa.session.document_tokens,
             "question": reply.question_tokens,

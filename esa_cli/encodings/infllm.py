@@ -13,12 +13,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..positions import FixedDistance
+from ..positions import ROTATED, FixedDistance
 from ..protocols import Positions
 from ..registry import register
 
 
-@register("position", "infllm")
+@register(
+    "position",
+    "infllm",
+    about="far tokens at one distance, the last inside L",
+    source="Xiao et al., InfLLM, arXiv 2402.04617",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class InfLLM(FixedDistance):
     """Far queries at l_L - 1 and far keys at 0, near ones in order.

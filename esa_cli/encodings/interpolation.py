@@ -12,13 +12,20 @@ from typing import Any
 
 from torch import Tensor
 
+from ..positions import ROTATED
 from ..recipes import Base, recipe
 from ..registry import register
 from .origin import FULL_COST, everything, whole_stretch
 from .stretched import Stretched
 
 
-@register("position", "interpolation")
+@register(
+    "position",
+    "interpolation",
+    about="true positions, divided by a factor",
+    source="Chen et al. 2023, position interpolation, arXiv 2306.15595",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class Interpolation(Stretched):
     """True positions divided by `factor`.

@@ -13,12 +13,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..positions import FixedDistance
+from ..positions import ROTATED, FixedDistance
 from ..protocols import Positions
 from ..registry import register
 
 
-@register("position", "lm-infinite")
+@register(
+    "position",
+    "lm-infinite",
+    about="far tokens at one distance, the first beyond L",
+    source="Han et al., LM-Infinite, arXiv 2308.16137",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class LMInfinite(FixedDistance):
     """Far queries at l_L and far keys at 0, near ones in order.

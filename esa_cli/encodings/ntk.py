@@ -6,6 +6,13 @@ The slowest frequency of the fixed form is exactly that of interpolation by s.
 
 Dynamic: keys are kept unrotated, so all of a step's tokens are rotated by the same b'. N is the end
 of the current chunk: a document read in chunks is seen through a base that grows with them.
+
+What s is there: at N = L0 the base is b whatever s is, and what multiplies it grows by s / L0 with
+every token, so s says how fast, not how far. With s = 1 the base suits the N tokens there are. The
+recipe gives s the whole stretch of the document, as for `ntk`; at N = s L0 the base is multiplied
+as for a stretch of s^2 - s + 1, where the fixed form has s. It is what transformers does with a
+configuration whose factor is s.
+
 Source: bloc97 (fixed) and emozilla (dynamic), 2023, as in transformers.
 """
 
@@ -17,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..positions import ROTATED
 from ..recipes import Base, recipe
 from ..registry import register
 from .origin import FULL_COST, everything, whole_stretch
@@ -30,7 +38,13 @@ def _of_larger_base(base: float, stretch: float, inverse: Tensor) -> Tensor:
     return inverse.new_tensor(series(larger, dim), dtype=torch.float32)
 
 
-@register("position", "ntk")
+@register(
+    "position",
+    "ntk",
+    about="true positions, a larger rotary base",
+    source="bloc97 2023, NTK-aware scaling",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class NTK(Stretched):
     """True positions, the base enlarged for a text `factor` times the trained window.
@@ -43,7 +57,13 @@ class NTK(Stretched):
         return _of_larger_base(base_of(inverse), self.factor, inverse), factor
 
 
-@register("position", "ntk-dynamic")
+@register(
+    "position",
+    "ntk-dynamic",
+    about="true positions, a base that grows with the text",
+    source="emozilla 2023, dynamic NTK-aware scaling",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class DynamicNTK(Stretched):
     """True positions, the base enlarged as the text grows beyond the trained window.

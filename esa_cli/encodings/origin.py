@@ -1,9 +1,11 @@
-"""The full attention baselines: everything is attended to, at true positions.
+"""The full attention baselines: everything is attended to.
 
-`origin` is the model as it is; the others stretch its window by changed frequencies, each in its
-own file. Their factor is the document's length and 256 tokens for the words around it, the question
-and the answer, in trained windows, rounded up to a whole number. So the stretched window holds all
-of them, and documents of about one length are read alike. An unknown length gives 1.
+`origin` is the model as it is, at true positions; `full` has the preset's position encoding, which
+tells what positions do from what selection does. The others stretch the window by changed
+frequencies, each in its own file. Their factor is the document's length and 256 tokens for the
+words around it, the question and the answer, in trained windows, rounded up to a whole number. So
+the stretched window holds all of them, and documents of about one length are read alike. An unknown
+length gives 1.
 """
 
 from __future__ import annotations
@@ -43,3 +45,14 @@ def whole_stretch(base: Base) -> float:
 )
 def origin(base: Base) -> dict[str, Any]:
     return everything({"name": "true"})
+
+
+@recipe(
+    "full",
+    about="full attention, far tokens where the preset's position encoding puts them",
+    source="Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
+    cost=FULL_COST,
+    full=True,
+)
+def full(base: Base) -> dict[str, Any]:
+    return everything(dict(base.preset.position))

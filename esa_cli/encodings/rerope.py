@@ -16,11 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..positions import FixedDistance
+from ..positions import ROTATED, FixedDistance
 from ..registry import register
 
 
-@register("position", "rerope")
+@register(
+    "position",
+    "rerope",
+    about="no token further away than a fixed distance",
+    source="Su 2023, Rectified Rotary Position Embeddings (ReRoPE)",
+    cost=f"{ROTATED}, those of L and C twice, for two kinds of logits",
+)
 @dataclass(frozen=True)
 class ReRoPE(FixedDistance):
     """Nothing is further away than w.

@@ -15,12 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..positions import consecutive
+from ..positions import ROTATED, consecutive
 from ..protocols import Positions
 from ..registry import register
 
 
-@register("position", "streaming")
+@register(
+    "position",
+    "streaming",
+    about="far tokens in order, a whole L away",
+    source="Xiao et al., StreamingLLM, arXiv 2309.17453, as InfLLM compares it",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class Streaming:
     """Far keys in order from 0, far queries l_L behind the last of them; near ones in order.

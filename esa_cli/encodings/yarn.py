@@ -18,13 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..positions import ROTATED
 from ..recipes import Base, recipe
 from ..registry import register
 from .origin import FULL_COST, everything, whole_stretch
 from .stretched import Stretched, base_of, series
 
 
-@register("position", "yarn")
+@register(
+    "position",
+    "yarn",
+    about="true positions, slow frequencies stretched",
+    source="Peng et al. 2023, YaRN, arXiv 2309.00071",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class YaRN(Stretched):
     """True positions at YaRN's frequencies for a text `factor` times the trained window.

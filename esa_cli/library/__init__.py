@@ -9,17 +9,19 @@ from .entry import Entry
 from .layout import SEGMENT, Layout
 from .library import Library, plain
 from .places import default_root
-from .sealed import ForeignVersionError, LibraryError
+from .sealed import DiskError, ForeignVersionError, LibraryError, UnreadableError
 from .sweep import Pruned
 
 __all__ = [
     "SEGMENT",
+    "DiskError",
     "Entry",
     "ForeignVersionError",
     "Layout",
     "Library",
     "LibraryError",
     "Pruned",
+    "UnreadableError",
     "default_root",
     "plain",
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from . import sealed
 from .entry import Entry
 from .places import Places
-from .sealed import LibraryError
+from .sealed import LibraryError, UnreadableError
 
 
 def write(places: Places, key: str, chain: list[str]) -> None:
@@ -31,13 +31,15 @@ class Needed:
     segments: set[str] = field(default_factory=set)
     fits: set[str] = field(default_factory=set)
     everything: bool = False
-    """A claim could not be read while its ingest goes on, or another version's document is there:
-    what nobody names may still be needed."""
+    """What some document or running ingest needs is not known: what nobody names may be its."""
+    every_fit: bool = False
+    """An ingest goes on. Its projections come before the first segment that names them, and may
+    come at any moment."""
 
     def needs(self, path: Path) -> bool:
         """Whether a segment's or a projection's file must stay."""
         if path.suffix == ".fit":
-            return self.everything or path.stem in self.fits
+            return self.everything or self.every_fit or path.stem in self.fits
         chain = path.stem.partition("-")[0]
         return self.everything or path.stem in self.segments or chain in self.chains
 
@@ -47,23 +49,24 @@ def needed(places: Places, entries: Iterable[Entry], *, dead: bool) -> Needed:
 
     Args:
         dead: count the claims of ingests that ended before their time, too.
+
+    A document with `damage` may need anything.
     """
     found = Needed()
     for entry in entries:
         found.segments.update(entry.segments)
         found.fits.add(entry.fit)
-        found.everything = found.everything or entry.foreign
-    for path in list(places.claims.glob("*.claim")):
+        found.everything = found.everything or bool(entry.damage)
+    for path in list(places.whole("claims")):
         live = places.is_held(path.stem)
+        found.every_fit = found.every_fit or live
         if live or dead:
             try:
                 found.chains.update(json.loads(sealed.read(path, "claim", path.stem)))
-            except LibraryError:
-                found.everything = found.everything or live
-    for path in places.segments.glob("*.seg"):
+            except LibraryError as error:
+                unsure = live or isinstance(error, UnreadableError)
+                found.everything = found.everything or unsure
+    for path in places.whole("segments"):
         if found.needs(path):
             found.fits.add(path.stem.partition("-")[2])
-    # A live ingest's projections are there before the first segment that names them.
-    if any(places.is_held(path.stem) for path in places.claims.glob("*.claim")):
-        found.fits.update(path.stem for path in places.fits.glob("*.fit"))
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compressors import Linear
 from . import sealed
-from .entry import Entry
+from .entry import Entry, read_text
 from .layer import CPU, StoredLayer
 from .places import Places
 from .segment import Segment
@@ -78,8 +78,7 @@ class Stored:
     def __init__(self, places: Places, entry: Entry) -> None:
         self.entry, key = entry, entry.key
         digests = entry.digests
-        text = sealed.read(places.document(key, "text"), "text", key, digests["text"])
-        self.text = text.decode("utf-8", "surrogatepass")
+        self.text = read_text(places, entry)
         packed = sealed.read(places.document(key, "tokens"), "tokens", key, digests["tokens"])
         tokens = load(packed)
         self.ids: list[int] = tokens["ids"].tolist()

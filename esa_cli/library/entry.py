@@ -10,8 +10,9 @@ from typing import Any
 
 from . import sealed
 from .layout import Layout
+from .names import is_document
 from .places import Places
-from .sealed import ForeignVersionError, LibraryError, damaged, readable
+from .sealed import ForeignVersionError, LibraryError, UnreadableError, damaged, readable
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
 
@@ -29,7 +30,8 @@ class Entry:
         marks: plain data about the text. provenance: where it came from: `name`, `source`, ...
         created: seconds since 1970. used: when it was last opened.
         damage: why it cannot be used, in words; then all else may be empty.
-        foreign: it is another version's.
+        foreign: it is another version's. unreadable: its manifest cannot be read now, and may be
+            good.
     """
 
     key: str
@@ -49,6 +51,7 @@ class Entry:
     used: float = 0.0
     damage: str = ""
     foreign: bool = False
+    unreadable: bool = False
 
     @property
     def id(self) -> str:
@@ -72,7 +75,7 @@ class Entry:
 def write(places: Places, entry: Entry) -> None:
     """Puts the manifest on disk: from now on there is a document. Raises OSError."""
     facts = asdict(entry) | {"layout": entry.layout.as_json()}
-    for name in ("used", "damage", "foreign"):
+    for name in ("used", "damage", "foreign", "unreadable"):
         del facts[name]
     payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
     sealed.write(places.document(entry.key), "document", payload, entry.key)
@@ -104,20 +107,44 @@ def read_all(places: Places) -> list[Entry]:
     with readable(places.root):
         # Not `glob`, which takes a folder that may not be read for an empty one.
         names = os.listdir(places.documents) if places.documents.is_dir() else []
-    for name in names:
-        path = places.documents / name
-        if path.suffix != ".doc" or name.startswith("."):
-            continue
+    for name in filter(is_document, names):
+        key = name.partition(".")[0]
         try:
-            found.append(read(places, path.stem))
+            found.append(read(places, key))
         except LibraryError as error:
-            with readable(places.root):
-                there = path.exists()
-            if there:  # else somebody removed it just now
-                foreign = isinstance(error, ForeignVersionError)
-                used = _used(places, path.stem, 0.0)
-                found.append(Entry(path.stem, used=used, damage=error.message, foreign=foreign))
+            if is_there(places, key):  # else somebody removed it just now
+                found.append(_without_contents(places, key, error))
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
+
+
+def _without_contents(places: Places, key: str, error: LibraryError) -> Entry:
+    return Entry(
+        key,
+        used=_used(places, key, 0.0),
+        damage=error.message,
+        foreign=isinstance(error, ForeignVersionError),
+        unreadable=isinstance(error, UnreadableError),
+    )
+
+
+def unusable(entry: Entry) -> LibraryError:
+    """What is wrong with an entry that has `damage`."""
+    if entry.unreadable:
+        return UnreadableError(entry.damage, sealed.LOOK)
+    return LibraryError(entry.damage, sealed.again(entry.key))
+
+
+def is_there(places: Places, key: str) -> bool:
+    """Whether there is a manifest. Raises LibraryError where the folder may not be read."""
+    with readable(places.root):
+        return places.document(key).exists()
+
+
+def read_text(places: Places, entry: Entry) -> str:
+    """A document's text. Raises LibraryError where it is missing or damaged."""
+    path = places.document(entry.key, "text")
+    data = sealed.read(path, "text", entry.key, entry.digests["text"])
+    return data.decode("utf-8", "surrogatepass")
 
 
 def _used(places: Places, key: str, otherwise: float) -> float:

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ResourceError
 from ..machine import size_text
-from . import chain, sweep
+from . import chain, mark, sweep
 from . import entry as entries
 from .entry import Entry
 from .layout import Layout
-from .places import Places, default_root
-from .sealed import LibraryError, again, on_disk, readable
+from .places import Places, default_root, size_of
+from .sealed import DiskError, LibraryError, on_disk
 
 if TYPE_CHECKING:
     from .contents import Stored
@@ -49,20 +48,25 @@ class Library:
 
         Raises:
             LibraryError: its manifest is damaged or of another version, or the folder may not be
-                read.
+                read, or is no library.
         """
-        with readable(self.root):
-            there = self._places.document(key).exists()
-        if not there:
+        mark.check(self.root)
+        if not entries.is_there(self._places, key):
             return None
-        return entries.read(self._places, key)
+        try:
+            return entries.read(self._places, key)
+        except LibraryError:
+            if entries.is_there(self._places, key):
+                raise
+            return None  # somebody removed it just now
 
     def entries(self) -> list[Entry]:
         """Every document, the last used first; those with `damage` cannot be used.
 
         Raises:
-            LibraryError: the folder may not be read.
+            LibraryError: the folder may not be read, or is no library.
         """
+        mark.check(self.root)
         return entries.read_all(self._places)
 
     def matches(self, text: str) -> list[Entry]:
@@ -78,7 +82,7 @@ class Library:
     @property
     def nbytes(self) -> int:
         """Bytes of all files in the library."""
-        return sum(path.stat().st_size for path in self._places.files())
+        return sum(map(size_of, self._places.files()))
 
     def size_of(self, tokens: int, layout: Layout) -> int:
         """About how many bytes a document of so many tokens will take."""
@@ -91,7 +95,7 @@ class Library:
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if free < nbytes:
-            raise ResourceError(
+            raise DiskError(
                 f"the document would take {size_text(nbytes)} in the library {self.root}, and the "
                 f"disk has {size_text(free)} left",
                 "free some space, `esa library prune`, or point ESA_LIBRARY to another disk",
@@ -118,7 +122,8 @@ class Library:
 
         Raises:
             ResourceError: the disk lacks room.
-            LibraryError: the library cannot be written, or the document is there and damaged.
+            LibraryError: the library cannot be written, its folder is somebody's own, or the
+                document is there and damaged.
         """
         from .writer import Writer
 
@@ -146,10 +151,20 @@ class Library:
         from .contents import Stored
 
         if entry.damage:
-            raise LibraryError(entry.damage, again(entry.key))
+            raise entries.unusable(entry)
         stored = Stored(self._places, entry)
         entries.touch(self._places, entry.key)
         return stored
+
+    def text(self, entry: Entry) -> str:
+        """The document's text, which the offsets of evidence count in.
+
+        Raises:
+            LibraryError: it is missing or damaged.
+        """
+        if entry.damage:
+            raise entries.unusable(entry)
+        return entries.read_text(self._places, entry)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Reads every byte of a document; what is damaged, a file once."""
@@ -163,14 +178,17 @@ class Library:
         Raises:
             LibraryError: a file cannot be removed.
         """
+        with on_disk(self.root):
+            self._places.make()
         return sweep.remove(self._places, entry)
 
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> sweep.Pruned:
         """Sweeps what dead ingests left, and removes the least recently used documents until the
-        library takes at most `max_bytes`; None removes no document.
+        library takes at most `max_bytes`; None removes no document. Damaged ones go before all.
 
         Raises:
-            LibraryError: a file cannot be removed.
+            LibraryError: a manifest cannot be read, and nothing is changed; or a file cannot be
+                removed.
         """
         with on_disk(self.root):
             if not self.root.is_dir():
@@ -190,6 +208,8 @@ def plain(entry: Entry) -> dict[str, Any]:
         "bytes": entry.nbytes,
         "created": entry.created,
         "used": entry.used,
+        **{name: entry.provenance.get(name) for name in ("model", "preset", "esa")},
+        "rows": entry.layout.kind,
         "identity": entry.identity,
         "layout": entry.layout.as_json(),
         "provenance": entry.provenance,

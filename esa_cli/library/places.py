@@ -1,5 +1,6 @@
 """Where everything in a library is, and the locks on it.
 
+    esa-library           the mark: this folder is a library; see `mark`
     documents/KEY.doc     a document's manifest: written last, removed first; where it is, there is
                           a document. Beside it KEY.text, KEY.tokens and KEY.used (a stamp)
     segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
@@ -13,6 +14,7 @@ somebody waits for would let two in.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +24,13 @@ import filelock
 import platformdirs
 
 from ..machine import in_home
+from . import mark
+from .names import FOLDERS, KEPT, is_ours
 from .sealed import LibraryError, on_disk
 
-FOLDERS = ("documents", "segments", "fits", "claims", "locks")
 ROOT = "ESA_LIBRARY"
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""How a disk answers that knows no locks."""
 
 
 def default_root() -> Path:
@@ -50,8 +55,14 @@ class Places:
         )
 
     def make(self) -> None:
-        """Makes the folders, for their owner alone: documents may be private. Raises OSError."""
+        """Makes the folders, for their owner alone: documents may be private.
+
+        Raises:
+            OSError: they cannot be made. LibraryError: the folder is somebody's own.
+        """
+        mark.check(self.root)
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.put(self.root)
         for name in FOLDERS:
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
 
@@ -71,11 +82,18 @@ class Places:
     def claim(self, key: str) -> Path:
         return self.claims / f"{key}.claim"
 
-    def files(self) -> Iterator[Path]:
-        """Every file in the library but the locks, parts of files included."""
-        for folder in (self.documents, self.segments, self.fits, self.claims):
+    def files(self, *folders: str) -> Iterator[Path]:
+        """Every file of ours in these folders, parts of files included; without folders, in all
+        but that of the locks. What others put there is not ours to count or to remove."""
+        for name in folders or KEPT:
+            folder = self.root / name
             if folder.is_dir():
-                yield from (path for path in sorted(folder.iterdir()) if path.is_file())
+                ours = (path for path in sorted(folder.iterdir()) if is_ours(path))
+                yield from (path for path in ours if path.is_file())
+
+    def whole(self, folder: str) -> Iterator[Path]:
+        """Every finished file of ours in the folder."""
+        return (path for path in self.files(folder) if path.suffix != ".part")
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -84,7 +102,7 @@ class Places:
         Raises:
             LibraryError, ResourceError: the lock's file cannot be made.
         """
-        lock = filelock.FileLock(self.locks / f"{name}.lock")
+        lock = self._lock(name)
         if not self._acquire(lock):
             if waiting:
                 waiting()
@@ -97,11 +115,15 @@ class Places:
 
     def is_held(self, name: str) -> bool:
         """Whether somebody, this process included, holds the lock now."""
-        lock = filelock.FileLock(self.locks / f"{name}.lock")
+        lock = self._lock(name)
         if not self._acquire(lock):
             return True
         lock.release()
         return False
+
+    def _lock(self, name: str) -> filelock.BaseFileLock:
+        # Never marker files in place of locks: who is killed would leave one for good.
+        return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
 
     def _acquire(self, lock: filelock.BaseFileLock) -> bool:
         """Takes the lock if nobody has it; whether it did."""
@@ -110,6 +132,13 @@ class Places:
                 lock.acquire(timeout=0)
             except filelock.Timeout:  # which is an OSError, too
                 return False
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                raise LibraryError(
+                    f"the disk of the library in {self.root} has no locks: {error.strerror}",
+                    "point ESA_LIBRARY to another disk; what is here can be asked, not changed",
+                ) from error
         return True
 
 

@@ -23,6 +23,7 @@ FORMAT = 1
 LINE_BYTES = 200
 """No first line of a sealed file is longer, in this format or one to come."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOOK = "check who may read it, and the disk; then try again"
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
 
 
@@ -30,13 +31,25 @@ class LibraryError(DocumentError):
     """A stored document, or the library itself, cannot be used."""
 
 
+class DiskError(ResourceError):
+    """The disk of the library has no room."""
+
+
 class ForeignVersionError(LibraryError):
     """The file was written by another version of esa; it is whole as far as can be told."""
+
+
+class UnreadableError(LibraryError):
+    """The system does not give the file out, now; nothing is known against what is in it."""
 
 
 def again(key: str) -> str:
     """What to do about a damaged file of the document with this key."""
     return f"remove it with `esa library rm {key[:12]}` and ingest the document again"
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableError:
+    return UnreadableError(f"{path} cannot be read: {error.strerror or error}", LOOK)
 
 
 def damaged(path: Path, what: str, key: str) -> LibraryError:
@@ -88,16 +101,15 @@ def read(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
     """The payload of a sealed file on disk.
 
     Raises:
-        LibraryError: it is missing, cannot be read, or see `unseal`.
+        UnreadableError: it is there, and cannot be read. LibraryError: it is missing, or see
+            `unseal`.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
         raise LibraryError(f"{path} is missing", again(key)) from error
     except OSError as error:
-        raise LibraryError(
-            f"{path} cannot be read: {error.strerror or error}", again(key)
-        ) from error
+        raise unreadable(path, error) from error
     return unseal(data, kind, path, key, digest)
 
 
@@ -180,7 +192,7 @@ def on_disk(root: Path) -> Iterator[None]:
         said = error.strerror or str(error)
         where = "free some space, `esa library prune`, or point ESA_LIBRARY to another disk"
         if error.errno in NO_ROOM:
-            raise ResourceError(f"no room for the library in {root}: {said}", where) from error
+            raise DiskError(f"no room for the library in {root}: {said}", where) from error
         raise LibraryError(
             f"the library in {root} cannot be changed: {said}"
             + (f" ({error.filename})" if error.filename else ""),

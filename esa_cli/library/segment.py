@@ -134,9 +134,7 @@ class Segment:
         except FileNotFoundError as error:
             raise LibraryError(f"{path} is missing", sealed.again(key)) from error
         except OSError as error:
-            raise LibraryError(
-                f"{path} cannot be read: {error.strerror or error}", sealed.again(key)
-            ) from error
+            raise sealed.unreadable(path, error) from error
         # torch's own mapping keeps no file open, where a hundred books would be thousands; and what
         # is opened while a model runs is read afterwards, too.
         with torch.inference_mode(False):

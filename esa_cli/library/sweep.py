@@ -1,7 +1,11 @@
 """Removing: a document, the least recently used ones, and what dead ingests left behind.
 
 The library's lock is held throughout. The manifest goes first, so that a kill leaves files that
-belong to nobody, never a document without its files; the next `prune` sweeps them.
+belong to nobody, never a document without its files; the next `prune` sweeps them. Files whose
+names are not ours are never touched.
+
+A manifest that is damaged, of another version or not to be read now does not say which segments it
+needs. Then what nobody names stays, until the damaged document is removed.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from . import claims
 from . import entry as entries
 from .entry import Entry
 from .places import Places, size_of
-from .sealed import on_disk, sync_folder
+from .sealed import LOOK, UnreadableError, on_disk, sync_folder
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Pruned:
     """What `prune` removed, or would remove: documents, and bytes; and bytes that are left.
 
     Args:
-        leftovers: files of ingests that never ended, and the like.
+        leftovers: how many files of ingests that never ended, and the like.
     """
 
     removed: tuple[Entry, ...]
@@ -40,9 +44,9 @@ def remove(places: Places, entry: Entry) -> int:
     with on_disk(places.root), places.locked("library"):
         others = [one for one in entries.read_all(places) if one.key != entry.key]
         if entry.damage:  # what it needed is not known: all that nobody names goes
-            doomed = [*places.segments.glob("*.seg"), *places.fits.glob("*.fit")]
-        else:  # another version's segments have other names, and need none of these
-            others = [one for one in others if not one.foreign]
+            doomed = [*places.whole("segments"), *places.whole("fits")]
+        else:  # what is damaged cannot use them, and another version's have other names
+            others = [one for one in others if one.unreadable or not one.damage]
             doomed = [places.segment(name) for name in entry.segments]
             doomed.append(places.fit(entry.fit))
         kept = claims.needed(places, others, dead=True)
@@ -51,22 +55,48 @@ def remove(places: Places, entry: Entry) -> int:
 
 
 def prune(places: Places, max_bytes: int | None, dry_run: bool) -> Pruned:
-    """Sweeps leftovers, then removes documents, the least recently used first, until all that is
-    left takes at most `max_bytes`; what a running ingest holds stays.
+    """Sweeps leftovers, then removes documents until all that is left takes at most `max_bytes`:
+    damaged ones, then the least recently used; what a running ingest holds stays.
 
     Raises:
-        LibraryError: a file cannot be removed.
+        UnreadableError: a manifest cannot be read; nothing is changed. LibraryError: a file cannot
+            be removed.
     """
     with on_disk(places.root), places.locked("library"):
-        there = entries.read_all(places)
+        there = _readable(entries.read_all(places))
         left_over = _leftovers(places, there)
-        total = sum(map(size_of, set(places.files()) - set(left_over)))
+        total = _total(places, left_over)
+        damaged = [one for one in there if one.damage and not one.foreign]
+        if damaged and max_bytes is not None and total > max_bytes:
+            there = [one for one in there if one not in damaged]
+            left_over = _leftovers(places, there)
+            total = _total(places, left_over)
+        else:
+            damaged = []
         gone, doomed = _oldest(places, there, total, max_bytes)
+        gone = [*damaged, *gone]
         freed = sum(map(size_of, [*doomed, *left_over]))
         if not dry_run:
             _delete(places, [*doomed, *left_over])
         left = total - sum(map(size_of, doomed)) if dry_run else sum(map(size_of, places.files()))
         return Pruned(tuple(gone), len(left_over), freed, left)
+
+
+def _readable(there: list[Entry]) -> list[Entry]:
+    """The entries, if all manifests could be read: what one that could not needs is not known, and
+    while it is there the library may not get smaller, however much is removed."""
+    for entry in there:
+        if entry.unreadable:
+            raise UnreadableError(
+                f"nothing was removed, for {entry.damage}",
+                f"{LOOK}; `esa library rm {entry.id}` gives the document up",
+            )
+    return there
+
+
+def _total(places: Places, left_over: list[Path]) -> int:
+    """Bytes of all files but those."""
+    return sum(map(size_of, set(places.files()) - set(left_over)))
 
 
 def _oldest(

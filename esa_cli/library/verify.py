@@ -10,7 +10,7 @@ from . import sealed
 from .contents import read_fit
 from .entry import Entry
 from .places import Places
-from .sealed import LibraryError, again
+from .sealed import LibraryError
 from .segment import Segment
 
 
@@ -25,7 +25,7 @@ def damages(places: Places, entry: Entry) -> list[LibraryError]:
             found.append(error)
 
     if entry.damage:
-        return [LibraryError(entry.damage, again(entry.key))]
+        return [entries.unusable(entry)]
     key, digests = entry.key, entry.digests
     attempt(partial(entries.read, places, key))
     for kind in ("text", "tokens"):

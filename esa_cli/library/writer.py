@@ -228,7 +228,10 @@ class Writer:
         with contextlib.suppress(OSError, EsaError), self.places.locked("library"):
             for path in (self.places.document(self.key), self.places.claim(self.key)):
                 path.unlink(missing_ok=True)
-            kept = claims.needed(self.places, entries.read_all(self.places), dead=True)
+            # What is damaged, or another version's, has no use for what was written just now.
+            there = entries.read_all(self.places)
+            whole = [one for one in there if one.unreadable or not one.damage]
+            kept = claims.needed(self.places, whole, dead=True)
             for path in self._new:
                 if path.parent == self.places.documents or not kept.needs(path):
                     path.unlink(missing_ok=True)

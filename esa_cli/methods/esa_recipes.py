@@ -3,7 +3,8 @@
     esa             the paper's: one selection for all heads by the sum of their scores
     esa-individual  its ablation: a token's score is the best that any head gives it
     esa-vote        each head's softmax over M, summed: what attention will see, not raw products
-    esa-consensus   this project's default: later layers add to the votes of earlier ones
+    esa-consensus   later layers add to the votes of earlier ones; the default preset is this with
+                    six heads of its model that vote, in place of all
 
 Every setting is written out, so that none is left over from the preset below. Windows and
 compressor are the preset's.

@@ -15,7 +15,13 @@ from ..registry import register
 from ..step import Step
 
 
-@register("selector", "full")
+@register(
+    "selector",
+    "full",
+    about="all middle tokens, whatever the budget",
+    source="Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
+    cost="nothing to choose; attention then reads 2 F N",
+)
 @dataclass(frozen=True)
 class Full:
     """All of M, whatever the budget."""
@@ -29,7 +35,13 @@ class Full:
         return torch.arange(min(budget, step.middle), device=step.queries.device)
 
 
-@register("selector", "none")
+@register(
+    "selector",
+    "none",
+    about="no middle tokens: I and L only",
+    source="as StreamingLLM and LM-Infinite have it",
+    cost="nothing",
+)
 @dataclass(frozen=True)
 class Nothing:
     """No middle token."""

@@ -41,7 +41,13 @@ from .received import Received
 RECEIVED = "infllm.received"
 
 
-@register("selector", "infllm")
+@register(
+    "selector",
+    "infllm",
+    about="whole blocks, by their most attended keys",
+    source="Xiao et al., InfLLM, arXiv 2402.04617",
+    cost="H D M / block; to observe, F (L + C) once more",
+)
 @dataclass(frozen=True)
 class InfLLM:
     """The best whole blocks of M, and what does not fill one.

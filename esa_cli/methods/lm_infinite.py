@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..positions import consecutive
+from ..positions import ROTATED, consecutive
 from ..protocols import Positions
 from ..recipes import OWN_SCORE, Base, recipe
 from ..registry import register
@@ -36,7 +36,13 @@ INSERT = 2048
 """Where the original places its middle tokens."""
 
 
-@register("selector", "lm-infinite-topk")
+@register(
+    "selector",
+    "lm-infinite-topk",
+    about="tokens for each head, by the chunk's last query",
+    source="Han et al., LM-Infinite, arXiv 2308.16137",
+    cost="F M in layers from `first_layer` on",
+)
 @dataclass(frozen=True)
 class LastQueryTopK:
     """The best middle tokens of each head, by the chunk's last query alone.
@@ -65,7 +71,13 @@ class LastQueryTopK:
         return best_by_head(scores, count)
 
 
-@register("position", "lm-infinite-topk")
+@register(
+    "position",
+    "lm-infinite-topk",
+    about="sinks at distance L, other far tokens at another",
+    source="Han et al., LM-Infinite, arXiv 2308.16137",
+    cost=ROTATED,
+)
 @dataclass(frozen=True)
 class TwoDistances:
     """Initial tokens at distance L, other far ones at `distance`; near ones in order.

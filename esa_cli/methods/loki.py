@@ -56,7 +56,13 @@ def principal(keys: Tensor, rank: int) -> Tensor:
     return vectors[..., -rank:].flip(-1).float()
 
 
-@register("selector", "loki")
+@register(
+    "selector",
+    "loki",
+    about="tokens for each head, in the keys' main directions",
+    source="Singhania et al., Loki, arXiv 2406.02542",
+    cost="G rank M, F M / 4 by default; directions are fitted once a layer",
+)
 @dataclass(frozen=True)
 class Loki:
     """The best middle tokens of each query head, on keys of `rank` numbers.

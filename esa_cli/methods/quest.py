@@ -35,7 +35,13 @@ from .by_head import Blocks, best_by_head, loudest, most_at_once
 from .esa_recipes import far_away
 
 
-@register("selector", "quest")
+@register(
+    "selector",
+    "quest",
+    about="pages for each head, by a bound of their logits",
+    source="Tang et al., Quest, arXiv 2406.10774",
+    cost="2 F M / page",
+)
 @dataclass(frozen=True)
 class Quest:
     """Whole pages for each query head; fewer than `page` tokens of budget take none.

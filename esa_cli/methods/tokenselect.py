@@ -50,7 +50,13 @@ class Kept:
     chosen: Tensor
 
 
-@register("selector", "tokenselect")
+@register(
+    "selector",
+    "tokenselect",
+    about="tokens by all heads' soft vote, for the mean query",
+    source="Wu et al., TokenSelect, arXiv 2411.02886",
+    cost="F M; nothing while `reuse` keeps a selection",
+)
 @dataclass(frozen=True)
 class TokenSelect:
     """One selection for all heads by soft vote.

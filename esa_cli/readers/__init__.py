@@ -6,14 +6,18 @@ document needs it.
 
 from . import docx, epub, files, html, packed, pdf, tables, text
 from .extracted import STDIN, Extracted, Mark, TextBuilder, called
+from .meaning import LeftOut, Meant, Source
 from .registered import Reader, read, readers, register
-from .sources import expand, find, is_several
+from .sources import expand, find, is_several, meant
 
 __all__ = [
     "STDIN",
     "Extracted",
+    "LeftOut",
     "Mark",
+    "Meant",
     "Reader",
+    "Source",
     "TextBuilder",
     "called",
     "docx",
@@ -23,6 +27,7 @@ __all__ = [
     "find",
     "html",
     "is_several",
+    "meant",
     "packed",
     "pdf",
     "read",

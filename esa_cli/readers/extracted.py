@@ -17,6 +17,9 @@ from esa_cli.errors import DocumentError
 
 UNPACKED = 1 << 30
 """The most bytes a packed document may unpack to."""
+XML = 1 << 26
+"""The most bytes of one XML or HTML part of it: as a tree a part takes eight times its size, the
+worst one forty times."""
 
 STDIN = "standard input"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0]")

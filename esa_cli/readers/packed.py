@@ -16,6 +16,7 @@ from .registered import damaged, read, register
 
 _MAGIC = b"\x1f\x8b\x08"
 _STEP = 1 << 20
+_PIECE = 1 << 14
 
 
 @register("gzip")
@@ -57,26 +58,27 @@ def unpack(data: bytes, name: str) -> bytes:
         DocumentError: it is damaged or cut off, or unpacks to more than the limit.
     """
     parts: list[bytes] = []
-    total = 0
-    while data:
+    packed, at, left = memoryview(data), 0, extracted.UNPACKED
+    while at < len(packed):
+        if at and not packed[at] and not bytes(packed[at:]).strip(b"\0"):
+            break  # padding, as tapes leave it
         member = zlib.decompressobj(wbits=31)
         while not member.eof:
+            # What zlib does not take it copies, so it is handed little at a time.
+            piece = packed[at : at + _PIECE]
             try:
-                part = member.decompress(data, _STEP)
+                part = member.decompress(piece, _STEP)
             except zlib.error as error:
-                if parts and not data.strip(b"\0"):
-                    return b"".join(parts)  # padding, as tapes leave it
                 raise damaged(name, Gzip.what, str(error)) from error
-            data = member.unconsumed_tail
-            if not part and not data and not member.eof:
+            at += len(piece) - len(member.unconsumed_tail) - len(member.unused_data)
+            if not part and not piece and not member.eof:
                 raise damaged(name, Gzip.what, "the end is missing")
             parts.append(part)
-            total += len(part)
-            if total > extracted.UNPACKED:
+            left -= len(part)
+            if left < 0:
                 raise DocumentError(
                     f"{called(name)} unpacks to more than the limit of "
                     f"{extracted.UNPACKED >> 20} MiB.",
                     "Unpack it, split it, and ask about the parts.",
                 )
-        data = member.unused_data
     return b"".join(parts)

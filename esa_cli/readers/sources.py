@@ -2,7 +2,7 @@
 
 A folder means all readable files below it, without hidden ones, binary ones and those that
 `.gitignore` files name. Links that lead out of the folder are not followed. A pattern means what it
-matches. A path that exists is always itself, whatever signs are in its name.
+matches. A path that exists is always itself, whatever signs are in its name. Reads no document.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.document_bytes import is_binary
-from esa_cli.errors import DocumentError
+from esa_cli.errors import DocumentError, UsageError
 
 from .extracted import library
+from .meaning import LeftOut, Meant, Source
 from .registered import choose
 
 MOST_FILES = 10_000
 _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _OTHER = "Name fewer: a folder further down, or a pattern such as 'docs/**/*.md'."
+_LOCKED = "folders that may not be read"
 
 
 @dataclass
@@ -35,13 +37,12 @@ class Found:
     files: list[str] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def report(self, source: str) -> str:
-        """What to tell a person; empty when nothing was left out."""
+    def rest(self, source: str) -> tuple[LeftOut, ...]:
+        """What was left out of this folder or pattern; empty when nothing was."""
         if not self.left_out:
-            return ""
+            return ()
         reasons = ", ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
-        files = "file" if len(self.files) == 1 else "files"
-        return f"{source}: {len(self.files)} {files} to read; left out: {reasons}"
+        return (LeftOut(source, reasons, len(self.files)),)
 
 
 def is_several(source: str) -> bool:
@@ -70,35 +71,46 @@ def find(source: str) -> Found:
         if len(found.files) > MOST_FILES:
             raise DocumentError(f"{source} has more than {MOST_FILES:,} readable files.", _OTHER)
     if not found.files:
-        said = found.report(source) or f"{source}: no file matches"
-        raise DocumentError(f"There is nothing to read in {said}.", "Check the path or pattern.")
+        said = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
+        raise DocumentError(f"There is nothing to read in {said[0]}.", "Check the path or pattern.")
     return found
 
 
-def expand(sources: Sequence[str], say: Callable[[str], None] | None = None) -> list[str]:
-    """Every source as the documents it means, in order.
+def meant(names: Sequence[str]) -> Meant:
+    """Every name as the documents it means, in order.
 
-    What folders and patterns mean is named once.
+    Raises:
+        UsageError: standard input more than once.
+        DocumentError: a folder or pattern means no file, or too many, or may not be read.
+    """
+    if list(names).count("-") > 1:
+        raise UsageError("Standard input (-) can be read only once.")
+    sources: list[Source] = []
+    left_out: list[LeftOut] = []
+    for name in names:
+        if not is_several(name):
+            sources.append(Source(name))
+            continue
+        found = find(name)
+        sources += [Source(file, name) for file in found.files]
+        left_out += found.rest(name)
+    return Meant(tuple(sources), tuple(left_out))
+
+
+def expand(sources: Sequence[str], say: Callable[[str], None] | None = None) -> list[str]:
+    """Every source as the paths it means, in order, as `meant`.
 
     Args:
         say: is told how many files were left out of a folder or pattern, and why.
 
     Raises:
-        DocumentError: a folder or pattern means no file, or too many.
+        UsageError, DocumentError: as `meant`.
     """
-    documents: list[str] = []
-    known: set[str] = set()
-    for source in sources:
-        if not is_several(source):
-            documents.append(source)
-            known.add(source)
-            continue
-        found = find(source)
-        documents += [file for file in found.files if file not in known]
-        known.update(found.files)
-        if say and (report := found.report(source)):
-            say(report)
-    return documents
+    found = meant(sources)
+    if say:
+        for rest in found.left_out:
+            say(rest.line)
+    return list(found.paths)
 
 
 def _matches(pattern: str, found: Found) -> Iterator[str]:
@@ -111,7 +123,16 @@ def _below(folder: str, found: Found) -> Iterator[str]:
     """All files below a folder but the hidden, the ignored, and links that lead out."""
     root = os.path.realpath(folder)
     ignored = _Ignored(root)
-    for where, folders, files in os.walk(folder):
+
+    def refused(error: OSError) -> None:
+        if error.filename == folder:
+            raise DocumentError(
+                f"The folder {folder} may not be read: {error.strerror}.",
+                f"Try: chmod u+rx {folder}",
+            ) from error
+        found.left_out[_LOCKED] += 1
+
+    for where, folders, files in os.walk(folder, onerror=refused):
         real = os.path.realpath(where)
         ignored.enter(real)
         entered = []

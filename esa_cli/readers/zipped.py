@@ -1,7 +1,8 @@
 """Documents that are zip files inside: their parts, read within limits.
 
 A few kilobytes can unpack to terabytes; nothing is unpacked further than the limit, whatever the
-sizes in the file say.
+sizes in the file say. All parts that are read are XML or HTML, whose trees take far more memory
+than their text: one part has a lower limit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Parts:
         """One part.
 
         Raises:
-            DocumentError: it is missing, encrypted, damaged, or the parts unpack to too much.
+            DocumentError: it is missing, encrypted or damaged, or it or the parts together unpack
+                to too much.
         """
         if part not in self.names:
             raise damaged(self._name, self._what, f"it has no {part}")
@@ -47,13 +49,14 @@ class Parts:
                 f"{called(self._name)} is protected by a password.",
                 "Save it without one and give that file.",
             )
-        pieces = []
+        pieces, left = [], extracted.XML
         try:
             with self._archive.open(part) as stream:
                 while piece := stream.read(_STEP):
                     self._left -= len(piece)
-                    if self._left < 0:
-                        raise self._too_large()
+                    left -= len(piece)
+                    if self._left < 0 or left < 0:
+                        raise self._too_large(part if left < 0 else "")
                     pieces.append(piece)
         except DocumentError:
             raise
@@ -65,10 +68,11 @@ class Parts:
         """The root element of one part. Raises DocumentError: as `read`, or it is no XML."""
         return parse_xml(self.read(part), self._name, self._what, part)
 
-    def _too_large(self) -> DocumentError:
+    def _too_large(self, part: str) -> DocumentError:
+        limit = extracted.XML if part else extracted.UNPACKED
         return DocumentError(
-            f"{called(self._name)} unpacks to more than the limit of "
-            f"{extracted.UNPACKED >> 20} MiB.",
+            f"{called(self._name)}{f': its part {part}' if part else ''} unpacks to more than the "
+            f"limit of {limit >> 20} MiB.",
             "Split it and ask about the parts.",
         )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..errors import DocumentError, EsaError, ResourceError, UsageError
+from ..errors import EsaError
 from ..reply import Asker, Reply, lacking
 from . import bodies, wire
+from .faults import as_api_error, of_server, said
 from .follow import Gone, follow
 from .guard import Guard, body, refused
 from .shelf import Shelf
@@ -44,13 +46,15 @@ def make_app(
     token: str | None = None,
     limits: Limits | None = None,
     note: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
     """The whole server as an ASGI application.
 
     Args:
         token: what clients must show, or None. note: hears one line about every answer.
+        warn: hears what is wrong with the server itself.
     """
-    routes = _Routes(asker, shelf, limits or Limits(), note)
+    routes = _Routes(asker, shelf, limits or Limits(), note, warn)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -78,9 +82,15 @@ def make_app(
 
 class _Routes:
     def __init__(
-        self, asker: Asker, shelf: Shelf, limits: Limits, note: Callable[[str], None]
+        self,
+        asker: Asker,
+        shelf: Shelf,
+        limits: Limits,
+        note: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
-        self.asker, self.shelf, self.limits, self.note = asker, shelf, limits, note
+        self.asker, self.shelf, self.limits = asker, shelf, limits
+        self.note, self.warn = note, warn
         self.worker = Worker(limits.max_queue)
         self.created = int(time.time())
 
@@ -118,7 +128,7 @@ class _Routes:
         paths = self.shelf.find(asked.documents)
 
         def answer(job: Job) -> Reply:
-            books = self.shelf.open(paths, job.read)
+            books = self._books(paths, job)
             missing.extend(lacking(books))
             return self.asker.ask(
                 asked.question,
@@ -133,6 +143,14 @@ class _Routes:
             )
 
         return answer
+
+    def _books(self, paths: Sequence[Path] | None, job: Job) -> list[Any]:
+        try:
+            return self.shelf.open(paths, job.read)
+        except EsaError as error:
+            if of_server(error):
+                self.warn(said(error))
+            raise
 
     def _told(self, reply: Reply) -> Reply:
         self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
@@ -193,20 +211,6 @@ async def _whole(events: Events) -> Reply:
                 assert isinstance(value, Reply)
                 return value
     raise AssertionError("an answer ends with an event")
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """What went wrong with an answer, with the status that says whose mistake it was."""
-    if not isinstance(error, EsaError):
-        return ApiError(500, "a bug in esa; its log has more")
-    message = f"{error.message}; {error.hint}" if error.hint else error.message
-    if isinstance(error, DocumentError):
-        return ApiError(400, message, "documents", "document")
-    if isinstance(error, UsageError):
-        return ApiError(400, message, "messages")
-    if isinstance(error, ResourceError):
-        return ApiError(413, message, code="no_room")
-    return ApiError(500, message)
 
 
 async def _api_error(request: Request, error: Any) -> Response:

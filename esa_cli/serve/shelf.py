@@ -2,7 +2,8 @@
 
 A name must lead to a file below one of the allowed folders, links followed: neither `..` nor a
 symbolic link leads out. Whether a file outside exists is not told. `open` runs in the worker only.
-Books that stay open are a convenience: they go, oldest first, where memory is short.
+Books that stay open are a convenience: they go, oldest first, where memory is short. A text that
+stands in several files is one book.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..document import Document, read_document
 from ..errors import ResourceError
 from ..reply import Asker
 from .wire import ApiError
@@ -23,18 +25,31 @@ Stamp = tuple[int, int]
 Progress = Callable[[int, int], None]
 
 
+class _Open(NamedTuple):
+    stamp: Stamp
+    text: str
+    book: Any
+
+
 class Shelf:
     """The documents of one server.
 
     Args:
         fixed: books that requests without documents are about. allowed: folders whose files
-            requests may name.
+            requests may name. texts: those of the fixed books.
     """
 
-    def __init__(self, asker: Asker, fixed: Sequence[Any], allowed: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        fixed: Sequence[Any],
+        allowed: Sequence[Path],
+        texts: Sequence[str] = (),
+    ) -> None:
         self.asker, self.fixed = asker, list(fixed)
+        self._fixed = dict(zip(texts, fixed, strict=False))
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self._open: OrderedDict[str, tuple[Stamp, Any]] = OrderedDict()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
 
     def find(self, names: Sequence[str] | None) -> list[Path] | None:
         """The files, or None for the fixed documents. Raises ApiError 400, 403, 404."""
@@ -75,7 +90,7 @@ class Shelf:
         if paths is None:
             return self.fixed
         wanted = {str(path) for path in paths}
-        books = [self._book(path, wanted, progress) for path in paths]
+        books = _distinct([self._book(path, wanted, progress) for path in paths])
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return books
@@ -85,21 +100,32 @@ class Shelf:
         try:
             facts = path.stat()
         except OSError:
-            return self.asker.ingest(name, progress)  # which says what is wrong with it
+            read_document(name)  # which says what is wrong with it
+            raise
         stamp = facts.st_mtime_ns, facts.st_size
-        if name in self._open and self._open[name][0] != stamp:
+        if name in self._open and self._open[name].stamp != stamp:
             del self._open[name]
         if name not in self._open:
-            while len(self._open) >= KEPT and self._drop(wanted):
-                pass
-            self._open[name] = stamp, self._read(name, wanted, progress)
+            document = read_document(name)
+            book = self._known(document.text)
+            if book is None:
+                while len(self._open) >= KEPT and self._drop(wanted):
+                    pass
+                book = self._read(document, wanted, progress)
+            self._open[name] = _Open(stamp, document.text, book)
         self._open.move_to_end(name)
-        return self._open[name][1]
+        return self._open[name].book
 
-    def _read(self, name: str, wanted: Container[str], progress: Progress | None) -> Any:
+    def _known(self, text: str) -> Any:
+        """The book of this text, if there is one."""
+        if text in self._fixed:
+            return self._fixed[text]
+        return next((one.book for one in self._open.values() if one.text == text), None)
+
+    def _read(self, document: Document, wanted: Container[str], progress: Progress | None) -> Any:
         while True:
             try:
-                return self.asker.ingest(name, progress)
+                return self.asker.ingest(document, progress)
             except ResourceError:
                 if not self._drop(wanted):
                     raise
@@ -110,3 +136,8 @@ class Shelf:
         if oldest is not None:
             del self._open[oldest]
         return oldest is not None
+
+
+def _distinct(books: Sequence[Any]) -> list[Any]:
+    """Each book once, by what it is: askers' books may not be comparable."""
+    return list({id(book): book for book in books}.values())

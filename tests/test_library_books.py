@@ -1,0 +1,157 @@
+"""Books and the library they are kept in: which rows serve, who removes what meanwhile, and what is
+written down of a reading. Tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esa_cli import Document, Esa, __version__, models, preset
+from esa_cli.library import Entry, Library, LibraryError, plain
+
+TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
+
+
+def note(text: str = TEXT, name: str = "note.txt") -> Document:
+    return Document(name, text, f"/notes/{name}", "utf-8", len(text), missing=("a picture",))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+def esa(loaded: Any, library: Library, **options: Any) -> Esa:
+    return Esa(loaded, preset.load("tiny-random", ["window.chunk=128"]), library=library, **options)
+
+
+def entry_of(one: Esa, document: Document) -> Entry:
+    entry = one.ingest(document).entry
+    assert entry is not None
+    return entry
+
+
+def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Library) -> None:
+    with esa(loaded, library) as one:
+        eight = entry_of(one, note())
+    with esa(loaded, library, rows="native") as two:
+        assert two.find(note()) is None
+        book = two.ingest(note())
+        assert book.read_s > 0
+        assert book.entry is not None
+        assert book.entry.layout.kind == "native"
+        assert two.ingest(note()).read_s == 0
+        assert {entry.key for entry in library.entries()} == {eight.key, book.entry.key}
+        library.remove(eight)
+    with esa(loaded, library) as three:
+        found = three.find(note())
+        assert found is not None, "every bit serves who would take fewer"
+        assert found.entry is not None
+        assert found.entry.key == book.entry.key
+
+
+def test_rows_that_nobody_knows_are_refused(loaded: Any, library: Library) -> None:
+    with esa(loaded, library, rows="fp8") as one, pytest.raises(ValueError, match="native or int8"):
+        one.ingest(note())
+
+
+def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> None:
+    with esa(loaded, library, rows="native") as one:
+        entry = entry_of(one, note())
+        wanted = {
+            "name": "note.txt",
+            "source": "/notes/note.txt",
+            "bytes": len(TEXT),
+            "missing": ["a picture"],
+            "model": "random:llama",
+            "preset": "tiny-random",
+            "esa": __version__,
+            "rows": "native",
+        }
+        assert entry.provenance == wanted
+        assert plain(entry).items() >= {
+            "model": "random:llama", "preset": "tiny-random", "rows": "native", "esa": __version__
+        }.items()  # fmt: skip
+        again = one.stored(entry).document
+        assert again == note()
+        named = preset.load("tiny-random", ["window.chunk=128", "description=x"])
+    other = named.model_copy(update={"name": "mine"})
+    with Esa(loaded, other, library=library, rows="native") as two:
+        assert two.ingest(note()).read_s == 0, "what it was called shapes nothing"
+
+
+def test_a_document_of_an_older_version_says_less(loaded: Any, library: Library) -> None:
+    from esa_cli.storing import restored
+
+    assert restored("x", [], {"name": "a"}) == Document("a", "x", "a", "utf-8", 0)
+    entry = Entry("a" * 40, provenance={"name": "a", "source": "/a"})
+    assert plain(entry)["preset"] is None
+
+
+@pytest.mark.parametrize("gone", ["manifest", "text", "segment"])
+def test_a_document_that_is_removed_while_it_is_opened_is_read_anew(
+    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    with esa(loaded, library) as one:
+        entry, open_ = entry_of(one, note()), library.open
+
+        def removed_just_now(found: Entry) -> Any:
+            monkeypatch.undo()
+            library.remove(found)
+            return open_(found)
+
+        monkeypatch.setattr(library, "open", removed_just_now)
+        assert one.find(note()) is None
+        assert library.entries() == []
+        again = one.ingest(note())
+        assert again.read_s > 0
+        # And where a file of a document that is there has gone, that is said.
+        kept = library.root / "documents"
+        path = {
+            "manifest": kept / f"{entry.key}.doc",
+            "text": kept / f"{entry.key}.text",
+            "segment": library.root / "segments" / f"{entry.segments[0]}.seg",
+        }[gone]
+        path.unlink()
+        if gone == "manifest":
+            assert one.find(note()) is None
+        else:
+            with pytest.raises(LibraryError, match=f"{path.name} is missing"):
+                one.find(note())
+
+
+def test_a_document_that_another_process_read_and_a_third_removed_is_read(
+    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while this one waits, and goes before this one opens it."""
+    with esa(loaded, library) as other:
+        entry = entry_of(other, note())
+    with esa(loaded, library) as one:
+        find, calls = library.find, []
+
+        def not_yet(key: str) -> Entry | None:
+            calls.append(key)
+            if len(calls) <= 2:  # as int8, as native
+                return None
+            if len(calls) == 3:  # with its lock held: it has come
+                found = find(key)
+                library.remove(entry)
+                return found
+            return find(key)
+
+        monkeypatch.setattr(library, "find", not_yet)
+        book = one.ingest(note())
+    assert len(calls) > 4
+    assert book.read_s > 0
+    assert book.entry is not None
+    assert library.verify(book.entry) == []
