@@ -7,6 +7,7 @@ loads this file too, and needs none of it.
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,14 @@ def once() -> Iterator[None]:
         patch.setattr(app, "command", functools.cache(app.command))
         patch.setattr(plan, "_PROBE_S", 0.001)
         yield
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> None:
+    """A shell's background jobs start with SIGINT ignored, and esa ignores it while it ends after
+    one; tests of Ctrl-C need it heeded."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

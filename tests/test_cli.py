@@ -572,7 +572,7 @@ def test_tables_fit_the_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch, colu
         text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
         shown[group] = text.splitlines()
         assert max(map(len, shown[group])) <= columns
-    words = "The k middle tokens with the highest score"
+    words = "tokens with the best scores, with their neighbours"
     (line,) = (line for line in shown["plugins"] if words in line)
     assert line.startswith("    ") == (columns < 110), "where it has no room it goes below"
     assert any(line.startswith("smollm2-135m ") for line in shown["presets"])
