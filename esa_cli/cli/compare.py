@@ -35,7 +35,7 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question by several methods, each asked at the same token budget.
+    """Answer one question by several methods, each asked within the same token budget.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
