@@ -56,6 +56,29 @@ def test_needle_is_answered_by_esa_ask(tmp_path: Path, long_text: str) -> None:
     result = json.loads(run.stdout)
     assert ANSWER in result["answer"]
     assert result["tokens"]["document"] > 12000
+    first = result["evidence"][0]
+    assert ANSWER in first["text"]
+    assert long_text[first["start"] : first["end"]] == first["text"]
+
+
+def test_what_is_answered_rests_on_the_passage_that_says_so(loaded, long_text: str) -> None:
+    """The fact is within the first three passages in at least 95 % of the right answers."""
+    from esa_cli import Document, Esa, preset
+
+    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
+    questions = [one for one in map(json.loads, lines) if one["fact"] in long_text]
+    assert len(questions) >= 12
+    right = quoted = 0
+    with Esa(loaded, preset.load()) as esa:
+        size = len(long_text.encode())
+        book = esa.ingest(Document("long.txt", long_text, "long.txt", "utf-8", size))
+        for one in questions:
+            reply = esa.ask(one["question"], [book], max_new_tokens=24)
+            if any(answer.lower() in reply.text.lower() for answer in one["answers"]):
+                right += 1
+                quoted += any(one["fact"] in passage.text for passage in reply.evidence[:3])
+    assert right >= len(questions) // 2, "enough are answered to say something"
+    assert quoted >= 0.95 * right
 
 
 @torch.inference_mode()
