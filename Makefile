@@ -17,11 +17,11 @@ demo: install            ## Reads a 38k-token chronicle with the default model a
 	$(BIN)/python examples/demo.py
 
 test: check              ## Every check and every test, the default model's included.
-	$(BIN)/python -m pytest -m 'not model' -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m model
+	$(BIN)/python -m pytest -m 'not model and not process' -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m 'model or process'
 
-unit: install            ## Only what needs no model: under two minutes.
-	$(BIN)/python -m pytest -m 'not model' -n 2 --dist worksteal
+unit: install            ## What needs no model and no other process: under two minutes.
+	$(BIN)/python -m pytest -m 'not model and not process' -n 2 --dist worksteal
 
 check: install           ## Format, lint, types.
 	$(BIN)/ruff format --check .

@@ -660,6 +660,7 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
+@pytest.mark.process
 def test_ctrl_c_while_reading(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("All work and no play. " * 2_000)
     process = start("ask", "long.txt", "What?", *TINY, "--set", "window.chunk=1")
@@ -673,6 +674,7 @@ def test_ctrl_c_while_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
+@pytest.mark.process
 def test_ctrl_c_while_answering(note: str) -> None:
     process = start("ask", note, "What?", *TINY, "--quiet", "--max-new-tokens", "1000000")
     assert process.stdout is not None

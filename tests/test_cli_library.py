@@ -377,6 +377,7 @@ KILLS = 4
 
 
 @needs_fork
+@pytest.mark.process
 def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")
+@pytest.mark.process
 def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, cache: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     arguments = ["selftest", "needle", "--lens", "900,1000,1100,1200,1300,1400,1500,1600"]

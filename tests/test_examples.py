@@ -143,6 +143,7 @@ def test_ask_documents(call: Call, note: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "library").exists(), "nothing is kept"
 
 
+@pytest.mark.process
 def test_keep_a_library(call: Call, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("The gate opens at nine, as it always did. " * 120, "utf-8")
     (tmp_path / "new.txt").write_text("Today nobody came to open it. " * 9, "utf-8")
@@ -181,6 +182,7 @@ def served(home: Path, *arguments: str) -> Iterator[str]:
         child.communicate(timeout=30)
 
 
+@pytest.mark.process
 def test_serve_client(call: Call, note: Path) -> None:
     pytest.importorskip("openai")
     with served(note.parent, str(note), "--preset", "tiny-random") as url:

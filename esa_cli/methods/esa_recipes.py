@@ -81,7 +81,7 @@ def esa_vote(base: Base) -> dict[str, Any]:
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def esa_consensus(base: Base) -> dict[str, Any]:
-    agreed = {"name": "consensus", "passage": 128, "share": 0.5, "rounds": 2, "answer": "keep"}
+    agreed = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "pool": "max", "contrast": True}
     return {
         **esa_vote(base),
