@@ -17,7 +17,7 @@ from .reply import Evidence
 from .sentences import LONGEST, Sentences
 from .witness import Witness
 
-FOUND = 1.1
+FOUND = 1.3
 """Documents in which no sentence has this `strength` may not hold the answer. Chosen so that hardly
 any answer that is there is doubted: docs/evidence.md."""
 JOIN = 0.5
