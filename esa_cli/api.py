@@ -86,8 +86,9 @@ class Esa:
         self.preset, self.loaded = preset, loaded
         self.session = Session(loaded.model, loaded.tokenizer, preset)
         self.books = Books(
-            self.session, library, keep, rows, begin, progress, waiting, found, room, ended
-        )
+            self.session, library, keep, rows, begin=begin, progress=progress, waiting=waiting,
+            found=found, room=room, ended=ended,
+        )  # fmt: skip
         self._weights: Tensor | None = None
         self._open: list[Book] = []
 

@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import reader_files
+from command import Esa, Result
 
 from esa_cli import session
 from esa_cli.__main__ import main
@@ -26,15 +26,6 @@ from esa_cli.cli.app import command
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Esa = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")

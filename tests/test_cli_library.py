@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from command import Esa, Result
 from forked import child, ended, killed
 
 from esa_cli.__main__ import main
@@ -34,19 +34,6 @@ QUESTION = "When does the gate open?"
 PASSAGE = {"document", "page", "line", "chapter", "start", "end", "text", "weight"}
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no such signals")
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
-
-
-Esa = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from command import Esa, Result
 
 from esa_cli import preset, recipes, registry
 from esa_cli.__main__ import main
@@ -31,15 +31,6 @@ WANTED = {
     "compressor": "closed-form learned pca none",
     "position": POSITIONS,
 }
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Esa = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")

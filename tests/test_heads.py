@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from command import Esa, Result
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
@@ -443,15 +443,6 @@ def test_only_its_own_files_are_written_over(tmp_path: Path) -> None:
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
 SHORT = ["--length", "1500", "--questions", "8"]
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Esa = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
