@@ -39,8 +39,8 @@ from esa_cli.library.writer import Writer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]
-KILLS = 15
-PRUNES = 6
+KILLS = 30
+PRUNES = 20
 TRIES = 15
 """For each kill that counts so many at most: where they all come too early or too late, that is a
 mistake of the test."""
