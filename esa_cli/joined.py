@@ -96,10 +96,12 @@ class JoinedStore:
                 found.append(self.tail.gather(at[low:high] - self.stored))
         return _together(found or [self.tail.span(0, 0)])
 
-    def key_blocks(self, start: int, stop: int, most: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most."""
+    def key_blocks(
+        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for begin, store, low, high in self._pieces(start, stop):
-            for at, keys in store.key_blocks(low, high, most):
+            for at, keys in store.key_blocks(low, high, most, groups):
                 yield at - low + begin, keys
 
     @property

@@ -7,7 +7,7 @@ There is no batch axis: one document, one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -146,8 +146,14 @@ class KVStore(Protocol):
         """Keys and values at ascending positions (K,), each (G, K, D)."""
         ...
 
-    def key_blocks(self, start: int, stop: int, most: int = ...) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop)."""
+    def key_blocks(
+        self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop).
+
+        Args:
+            groups: only of these key/value heads, in this order: (len(groups), n, D).
+        """
         ...
 
     @property

@@ -105,8 +105,10 @@ class Step:
         """
         q = self.rotated(rotate)
         rows = (q.shape[0] if heads is None else len(heads)) * q.shape[1]
-        for at, keys in self.store.key_blocks(self.low, self.high, self._most(rows)):
-            yield at - self.low, self._logits(q, keys, heads)
+        # Keys of the voting heads' groups only: in a book on disk the others stay in 8 bits.
+        groups = None if heads is None else self._groups(heads)
+        for at, keys in self.store.key_blocks(self.low, self.high, self._most(rows), groups):
+            yield at - self.low, self._logits(q, keys, heads, groups)
 
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
@@ -115,15 +117,27 @@ class Step:
         keys, _ = self.store.gather(offsets + self.low)
         return self._logits(self.rotated(rotate), keys, heads)
 
-    def _logits(self, q: Tensor, keys: Tensor, heads: Sequence[int] | None) -> Tensor:
-        """(H, C, D) queries, unscaled, and keys (G, n, D) -> (H, C, n)."""
+    def _groups(self, heads: Sequence[int]) -> list[int]:
+        """The key/value heads that some query heads read, ascending."""
+        each = self.queries.shape[0] // self.store.heads
+        return sorted({head // each for head in heads})
+
+    def _logits(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        heads: Sequence[int] | None,
+        groups: list[int] | None = None,
+    ) -> Tensor:
+        """(H, C, D) queries, unscaled, and keys (G, n, D), or those of `groups` -> (H, C, n)."""
         count, chunk, dim = q.shape
-        groups = self.store.heads
-        if heads is not None:
-            own = [head // (count // groups) for head in heads]
-            return (q[list(heads)] * self.scale) @ keys[own].transpose(1, 2)
-        grouped = (q * self.scale).reshape(groups, count // groups * chunk, dim)
-        return (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
+        if heads is None:
+            grouped = (q * self.scale).reshape(self.store.heads, -1, dim)
+            return (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
+        there = range(self.store.heads) if groups is None else groups
+        own = [keys[there.index(head // (count // self.store.heads))] for head in heads]
+        # Head by head: indexing by `own` would copy a group's keys for each of its heads.
+        return torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, own, strict=True)])
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c)) of Eq. 2 in blocks (C, n), reduced when fitted."""

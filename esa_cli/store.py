@@ -7,7 +7,7 @@ A host-memory or on-disk store implements the same `KVStore` protocol (see `prot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,10 +58,13 @@ class LayerStore:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
         return self._split(self._rows.gather(at))
 
-    def key_blocks(self, start: int, stop: int, most: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most."""
+    def key_blocks(
+        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for at, rows in self._rows.blocks(start, stop, most):
-            yield at, self._split(rows)[0]
+            keys = self._split(rows)[0]
+            yield at, keys if groups is None else keys[list(groups)]
 
     @property
     def reduced(self) -> int:

@@ -98,6 +98,8 @@ def test_blocks_cover_the_rows_in_order_and_never_two_documents(most: int) -> No
                 assert torch.equal(block, theirs)
                 at += count
             assert at == stop
+        parts = [keys for _, keys in joined.key_blocks(start, stop, most, [1])]
+        assert torch.equal(torch.cat(parts, 1), plain.span(start, stop)[0][[1]])
 
 
 def test_only_the_tail_is_taken_back() -> None:

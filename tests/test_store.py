@@ -63,6 +63,9 @@ def test_key_blocks(most: int) -> None:
         assert torch.equal(keys, k[:, at : at + keys.shape[1]])
         at += keys.shape[1]
     assert at == 58
+    for groups in ([1], [2, 0]):
+        parts = [keys for _, keys in store.key_blocks(5, 58, most, groups)]
+        assert torch.equal(torch.cat(parts, 1), k[groups, 5:58])
 
 
 def test_features_follow_their_own_count() -> None:

@@ -125,17 +125,21 @@ class StoredLayer:
             out = torch.cat((out, tail)) if stored else tail
         return self._split(out)
 
-    def key_blocks(self, start: int, stop: int, most: int = BLOCK) -> Iterator[tuple[int, Tensor]]:
+    def key_blocks(
+        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most, each block within
-        one stored part or the tail."""
+        one stored part or the tail; of 8 bits only the heads of `groups` are made numbers."""
+        wanted = range(self.heads) if groups is None else groups
         for at, part, low, high in self._pieces(start, stop):
             for row in range(low, high, most):
                 end = min(row + most, high)
-                keys = part.rows(self.layer, row, end, self.heads).to(self.device)
-                yield at + row - low, keys.view(end - row, self.heads, self.dim).transpose(0, 1)
+                keys = part.rows(self.layer, row, end, wanted).to(self.device)
+                yield at + row - low, keys.view(end - row, -1, self.dim).transpose(0, 1)
         first = max(start - self.stored, 0)
         for at, rows in self._tail.blocks(first, stop - self.stored, most):
-            yield at + self.stored, self._split(rows)[0]
+            keys = self._split(rows)[0]
+            yield at + self.stored, keys if groups is None else keys[list(groups)]
 
     @property
     def _first(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +191,11 @@ class Segment:
             found = xxhash.xxh3_128_hexdigest(self._view[section.start : section.rows_stop])
             self._good_rows[layer] |= found == self._whole[layer]
 
-    def rows(self, layer: int, start: int, stop: int, heads: int | None = None) -> Tensor:
+    def rows(self, layer: int, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
         """The rows [start, stop) of a layer, (stop - start, 2 * G * D); native ones not copied.
 
         Args:
-            heads: only the first so many of the 2 * G; G of them are the keys.
+            heads: only these of the 2 * G, in this order; the first G are the keys'.
         """
         if SCAN * (stop - start) >= self.tokens:
             self._check_records(layer)
