@@ -49,9 +49,18 @@ def distinct(books: Sequence[Book]) -> list[Book]:
     return list(out.values())
 
 
-def _named(document: Document, names: Sequence[str]) -> Document:
-    """By its source where another of the names is the same."""
-    return document if names.count(document.name) < 2 else replace(document, name=document.source)
+def _told_apart(books: Sequence[Book]) -> list[str]:
+    """A name for each book: its own; its source, where another has the same; and where that is the
+    same, too (two versions of one file), with its id in the library or its number."""
+    names = [book.document.name for book in books]
+    sources = [
+        book.document.source if names.count(name) > 1 else name
+        for book, name in zip(books, names, strict=True)
+    ]
+    return [
+        f"{name} ({book.entry.id if book.entry else at})" if sources.count(name) > 1 else name
+        for at, (book, name) in enumerate(zip(books, sources, strict=True), 1)
+    ]
 
 
 class Esa:
@@ -166,8 +175,9 @@ class Esa:
 
         Args:
             source: a path, - for standard input, or a document.
-            progress: called while it is read, after the one that all readings have. What it raises
-                ends the reading and passes through; the library keeps what was read so far.
+            progress: called while it is read, after the one that all readings have; with 0 every
+                half second while another process reads the same document into the library. What it
+                raises ends reading or waiting and passes through; the library keeps what was read.
 
         Raises:
             DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
@@ -243,8 +253,7 @@ class Esa:
     def asked(self, books: Sequence[Book]) -> list[AskedBook]:
         """Where each book's tokens are in the cache while these books are asked."""
         rows = rows_of([book.held for book in books])
-        names = [book.document.name for book in books]
         return [
-            AskedBook(_named(book.document, names), book.spans, at)
-            for book, at in zip(books, rows, strict=True)
+            AskedBook(replace(book.document, name=name), book.spans, at)
+            for book, name, at in zip(books, _told_apart(books), rows, strict=True)
         ]

@@ -175,10 +175,22 @@ class Books:
         try:
             if self.library is None or not self.keep or not storable(session.attachment.method):
                 return self._read(document, hear)
-            return self._store(document, self.library, hear)
+            return self._store(document, self.library, hear, progress)
         finally:
             if self.ended:
                 self.ended()
+
+    def _waiting(self, tokens: int, more: Progress | None) -> Callable[[], None]:
+        """What is called again and again while another process reads the document."""
+        tell = [self.waiting] if self.waiting else []
+
+        def wait() -> None:
+            if tell:
+                tell.pop()()
+            if more:
+                more(0, tokens)
+
+        return wait
 
     def _hearing(self, more: Progress | None) -> Progress:
         def hear(done: int, total: int) -> None:
@@ -209,16 +221,19 @@ class Books:
         self._alive.append(ref(book))
         return book
 
-    def _store(self, document: Document, library: Library, hear: Progress) -> Book:
+    def _store(
+        self, document: Document, library: Library, hear: Progress, more: Progress | None
+    ) -> Book:
         started, session = time.perf_counter(), self.session
         known, key = self._key(document.text, self.rows)
         ids, head = session.prompt.document(document.text), len(session.prompt.head())
         spans = [(0, 0)] * head + session.prompt.offsets(document.text)
         device = str(self.session.model.device)
-        with library.write(key, known, ids, self.layout(self.rows), self.waiting, device) as writer:
+        waiting, layout = self._waiting(len(ids), more), self.layout(self.rows)
+        with library.write(key, known, ids, layout, waiting, device) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)
-                return there or self._store(document, library, hear)
+                return there or self._store(document, library, hear, more)
             self._begin(document, len(ids), True)
             try:
                 session.begin(

@@ -14,6 +14,7 @@ from esa_cli.api import Esa
 from esa_cli.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.library import Library
+from esa_cli.library.places import Places
 from esa_cli.reply import Turn
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -258,6 +259,50 @@ def test_books_are_asked_together(loaded: Any, library: Library, tmp_path: Path)
     with esa(loaded, None) as memory:
         kept = [memory.ingest(path) for path in paths]
         assert memory.ask(QUESTION, kept).text == together.text
+
+
+def test_two_versions_of_one_file_are_told_apart(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    path = Path(files(tmp_path)[0])
+    with esa(loaded, library) as one:
+        books = [one.ingest(str(path))]
+        path.write_text("Now the gate opens at ten. " + TEXT, "utf-8")
+        books.append(one.ingest(str(path)))
+        names = [each.document.name for each in one.asked(books)]
+        found = {passage.document for passage in one.ask(QUESTION, books, evidence=20).evidence}
+    assert names == [f"{path} ({book.entry.id})" for book in books if book.entry]
+    assert found == set(names)
+    with esa(loaded, None) as memory:
+        kept = [
+            memory.ingest(Document("gate.txt", text, "-", "utf-8", 1)) for text in (TEXT, OTHER)
+        ]
+        names = [each.document.name for each in memory.asked(kept)]
+    assert names == ["- (1)", "- (2)"]
+
+
+def test_who_waits_for_another_process_can_give_up(
+    loaded: Any, library: Library, tmp_path: Path
+) -> None:
+    path, told, waited = files(tmp_path)[0], [], []
+
+    class Enough(Exception):
+        pass
+
+    def progress(done: int, total: int) -> None:
+        waited.append((done, total))
+        if len(waited) == 2:
+            raise Enough
+
+    with esa(loaded, library, waiting=lambda: told.append(1)) as one:
+        entry = one.ingest(path).entry
+        assert entry is not None
+        library.remove(entry)
+        with Places(library.root).locked(entry.key), pytest.raises(Enough):
+            one.ingest(path, progress)
+        assert told == [1]
+        assert waited == [(0, entry.tokens)] * 2
+        assert one.ingest(path).read_s > 0
 
 
 def test_a_library_book_needs_no_file(loaded: Any, library: Library, tmp_path: Path) -> None:

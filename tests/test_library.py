@@ -490,6 +490,28 @@ def test_another_ingest_of_the_same_document_waits_and_finds_it(library: Library
     assert found == [entry]
 
 
+def test_who_waits_is_asked_again_and_again_and_may_give_up(library: Library) -> None:
+    key, asked = library.key(WITH, text_of([1, 2, 3])), []
+
+    def waiting() -> None:
+        asked.append(time.monotonic())
+        if len(asked) == 2:
+            raise InterruptedError
+
+    other = Library(library.root)
+    with library.write(key, WITH, [1, 2, 3], LAYOUT) as writer:
+        with (
+            pytest.raises(InterruptedError),
+            other.write(key, WITH, [1, 2, 3], LAYOUT, waiting=waiting),
+        ):
+            raise AssertionError("somebody else writes it")
+        assert 0.3 < asked[1] - asked[0] < 5
+        assert isinstance(writer, Writer)
+        read(writer, [1, 2, 3])
+        finish(writer, [1, 2, 3])
+    assert library.find(key) is not None
+
+
 @pytest.mark.parametrize("changed", ["999", "0"])
 def test_another_versions_document_is_named_and_kept(library: Library, changed: str) -> None:
     entry, other = ingest(library, [*range(20)]), ingest(library, [*range(50, 70)])

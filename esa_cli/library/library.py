@@ -117,8 +117,9 @@ class Library:
         them; if it ends for want of room, what it wrote is removed.
 
         Args:
-            ids: all tokens. waiting: called once if another process ingests the same document now;
-                this one then waits for it. device: where tails are kept.
+            ids: all tokens. waiting: called every half second while another process ingests the
+                same document, which this one waits for; what it raises passes through.
+            device: where tails are kept.
 
         Raises:
             ResourceError: the disk lacks room.

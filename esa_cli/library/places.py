@@ -29,6 +29,8 @@ from .names import FOLDERS, KEPT, is_ours
 from .sealed import LibraryError, on_disk
 
 ROOT = "ESA_LIBRARY"
+WAIT_S = 0.5
+"""Seconds after which who waits for a lock is asked whether to go on."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """How a disk answers that knows no locks."""
 
@@ -97,17 +99,20 @@ class Places:
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Holds the lock of a document's key, or `library`; `waiting` is called if it is taken.
+        """Holds the lock of a document's key, or `library`.
+
+        Args:
+            waiting: called every half second while somebody else has it, first at once. What it
+                raises ends the waiting and passes through.
 
         Raises:
             LibraryError, ResourceError: the lock's file cannot be made.
         """
-        lock = self._lock(name)
-        if not self._acquire(lock):
+        lock, wait_s = self._lock(name), 0.0
+        while not self._acquire(lock, wait_s):
             if waiting:
                 waiting()
-            with on_disk(self.root):
-                lock.acquire()
+            wait_s = WAIT_S
         try:
             yield
         finally:
@@ -125,11 +130,11 @@ class Places:
         # Never marker files in place of locks: who is killed would leave one for good.
         return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
 
-    def _acquire(self, lock: filelock.BaseFileLock) -> bool:
-        """Takes the lock if nobody has it; whether it did."""
+    def _acquire(self, lock: filelock.BaseFileLock, wait_s: float = 0.0) -> bool:
+        """Takes the lock if nobody has it, or lets go of it in time; whether it did."""
         with on_disk(self.root):
             try:
-                lock.acquire(timeout=0)
+                lock.acquire(timeout=wait_s)
             except filelock.Timeout:  # which is an OSError, too
                 return False
             except OSError as error:
