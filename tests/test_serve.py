@@ -471,6 +471,14 @@ def test_a_document_that_cannot_be_read_is_the_requests_mistake(
     assert (status, body["error"]["code"]) == (400, "document")
 
 
+def test_where_the_folders_lie_is_not_told(live: Running, tmp_path: Path) -> None:
+    (tmp_path / "open/sub/bad.txt").write_bytes(b"a\0b" * 100)
+    status, _, body = live.post({**user("one"), "documents": ["sub/bad.txt"]})
+    assert status == 400
+    assert "The document sub/bad.txt " in body["error"]["message"]
+    assert str(tmp_path) not in body["error"]["message"]
+
+
 def test_only_some_books_stay_open(tmp_path: Path) -> None:
     asker = FakeAsker()
     for number in range(KEPT + 3):

@@ -8,13 +8,15 @@ stands in several files is one book.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..document import Document, read_document
-from ..errors import ResourceError
+from ..errors import DocumentError, ResourceError
+from ..library import LibraryError
 from ..reply import Asker
 from .wire import ApiError
 
@@ -90,7 +92,12 @@ class Shelf:
         if paths is None:
             return self.fixed
         wanted = {str(path) for path in paths}
-        books = _distinct([self._book(path, wanted, progress) for path in paths])
+        try:
+            books = _distinct([self._book(path, wanted, progress) for path in paths])
+        except LibraryError:
+            raise
+        except DocumentError as error:
+            raise DocumentError(self._outward(error.message), self._outward(error.hint)) from error
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return books
@@ -115,6 +122,12 @@ class Shelf:
             self._open[name] = _Open(stamp, document.text, book)
         self._open.move_to_end(name)
         return self._open[name].book
+
+    def _outward(self, text: str) -> str:
+        """A message without what stands above the folders: requests name files below them."""
+        for folder in self.allowed:
+            text = text.replace(f"{folder}{os.sep}", "")
+        return text
 
     def _known(self, text: str) -> Any:
         """The book of this text, if there is one."""
