@@ -12,16 +12,14 @@ for ever; without one it stays in memory. Everything the command line does goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from . import machine, models, plan, preset
-from .book import Book, Books, Progress
+from .book import Book, Books
 from .document import Document
 from .errors import UsageError
 from .evidence import rests_on
-from .held import rows_of
 from .library import Entry, Library
 from .models.load import choose_device
 from .models.weights import read_config
@@ -29,38 +27,9 @@ from .preset import Preset
 from .reply import Reply, Turn
 from .session import Session
 from .storing import storable
+from .together import AskedBook, distinct, together
+from .told import Progress
 from .witness import Witness
-
-
-@dataclass(frozen=True)
-class AskedBook:
-    """A book among those asked: `rows` are its tokens' places in the cache."""
-
-    document: Document
-    spans: Tensor
-    rows: range
-
-
-def distinct(books: Sequence[Book]) -> list[Book]:
-    """The books, each text once: a copy would only take room from what else could be selected."""
-    out: dict[str, Book] = {}
-    for book in books:
-        out.setdefault(book.document.text, book)
-    return list(out.values())
-
-
-def _told_apart(books: Sequence[Book]) -> list[str]:
-    """A name for each book: its own; its source, where another has the same; and where that is the
-    same, too (two versions of one file), with its id in the library or its number."""
-    names = [book.document.name for book in books]
-    sources = [
-        book.document.source if names.count(name) > 1 else name
-        for book, name in zip(books, names, strict=True)
-    ]
-    return [
-        f"{name} ({book.entry.id if book.entry else at})" if sources.count(name) > 1 else name
-        for at, (book, name) in enumerate(zip(books, sources, strict=True), 1)
-    ]
 
 
 class Esa:
@@ -252,8 +221,4 @@ class Esa:
 
     def asked(self, books: Sequence[Book]) -> list[AskedBook]:
         """Where each book's tokens are in the cache while these books are asked."""
-        rows = rows_of([book.held for book in books])
-        return [
-            AskedBook(replace(book.document, name=name), book.spans, at)
-            for book, name, at in zip(books, _told_apart(books), rows, strict=True)
-        ]
+        return together(books)

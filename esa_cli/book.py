@@ -23,9 +23,8 @@ from .identity import identity, model_facts
 from .library import SEGMENT, Entry, Layout, Library, LibraryError
 from .session import Session
 from .storing import layout, maps, provenance, restored, storable
+from .told import Progress, asking, hearing
 
-Progress = Callable[[int, int], None]
-"""Called with (tokens read, tokens in all)."""
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """How rows are wanted -> how those may be kept that serve: who wants every bit gets no other."""
 STORED_AT_ONCE = 8192
@@ -171,7 +170,7 @@ class Books:
         found = self.find(document)
         if found is not None:
             return found
-        hear, session = self._hearing(progress), self.session
+        hear, session = hearing(self.progress, progress), self.session
         try:
             if self.library is None or not self.keep or not storable(session.attachment.method):
                 return self._read(document, hear)
@@ -179,26 +178,6 @@ class Books:
         finally:
             if self.ended:
                 self.ended()
-
-    def _waiting(self, tokens: int, more: Progress | None) -> Callable[[], None]:
-        """What is called again and again while another process reads the document."""
-        tell = [self.waiting] if self.waiting else []
-
-        def wait() -> None:
-            if tell:
-                tell.pop()()
-            if more:
-                more(0, tokens)
-
-        return wait
-
-    def _hearing(self, more: Progress | None) -> Progress:
-        def hear(done: int, total: int) -> None:
-            for one in (self.progress, more):
-                if one:
-                    one(done, total)
-
-        return hear
 
     def _begin(self, document: Document, tokens: int, kept: bool) -> None:
         if self.room:
@@ -229,7 +208,7 @@ class Books:
         ids, head = session.prompt.document(document.text), len(session.prompt.head())
         spans = [(0, 0)] * head + session.prompt.offsets(document.text)
         device = str(self.session.model.device)
-        waiting, layout = self._waiting(len(ids), more), self.layout(self.rows)
+        waiting, layout = asking(self.waiting, more, len(ids)), self.layout(self.rows)
         with library.write(key, known, ids, layout, waiting, device) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "esa_cli"
 LAYERS: list[list[str]] = [
     ["__init__"],  # the version; the public names are looked up when they are used
     ["errors"],
-    ["supported", "western", "machine", "reply", "streamer", "sentences"],
+    ["supported", "western", "machine", "reply", "streamer", "sentences", "told"],
     [
         "kernels",
         "rows",
@@ -57,6 +57,7 @@ LAYERS: list[list[str]] = [
     ["reading", "identity", "storing"],
     ["session"],
     ["report", "selftest", "bench", "book"],
+    ["together"],
     ["api", "batch", "chat", "serve"],
     ["cli"],
     ["__main__"],

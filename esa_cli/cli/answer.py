@@ -78,7 +78,7 @@ def _run(
 
     library = Library()
     known = _known(request, chosen, documents, library, ways, reporter)
-    from ..api import distinct
+    from ..together import distinct
 
     with opened(
         request.preset, request.overrides, request.device, request.dtype, reporter,

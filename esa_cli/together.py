@@ -1,0 +1,60 @@
+"""Books that are asked together: each text once, under a name of its own, and where its tokens are.
+
+Knows nothing about questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .book import Book
+from .document import Document
+from .held import rows_of
+
+
+@dataclass(frozen=True)
+class AskedBook:
+    """A book among those asked.
+
+    Args:
+        document: under a name that no other of them has. spans: (n, 2) first and last character of
+            each token of its text. rows: its tokens' places in the cache.
+    """
+
+    document: Document
+    spans: Tensor
+    rows: range
+
+
+def distinct(books: Sequence[Book]) -> list[Book]:
+    """The books, each text once: a copy would only take room from what else could be selected."""
+    out: dict[str, Book] = {}
+    for book in books:
+        out.setdefault(book.document.text, book)
+    return list(out.values())
+
+
+def together(books: Sequence[Book]) -> list[AskedBook]:
+    """The books as they are asked, one behind the other."""
+    rows = rows_of([book.held for book in books])
+    return [
+        AskedBook(replace(book.document, name=name), book.spans, at)
+        for book, name, at in zip(books, _told_apart(books), rows, strict=True)
+    ]
+
+
+def _told_apart(books: Sequence[Book]) -> list[str]:
+    """A name for each book: its own; its source, where another has the same; and where that is the
+    same, too (two versions of one file), with its id in the library or its number."""
+    names = [book.document.name for book in books]
+    sources = [
+        book.document.source if names.count(name) > 1 else name
+        for book, name in zip(books, names, strict=True)
+    ]
+    return [
+        f"{name} ({book.entry.id if book.entry else at})" if sources.count(name) > 1 else name
+        for at, (book, name) in enumerate(zip(books, sources, strict=True), 1)
+    ]
