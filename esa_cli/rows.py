@@ -7,13 +7,23 @@ a 300k-token document never needs twice its memory. Knows nothing about keys, va
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 FIRST_SEGMENT = 1024
 LAST_SEGMENT = 16384
+
+
+def as_index(places: Sequence[int]) -> slice | list[int]:
+    """Some places along a dimension as an index, which copies nothing where they follow each other.
+
+    Args:
+        places: at least one.
+    """
+    first, stop = places[0], places[0] + len(places)
+    return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
 
 
 class Rows:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rows import Rows
+from .rows import Rows, as_index
 
 BLOCK = 8192
 """Tokens per block when scanning keys: 6 MB with 3 heads of 64 floats, which a cache holds."""
@@ -64,7 +64,7 @@ class LayerStore:
         """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for at, rows in self._rows.blocks(start, stop, most):
             keys = self._split(rows)[0]
-            yield at, keys if groups is None else keys[list(groups)]
+            yield at, keys if groups is None else keys[as_index(groups)]
 
     @property
     def reduced(self) -> int:

@@ -66,6 +66,8 @@ def test_key_blocks(most: int) -> None:
     for groups in ([1], [2, 0]):
         parts = [keys for _, keys in store.key_blocks(5, 58, most, groups)]
         assert torch.equal(torch.cat(parts, 1), k[groups, 5:58])
+    (_, whole), (_, last) = (next(store.key_blocks(0, 60, most, g)) for g in (None, [2]))
+    assert last.data_ptr() == whole[2].data_ptr(), "looked at, not copied"
 
 
 def test_features_follow_their_own_count() -> None:

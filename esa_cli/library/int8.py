@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..rows import as_index
 from .layout import Layout
 
 
@@ -34,7 +35,7 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     shape = records.shape[0], 2 * layout.heads, layout.dim
-    taken = _taken(range(2 * layout.heads) if heads is None else heads)
+    taken = as_index(range(2 * layout.heads) if heads is None else heads)
     if layout.kind == "native":
         rows = records.view(dtype).view(shape)
         return rows[:, taken].flatten(1)
@@ -43,9 +44,3 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     # One pass over the numbers: turning them to floats first would be a second.
     wide = numbers.view(shape)[:, taken] * scales[:, taken, None]
     return wide.flatten(1).to(dtype)
-
-
-def _taken(heads: Sequence[int]) -> slice | list[int]:
-    """As an index that copies nothing where the heads follow each other."""
-    first, stop = heads[0], heads[0] + len(heads)
-    return slice(first, stop) if list(heads) == list(range(first, stop)) else list(heads)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rows import Rows
+from ..rows import Rows, as_index
 from ..store import BLOCK
 from .segment import Segment
 
@@ -139,7 +139,7 @@ class StoredLayer:
         first = max(start - self.stored, 0)
         for at, rows in self._tail.blocks(first, stop - self.stored, most):
             keys = self._split(rows)[0]
-            yield at + self.stored, keys if groups is None else keys[list(groups)]
+            yield at + self.stored, keys if groups is None else keys[as_index(groups)]
 
     @property
     def _first(self) -> int:
