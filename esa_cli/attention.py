@@ -25,10 +25,7 @@ from .method import Method
 from .protocols import Selection
 from .rotary import Rope, Ropes
 from .seen import Seen
-from .step import Step
-
-ASKED = "asked"
-"""What layers share: the position at which the question begins."""
+from .step import ASKED, Step
 
 
 class Attention:

@@ -17,13 +17,14 @@ Not in the paper; measured against it in docs/results.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .precise import precise
 from .registry import register
 from .scores import top_k
 from .selectors import proximity
@@ -67,11 +68,11 @@ def windows(votes: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
             are left out; so are those without any.
     """
     size = min(size, count, votes.shape[0])
-    taken = torch.zeros(votes.shape[0], dtype=torch.bool, device=votes.device)
     if size < 1:
-        return torch.nonzero(taken)[:, 0]
+        return torch.arange(0, device=votes.device)
     # Scores that are logits are all below zero; what counts is how far they stand out.
-    left, first = votes.double() - min(0.0, float(votes.min())), None
+    left, first = precise(votes) - min(0.0, float(votes.min())), None
+    taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(count // size):
         sums = functional.avg_pool1d(left[None], size, stride=1)[0]
         start = int(sums.argmax())
@@ -82,7 +83,7 @@ def windows(votes: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
         start = _centred(left[start : start + size], start, votes.shape[0], size)
         taken[start : start + size] = True
         left = torch.where(taken, 0.0, left)
-    return torch.nonzero(taken)[:, 0]
+    return torch.nonzero(taken)[:, 0].to(votes.device)
 
 
 def _centred(votes: Tensor, start: int, middle: int, size: int) -> int:
@@ -154,7 +155,7 @@ class Consensus:
                 del agreements[start]
         votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
-        if step.shared.get(REHEARSAL):
+        if REHEARSAL in step.shared:
             if self._complete(step):
                 raise Heard
             # What half of the layers would pick is not shown to the others: it sways their votes.
@@ -168,9 +169,19 @@ class Consensus:
         return last is not None and step.layer >= last and stop == len(step.store)
 
     def again(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """What the question's second reading starts from; see `Selector`."""
-        agreements: dict[int, Agreement] = shared.get(KEY, {})
-        return {AGREED: agreements[max(agreements)]} if agreements else {}
+        """What the question's second reading starts from; see `Selector`.
+
+        A question longer than a chunk has the votes of all its chunks, added.
+        """
+        begins = shared.get(REHEARSAL, 0)
+        held = [a for at, a in sorted(shared.get(KEY, {}).items()) if at >= begins]
+        if not held:
+            return {}
+        votes = held[-1].votes.clone()
+        for earlier in held[:-1]:
+            if earlier.low == held[-1].low:
+                votes[: earlier.votes.shape[0]] += earlier.votes
+        return {AGREED: replace(held[-1], votes=votes, chosen=None)}
 
     def _best(self, votes: Tensor, budget: int) -> Tensor:
         if self.passage:

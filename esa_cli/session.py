@@ -23,7 +23,7 @@ from .preset import Preset
 from .prompt import PromptTokens
 from .reading import Reading
 from .reply import Turn
-from .step import OWN, REHEARSAL, Heard
+from .step import ASKED, OWN, REHEARSAL, Heard
 from .streamer import Streamer
 
 
@@ -169,12 +169,14 @@ class Session(Reading):
         selector: Any = self.attachment.method.selector
         if getattr(selector, "rounds", 1) < 2:
             return
-        self.cache.shared[REHEARSAL] = True
         length = self.cache.get_seq_length()
+        self.cache.shared[REHEARSAL] = length
         ids = torch.tensor([asked], device=self.model.device)
         with suppress(Heard):
             self.model.base_model(input_ids=ids, past_key_values=self.cache)
         kept = selector.again(self.cache.shared)
+        # Taking the question back empties what is shared; earlier turns stay where they were read.
+        begun = {key: at for key, at in self.cache.shared.items() if key == ASKED}
         self.cache.truncate(length)
         self.cache.shared.pop(REHEARSAL, None)
-        self.cache.shared |= {OWN: own, **kept}
+        self.cache.shared |= {OWN: own, **begun, **kept}

@@ -1,7 +1,9 @@
 """One selection step: the current tokens' queries against a layer's middle tokens.
 
 A `Step` is all that scores and selectors see. Keys come in blocks, so a step over a million middle
-tokens never builds a tensor of heads x chunk x million at once.
+tokens never builds a tensor of heads x chunk x million at once. Scores are worked out in float32,
+whatever the model's dtype: rounded to bfloat16, a large sum over heads leaves some dozens of
+different scores for thousands of tokens, and in float16 it overflows.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from .rotary import Rope
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, heads and queries included (16 MB in float32)."""
 
+ASKED = "asked"
+"""What layers share: the position at which the question begins, earlier turns included."""
+
 OWN = "own"
 """What layers share: absolute positions [first, last) of the question's own words."""
 
 REHEARSAL = "rehearsal"
-"""What layers share: the question is being read for the first of two times."""
+"""What layers share while the question is read for the first of two times: where it begins."""
 
 
 class Heard(Exception):
@@ -131,6 +136,7 @@ class Step:
     ) -> Tensor:
         """(H, C, D) queries, unscaled, and keys (G, n, D), or those of `groups` -> (H, C, n)."""
         count, chunk, dim = q.shape
+        q, keys = q.float(), keys.float()
         if heads is None:
             grouped = (q * self.scale).reshape(self.store.heads, -1, dim)
             return (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
@@ -141,12 +147,12 @@ class Step:
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c)) of Eq. 2 in blocks (C, n), reduced when fitted."""
-        q = fold(self.rotated(rotate), self.store.heads)
+        q = fold(self.rotated(rotate).float(), self.store.heads)
         most = self._most(q.shape[0])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, most):
-                yield at - self.low, q @ flatten_keys(keys).T
+                yield at - self.low, q @ flatten_keys(keys).float().T
             return
         made: dict[int, Tensor] = {}
         for at, features in self.store.feature_blocks(self.low, self.high, most):
-            yield at - self.low, queries_at(self.projection, q, at, made) @ features.T
+            yield at - self.low, queries_at(self.projection, q, at, made) @ features.float().T

@@ -187,3 +187,16 @@ def test_turns_beyond_the_window_are_refused(session: Session) -> None:
         session.ask(QUESTION, history=long)
     assert "oldest turns" in str(caught.value.hint)
     assert session.ask(QUESTION).text
+
+
+def test_earlier_turns_stay_in_view_while_the_question_is_read_twice(session: Session) -> None:
+    """Only what is behind the document is local here, and none of it is ever selected."""
+    both = ["window.ending=0", "selector.name=consensus", "selector.rounds=2", "score.name=vote"]
+    session.use(preset.load("tiny-random", both))
+    session.read(TEXT)
+    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
+    begins: list[int] = []
+    session.attachment.watch = lambda seen: begins.append(seen.start - seen.local)
+    session.ask(QUESTION, history=turns, max_new_tokens=2)
+    session.attachment.watch = None
+    assert set(begins) == {session.document_tokens}
