@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import PresetError
+from .precise import precise
 from .protocols import Projection
 from .registry import register
 
@@ -42,7 +43,7 @@ class Moments:
 
     def add(self, q: Tensor, k: Tensor) -> None:
         """Adds folded queries (n, F) and keys (n, F)."""
-        q, k = q.double(), k.double()
+        q, k = precise(q), precise(k)
         zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
         self.queries = (zeros if self.queries is None else self.queries) + q.T @ q
         self.keys = (zeros if self.keys is None else self.keys) + k.T @ k

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "esa_cli"
 LAYERS: list[list[str]] = [
     ["__init__"],  # the version; the public names are looked up when they are used
     ["errors"],
-    ["supported", "western", "machine", "reply", "streamer", "sentences", "told"],
+    ["supported", "western", "machine", "reply", "streamer", "sentences", "told", "precise"],
     [
         "kernels",
         "rows",
@@ -72,8 +72,8 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 BELOW_SESSION = [name for name in RANK if RANK[name] < RANK["session"]]
 METHOD_PARTS = [
-    "kernels", "rows", "rotary", "protocols", "registry", "store", "compressors", "positions",
-    "step", "scores", "selectors", "consensus", "method", "builtin", "attention",
+    "kernels", "rows", "rotary", "precise", "protocols", "registry", "store", "compressors",
+    "positions", "step", "scores", "selectors", "consensus", "method", "builtin", "attention",
 ]  # fmt: skip
 
 

@@ -50,6 +50,35 @@ def test_sum_is_eq_2_and_3(heads: int, groups: int, chunk: int, rotate: bool) ->
 
 
 @pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_sums_of_rounded_numbers_are_not_rounded_again(dtype: torch.dtype, reduced: bool) -> None:
+    """Keys that share an offset, as trained ones do: sums beyond what float16 holds, with
+    differences far below what bfloat16 tells apart."""
+    q, k = ((x + 60).to(dtype) for x in draw(6, 2, 3, 21))
+    maps = Linear(torch.eye(2 * DIM), torch.eye(2 * DIM)) if reduced else None
+    step = build_step(q, k, low=4, after=6, projection=maps)
+    want = reference.sum_scores(reference.plain(q), reference.plain(k))
+    assert torch.tensor(want).abs().max() > 100
+    same(SumScore().scores(step), want, tolerance=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(), ((0, 1), (0, 4))])
+def test_votes_of_rounded_numbers_are_not_rounded_again(
+    dtype: torch.dtype, heads: tuple[tuple[int, int], ...]
+) -> None:
+    q, k = ((x + 60).to(dtype) for x in draw(6, 2, 3, 21))
+    step = build_step(q, k, low=4, after=6)
+    queries = reference.plain(q)
+    some = [queries[head] for _, head in heads] if heads else queries
+    keys = reference.plain(k)
+    own = [keys[head // 3] for _, head in heads] if heads else keys
+    want = reference.vote_scores(some, own, SCALE, "max", "max")
+    same(VoteScore(rule="max", rotate=False, heads=heads).scores(step), want, tolerance=2e-3)
+
+
+@pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize(("heads", "groups"), GROUPS)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..precise import precise
 from ..recipes import OWN_SCORE, Base, recipe
 from ..registry import register
 from ..rows import Rows
@@ -50,10 +51,10 @@ class Directions:
 
 def principal(keys: Tensor, rank: int) -> Tensor:
     """The `rank` directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
-    keys = keys.double()
-    centred = keys - keys.mean(dim=1, keepdim=True)
+    whole = precise(keys)
+    centred = whole - whole.mean(dim=1, keepdim=True)
     vectors: Tensor = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
-    return vectors[..., -rank:].flip(-1).float()
+    return vectors[..., -rank:].flip(-1).float().to(keys.device)
 
 
 @register(
