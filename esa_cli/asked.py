@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .errors import HistoryError, UsageError
+from .errors import HistoryError, LengthError
 from .preset import Preset
 from .prompt import PromptTokens
 from .reply import Turn
@@ -41,7 +41,7 @@ class Asked:
         like any other.
 
         Raises:
-            HistoryError: they are beyond it, with earlier turns. UsageError: without any.
+            HistoryError: they are beyond it, with earlier turns. LengthError: without any.
         """
         window, asked = preset.window, len(self.before) + len(self.ids) + answer
         if window.ending is None:
@@ -55,6 +55,6 @@ class Asked:
                 f"the question, the turns before it and the answer take {asked:,} tokens; {beside}",
                 "ask without the oldest turns",
             )
-        raise UsageError(
+        raise LengthError(
             f"the question and the answer take {asked:,} tokens; {beside}", "ask a shorter question"
         )

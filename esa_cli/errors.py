@@ -2,7 +2,8 @@
 
     EsaError                what a person can act on; everything else is a bug
     ├── UsageError      2   a question, option or argument that makes no sense
-    │   └── HistoryError    a question that is too long with the turns before it
+    │   └── LengthError     a question and its answer are too long for the model's window
+    │       └── HistoryError    with the turns before it; perhaps not with fewer
     ├── DocumentError   3   a document that cannot be read
     ├── PresetError     4   a preset, or an override of one, that does not hold
     ├── PluginError     4   a selector, score, compressor or position encoding that does not hold
@@ -37,7 +38,11 @@ class UsageError(EsaError):
     exit_code = 2
 
 
-class HistoryError(UsageError):
+class LengthError(UsageError):
+    """What a shorter question, or a wider window, would mend."""
+
+
+class HistoryError(LengthError):
     """What fewer earlier turns would mend."""
 
 

@@ -136,6 +136,22 @@ class Session(Reading):
             cut=streamer.count >= tokens,
         )
 
+    def check(
+        self,
+        question: str,
+        *,
+        prime: str = "",
+        max_new_tokens: int | None = None,
+        history: Sequence[Turn] = (),
+    ) -> None:
+        """Holds a question to the model's window as `ask` does, also before anything is read.
+
+        Raises:
+            UsageError: the question is empty. LengthError: it does not fit.
+        """
+        asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
+        asked.check(self.preset, max_new_tokens or self.preset.generation.max_new_tokens)
+
     def _generate(
         self, asked: Asked, tokens: int, streamer: Streamer, sampling: Mapping[str, Any]
     ) -> None:

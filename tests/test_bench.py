@@ -22,7 +22,7 @@ from esa_cli.__main__ import main
 from esa_cli.bench import Record, download, haystack, needlebench, order, ruler, table
 from esa_cli.bench.asker import Asker
 from esa_cli.bench.runner import KEY, Reply, run
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.journal import Journal
 from esa_cli.preset import load
 
@@ -620,6 +620,10 @@ class Recorder:
     def use(self, preset: Any) -> None:
         self.prompt = preset.prompt
 
+    def check(self, question: str, **options: Any) -> None:
+        if "too long" in question:
+            raise LengthError("no room", "a shorter one")
+
     def read(self, text: str, progress: Any) -> None:
         self.text = text
         self.read_texts.append(text)
@@ -646,6 +650,27 @@ def test_a_record_is_put_as_it_is_and_a_document_read_once() -> None:
     asker(plain)
     assert recorder.read_texts == ["d0", "d1", "d1"], "another prompt is another reading"
     assert not recorder.prompt.chat
+
+
+def test_a_question_without_room_is_left_out_before_its_document_is_read(tmp_path: Path) -> None:
+    recorder = Recorder()
+    asker = Asker(recorder, load("tiny-random"), lambda record: None)  # type: ignore[arg-type]
+    long = Record("longbench", "qasper", "x", "b", "d9", "too long", ("yes",), 8)
+    left: list[str] = []
+    with journal(tmp_path / "rows.jsonl") as rows:
+        with pytest.raises(LengthError, match="no room"):
+            run([long, *some(1)], asker, right, rows, method="m")
+        assert run(
+            [*some(1), long, *some(3)[2:]],
+            asker,
+            right,
+            rows,
+            method="m",
+            left_out=lambda record, error: left.append(f"{record.id}: {error.message}"),
+        )
+        assert [row["id"] for row in rows.rows] == ["0", "2"]
+    assert left == ["x: no room"]
+    assert recorder.read_texts == ["d0", "d1"]
 
 
 def test_a_reading_that_was_interrupted_is_done_again() -> None:

@@ -41,6 +41,7 @@ class Asker:
         # What stands behind the document may change with every record.
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))
+        self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
         if self._read is None:
             self.session.read(record.document, self.reading(record))
             self._read = wanted

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from esa_cli.bench.record import Record
-from esa_cli.errors import UsageError
+from esa_cli.errors import LengthError, UsageError
 from esa_cli.journal import Journal
 
 KEY = ("method", "task", "id")
@@ -50,15 +50,18 @@ def run(
     method: str,
     until: float | None = None,
     heard: Callable[[dict[str, Any]], None] | None = None,
+    left_out: Callable[[Record, LengthError], None] | None = None,
 ) -> bool:
     """Asks what the journal does not hold yet; False when the time was up before the end.
 
     Args:
         method: a name for who answers. heard: called with each new row.
+        left_out: called with a record whose question the window has no room for; the others are
+            asked. Without it such a record ends the run.
         until: seconds on `time.monotonic` after which no record is begun.
 
     Raises:
-        UsageError: the journal's rows come from other data.
+        UsageError: the journal's rows come from other data. LengthError: see `left_out`.
     """
     for record in records:
         if kept(record, method, journal):
@@ -66,7 +69,13 @@ def run(
         started = time.monotonic()
         if until is not None and started >= until:
             return False
-        reply = ask(record)
+        try:
+            reply = ask(record)
+        except LengthError as error:
+            if left_out is None:
+                raise
+            left_out(record, error)
+            continue
         row = {
             "method": method, "task": record.task, "id": record.id,
             "benchmark": record.benchmark, "prompt": record.digest,

@@ -35,7 +35,9 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question by several methods, each asked within the same token budget.
+    """Answer one question by several methods, each within the same token budget.
+
+    A document of at most window.dense tokens is in view of all of them.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
@@ -58,6 +60,7 @@ def _run(
     request: Request, names: tuple[str, ...], passages: int, *, as_json: bool, quiet: bool
 ) -> None:
     from ..models.quiet import quiet_transformers
+    from ..selftest.checks import all_in_view
     from ..selftest.compare import compare as run_compare
     from ..selftest.plan import Settings, groups
     from . import progress
@@ -70,6 +73,10 @@ def _run(
         settings = Settings((), names, (ready.plan.tokens,), dense=False)
         grouped = groups(settings, ready.preset, ready.plan.tokens)
         ready.plan.check()
+        if note := all_in_view(
+            ready.plan.tokens, [one for group in grouped for one in group.presets]
+        ):
+            reporter.note(f"esa: {note}", dim=False)
 
         def reading(names: Sequence[str]) -> progress.Progress:
             return progress.reading(reporter, f"reading for {', '.join(names)}")

@@ -19,6 +19,7 @@ from ..probes import probe
 from ..probes.haystack import Haystack
 from ..probes.sample import Question, Sample
 from ..session import Session
+from .checks import all_in_view, askable
 from .documents import Documents
 from .kept import Kept, settings_hash, text_hash
 from .plan import DENSE, Group, Settings, dense_group, dense_length, groups, prompted
@@ -102,7 +103,9 @@ class Engine:
                     change(*session.attachment.rope.frequencies, length)
         for test in self.settings.tests:
             for length in self.documents.lengths(test):
-                next(self.documents.samples(test, length), None)
+                sample = next(self.documents.samples(test, length), None)
+                if sample is not None:
+                    askable(session, sample, methods[length])
 
     def _work(self, test: str) -> Iterator[tuple[int, Group]]:
         if self.settings.dense:
@@ -140,6 +143,8 @@ class Engine:
             )
             return
         seconds = self._read(session, sample, group)
+        if not group.dense and (note := all_in_view(session.document_tokens, group.presets)):
+            self.listener.note(f"{sample.test}: {note}")
         spans = session.prompt.offsets(sample.text)
         head = len(session.prompt.head())
         using = None
