@@ -1,9 +1,10 @@
 """The cost of a method on a model: bytes kept, bytes to work with, and operations of reading.
 
-    keys and values   tokens * layers * (2 G D + R) numbers; R only when the score reads them
-    operations        tokens * (2 P + layers * (attention + scoring))
+    keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them
+    operations        tokens * (2 P + layers * attention + scoring)
 
-P counts the weights outside the embeddings. Only sizes are looked at, never weights.
+R is summed over the layers, which need not be alike. P counts the weights outside the embeddings.
+Only sizes are looked at, never weights.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one method costs on one model, per token and in all."""
+    """What one method costs on one model, per token and in all; `rank` is of `rank_of`."""
 
     shape: Shape
     method: Method
@@ -92,7 +93,7 @@ class Costs:
         return self.stored(tokens) * shape.layers * 2 * shape.groups * shape.dim * size
 
     def reduced_keys(self, tokens: int, size: int) -> int:
-        return self.stored(tokens) * self.shape.layers * self.rank * size
+        return self.stored(tokens) * self.rank * size
 
     def working(self, tokens: int, size: int) -> int:
         """Activations, gathered keys, scores, the compressor's moments, and the libraries."""
@@ -122,10 +123,11 @@ class Costs:
         attention = 4 * shape.heads * shape.dim * min(seen, tokens / 2)
         scoring = 2.0 * shape.groups * shape.dim * self.rank
         if selects:
-            width = self.rank or shape.groups * shape.dim
-            width = width if self.method.score.features else shape.heads * shape.dim
+            width = self.rank or shape.layers * shape.groups * shape.dim
+            whole = shape.layers * shape.heads * shape.dim
+            width = width if self.method.score.features else whole
             scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
-        return tokens * (2 * shape.body + shape.layers * (attention + scoring))
+        return tokens * (2 * shape.body + shape.layers * attention + scoring)
 
     def most_tokens(self, memory: int, size: int) -> int:
         low, high = 0, 1 << 28
@@ -136,17 +138,27 @@ class Costs:
 
 
 def rank_of(method: Method, shape: Shape) -> int:
-    """R, the reduced key's width that the compressor stores; 0 when it stores none."""
+    """R, the reduced keys' width that the compressor stores, summed over the layers; 0 for none.
+
+    Raises:
+        PresetError: the compressor is not for a model of this shape.
+    """
     if not method.score.features:
         return 0
     folded = shape.groups * shape.dim
     if method.compressor.fit_tokens == 0:
-        projection = method.compressor.fit(0, Moments())
-        try:
-            return projection.keys(torch.zeros(1, folded)).shape[1] if projection else 0
-        except RuntimeError as error:
-            raise PresetError(
-                f"the compressor does not fit this model: folded keys have {folded} dimensions",
-                "it was made for another model",
-            ) from error
-    return min(int(getattr(method.compressor, "rank", folded)), folded)
+        return sum(_fitted_rank(method, layer, folded) for layer in range(shape.layers))
+    return shape.layers * min(int(getattr(method.compressor, "rank", folded)), folded)
+
+
+def _fitted_rank(method: Method, layer: int, folded: int) -> int:
+    projection = method.compressor.fit(layer, Moments())
+    if projection is None:
+        return 0
+    try:
+        return projection.keys(torch.zeros(1, folded)).shape[1]
+    except RuntimeError as error:
+        raise PresetError(
+            f"the compressor does not fit this model: folded keys have {folded} dimensions",
+            "it was made for another model",
+        ) from error

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 import reference
 import torch
 from conftest import ModelFactory, build_model
+from safetensors.torch import load_file
 from torch import Tensor
 
 from esa_cli import build, preset, recipes, seam
@@ -23,7 +27,7 @@ from esa_cli.calibrate import fit as fitting
 from esa_cli.calibrate.collect import collect, uncompressed
 from esa_cli.calibrate.fingerprint import KEY, aim, check, fingerprint, of_file
 from esa_cli.calibrate.fit import METHODS, Fitting, fitting_of, moments_of
-from esa_cli.calibrate.job import aimed
+from esa_cli.calibrate.job import Job, aimed
 from esa_cli.calibrate.quantise import by_dimension, by_token
 from esa_cli.calibrate.ranks import allocate
 from esa_cli.calibrate.recall import Heldout, limited, recall, spaced
@@ -39,7 +43,7 @@ from esa_cli.compressors import (
     save_learned,
     spectrum,
 )
-from esa_cli.errors import PresetError, ResourceError, UsageError
+from esa_cli.errors import DocumentError, PresetError, ResourceError, UsageError
 from esa_cli.method import Method, Window
 from esa_cli.positions import FixedDistance
 from esa_cli.scores import SumScore, VoteScore
@@ -69,7 +73,7 @@ Model = Any
 
 
 def read(model: Model, folder: Path, method: Method | None = None, **options: Any) -> Shards:
-    shards = open_folder(folder, {"tokens": TOKENS})
+    shards = open_folder(folder, {"tokens": TOKENS}, wanted=TOKENS)
     with seam.attach(model, uncompressed(method or selective())) as attachment:
         collect(attachment, IDS, shards, **options)
         assert attachment.watch is None
@@ -274,12 +278,99 @@ def test_parts_behind_a_gap_do_not_count(tmp_path: Path) -> None:
     assert Shards(tmp_path / "work").tokens == 4
 
 
+def test_a_file_that_only_looks_like_a_part(tmp_path: Path) -> None:
+    shards = open_folder(tmp_path / "work", {})
+    shards.add(*rows(4))
+    (tmp_path / "work/part-of-mine.safetensors").touch()
+    assert Shards(tmp_path / "work").tokens == 4
+
+
 def test_a_broken_part_is_named(tmp_path: Path) -> None:
     shards = open_folder(tmp_path / "work", {})
     shards.add(*rows(4))
+    values = tmp_path / "work/values-00000000-00000004.safetensors"
+    values.write_bytes(values.read_bytes()[:-1])
+    with pytest.raises(UsageError, match="values-00000000-00000004"):
+        next(shards.memories())
     (tmp_path / "work/part-00000000-00000004.safetensors").write_bytes(b"cut off")
-    with pytest.raises(UsageError, match="part-00000000-00000004"):
+    with pytest.raises(UsageError, match="part-00000000-00000004") as refused:
         shards.layer(0)
+    assert "delete it" in refused.value.hint
+
+
+@pytest.mark.parametrize("lost", ["part-00000024-00000048", "part-00000096-00000100"])
+def test_a_part_that_was_deleted_after_the_end_is_made_again(
+    lost: str, make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """From the first token on: what would fill the memory again is gone by then."""
+    model = make_model("llama")
+    whole = [read(model, tmp_path / "work").layer(layer) for layer in range(2)]
+    (tmp_path / "work" / f"{lost}.safetensors").unlink()
+    done: list[int] = []
+    again = read(model, tmp_path / "work", progress=lambda tokens, of: done.append(tokens))
+    assert done[0] == FEED
+    for layer in range(2):
+        assert all(map(torch.equal, whole[layer], again.layer(layer)))
+
+
+def test_a_part_that_was_deleted_before_the_end_is_all_that_is_read_again(
+    make_model: ModelFactory, tmp_path: Path
+) -> None:
+    model = make_model("llama")
+    whole = read(model, tmp_path / "whole")
+
+    def kill(tokens: int, of: int) -> None:
+        if tokens == 3 * FEED:
+            raise Killed
+
+    with pytest.raises(Killed):
+        read(model, tmp_path / "cut", progress=kill)
+    (tmp_path / "cut/values-00000024-00000048.safetensors").unlink()
+    done: list[int] = []
+    cut = read(model, tmp_path / "cut", progress=lambda tokens, of: done.append(tokens))
+    assert done[0] == 2 * FEED
+    for layer in range(2):
+        assert all(map(torch.equal, whole.layer(layer), cut.layer(layer)))
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file may have more bytes: as a disk that is full, of which nothing else notices."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_no_room_while_a_part_is_written(tmp_path: Path) -> None:
+    shards = open_folder(tmp_path / "work", {})
+    shards.add(*rows(4))
+    with small_files(2000), pytest.raises(ResourceError, match="File too large") as refused:
+        shards.add(*rows(400))
+    assert "--work" in refused.value.hint
+    assert not list((tmp_path / "work").glob("*.unfinished"))
+    assert Shards(tmp_path / "work").tokens == shards.tokens == 4
+    with small_files(3), pytest.raises(ResourceError, match=r"esa-calibration\.json"):
+        open_folder(tmp_path / "other", {"text": "a"})
+
+
+def test_a_place_that_may_not_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DocumentError, match="cannot be written: Not a directory"):
+        open_folder(tmp_path / "file/work", {})
+
+
+@pytest.mark.parametrize("held", [b'{"text": "a', b"[1]", b"\xff\xfe", b""])
+def test_damaged_settings_of_a_folder(held: bytes, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    open_folder(work, {"text": "a"}).add(*rows(4))
+    (work / "esa-calibration.json").write_bytes(held)
+    with pytest.raises(UsageError, match=r"esa-calibration\.json cannot be read") as refused:
+        open_folder(work, {"text": "a"})
+    assert "--no-resume" in refused.value.hint
+    assert open_folder(work, {"text": "a"}, resume=False).tokens == 0
 
 
 # Training
@@ -572,6 +663,40 @@ def test_an_interrupted_study_ends_as_one_without_a_break(
     assert len(set(trainings)) == 3, "every layer has a seed of its own"
 
 
+@pytest.mark.parametrize("broken", ["cut off", "empty", "something else"])
+def test_damaged_maps_are_fitted_again(broken: str, shards: Shards) -> None:
+    settings = Fitting(("pca",))
+    whole = outcome(study(shards, [3, 3, 3], settings, [8]))
+    file, *_ = sorted(shards.folder.glob("maps-*"))
+    good, part = file.read_bytes(), next(shards.folder.glob("part-*")).read_bytes()
+    file.write_bytes({"cut off": good[:-1], "empty": b"", "something else": part}[broken])
+    assert outcome(study(shards, [3, 3, 3], settings, [8])) == whole
+    assert file.read_bytes() == good
+
+
+def saved_by_job(shards: Shards, done: Study, path: Path) -> None:
+    model = fingerprint(build_model("llama"))
+    unused: Any = None
+    job = Job(unused, unused, selective(), [], shards, model, {})
+    job.save(path, done, Fitting(("pca",)))
+
+
+def test_no_room_for_the_maps_leaves_those_that_were_there(shards: Shards, tmp_path: Path) -> None:
+    done = study(shards, [3, 3, 3], Fitting(("pca",)), [8])
+    path, link = tmp_path / "maps.safetensors", tmp_path / "link.safetensors"
+    saved_by_job(shards, done, path)
+    before = path.read_bytes()
+    with small_files(500), pytest.raises(ResourceError, match=r"maps\.safetensors") as refused:
+        saved_by_job(shards, done, path)
+    assert "--out" in refused.value.hint
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob(".maps*"))
+    link.symlink_to(path)
+    saved_by_job(shards, done, link)
+    assert link.is_symlink()
+    assert Learned(str(path)).metadata["method"] == "pca"
+
+
 def test_what_shapes_maps_is_not_taken_for_the_same(shards: Shards) -> None:
     only = Fitting(("learned",), QUICK)
     one = study(shards, [3, 3, 3], only, [8]).results["learned"].maps
@@ -824,20 +949,89 @@ def test_ctrl_c_keeps_what_was_read(
         (["note.md", "--init", "zero"], 2, "--init 'zero' is unknown"),
         (["note.md", "--rank", "4", "--total-rank", "8"], 2, "exclude each other"),
         (["note.md", "--total-rank", "1"], 2, "does not fit 2 layers"),
-        (["note.md", "--out", "nosuch/maps.safetensors"], 2, "cannot be written"),
-        (["note.md", "--plot", "."], 2, "cannot be written"),
-        (["note.md", "--report", "."], 2, "cannot be written"),
+        (["note.md", "--total-rank", "99999"], 2, "does not fit 2 layers"),
+        (["note.md", "--out", "nosuch/maps.safetensors"], 2, "there is no folder"),
+        (["note.md", "--plot", "."], 2, "--plot . is a folder"),
+        (["note.md", "--report", "."], 2, "--report . is a folder"),
         (["note.md", "--for", "qest"], 2, "did you mean 'quest'?"),
-        (["note.md", "--out", "note.md"], 2, "did not make it"),
-        (["note.md", "--work", "note.md"], 2, "not a folder that"),
+        (["note.md", "--out", "note.md"], 2, "--out note.md is one of the documents"),
+        (["note.md", "--work", "note.md"], 2, "--work note.md is one of the documents"),
+        (["note.md", "--recall-out", "note.md"], 2, "--recall-out note.md is one of the documents"),
+        (["note.md", "--plot", "note.md"], 2, "--plot note.md is one of the documents"),
+        (["note.md", "--report", "./note.md"], 2, "is one of the documents"),
+        ([".", "--report", "note.md"], 2, "--report note.md is one of the documents"),
+        (["note.md", "--out", "other.md"], 2, "did not make it"),
+        (["note.md", "--work", "other.md"], 2, "--work other.md is not a folder"),
+        (["note.md", "--work", "other.md/work"], 2, "there is no folder"),
+        (["note.md", "--out", "a.x", "--recall-out", "./a.x"], 2, "--out and --recall-out are"),
+        (["note.md", "--plot", "a.x", "--report", "a.x"], 2, "--plot and --report are both a.x"),
+        (["note.md", "--out", "maps.work"], 2, "--out and --work are both maps.work"),
+        (["note.md", "--work", "a", "--out", "a"], 2, "--out and --work are both a"),
         (["note.md", "--tokens", "20"], 2, "too few"),
         (["note.md", "--set", "window.chnk=3"], 4, "chunk"),
     ],
 )
-def test_mistakes(esa: Esa, options: list[str], code: int, words: str) -> None:
+def test_mistakes(esa: Esa, options: list[str], code: int, words: str, tmp_path: Path) -> None:
+    """Before anything is read, and nothing is overwritten."""
+    (tmp_path / "other.md").write_text("Somebody's own.\n", "utf-8")
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     found, out, err = esa("calibrate", *options, *TINY)
     assert (found, out) == (code, ""), err
     assert words in err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_read(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = esa("calibrate", "note.md", *TINY, "--plot", "recall.png")
+    assert (code, out) == (2, "")
+    assert "--plot needs matplotlib" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["note.md"]
+
+
+def test_what_is_cut_is_said_and_written_as_it_is(esa: Esa) -> None:
+    short = ["calibrate", "note.md", *TINY, "--json", "--method", "pca", "--tokens", "200"]
+    code, out, err = esa(*short, "--rank", "999", "--k", "8", "--k", "1024")
+    assert code == 0, err
+    data = json.loads(out)
+    (width,) = {row[1] for row in shapes("compressor.safetensors")}
+    assert data["ranks"] == [width] * 2
+    assert json.loads(Learned("compressor.safetensors").metadata["ranks"]) == [width] * 2
+    assert f"--rank 999: keys have {width} dimensions" in err
+    assert data["k"] == [8, 20]
+    assert "--k 1024: at most half of the 40 keys held out; k is 20" in err
+    assert "--k 8:" not in err
+    code, _, err = esa(*short, "--rank", str(width), "--k", "20")
+    assert code == 0
+    assert "--rank" not in err
+    assert "--k" not in err
+
+
+def shapes(file: str) -> list[tuple[int, ...]]:
+    return [tuple(maps.shape) for maps in load_file(file).values()]
+
+
+def test_no_room_and_damage_on_the_way(esa: Esa, tmp_path: Path) -> None:
+    """No bug is reported, and what the messages advise helps."""
+    short = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--rank", "2"]
+    assert esa(*short)[0] == 0
+    with small_files(20_000):
+        code, _, err = esa(*short, "--work", "other")
+    assert code == 6
+    assert "cannot be written: File too large" in err
+    part, *_ = sorted((tmp_path / "compressor.work").glob("part-*"))
+    good = part.read_bytes()
+    part.write_bytes(b"damaged")
+    code, _, err = esa(*short)
+    assert code == 2
+    assert f"{part.name} cannot be read" in err
+    assert "delete it" in err
+    part.unlink()
+    code, _, err = esa(*short)
+    assert code == 0, err
+    assert part.read_bytes() == good
 
 
 def test_a_work_folder_of_another_reading(esa: Esa) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esa_cli import costs, machine, plan, preset, rates
-from esa_cli.errors import ModelError, ResourceError, UsageError
+from esa_cli.errors import ModelError, PresetError, ResourceError, UsageError
 from esa_cli.reading import FEED
 from esa_cli.seam import attach
 
@@ -74,9 +74,32 @@ def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
     from esa_cli.compressors import Linear, save_learned
 
     file = tmp_path / "maps.safetensors"
-    save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])
+    ranks = (1, 13)
+    save_learned(file, [Linear(torch.zeros(16, rank), torch.zeros(16, rank)) for rank in ranks])
     changed = f"compressor={{name: learned, file: {file}}}"
-    assert make_plan(100, changed).reduced_keys == 100 * 2 * 5 * 4
+    assert make_plan(100, changed).reduced_keys == 100 * (1 + 13) * 4
+
+
+def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> None:
+    from esa_cli.compressors import Linear, save_learned
+
+    found = []
+    for ranks in ((1, 13), (13, 1), (7, 7)):
+        file = tmp_path / "maps.safetensors"
+        save_learned(file, [Linear(torch.zeros(16, r), torch.zeros(16, r)) for r in ranks])
+        found.append(make_plan(5000, f"compressor={{name: learned, file: {file}}}"))
+    assert found[0].operations == found[1].operations == found[2].operations
+    assert found[0].operations > make_plan(5000, "compressor.rank=6").operations
+    assert found[0].most_tokens == found[2].most_tokens
+
+
+def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    from esa_cli.compressors import Linear, save_learned
+
+    file = tmp_path / "maps.safetensors"
+    save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])
+    with pytest.raises(PresetError, match=r"has no layers\.1"):
+        make_plan(100, f"compressor={{name: learned, file: {file}}}")
 
 
 def test_half_precision_halves_what_is_kept() -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -71,10 +72,19 @@ def kept(folder: Path, layer: int, rank: int, method: str, training: Training) -
 def fit_once(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: Training, file: Path
 ) -> Linear:
-    """As `fit`, or what was kept in `file` of an earlier `fit`."""
-    if not file.is_file():
+    """As `fit`, or what was kept in `file` of an earlier `fit`; a damaged file is made again."""
+    if not _holds_maps(file):
         maps = fit(method, queries, keys, rank, training)
         pair = {"query_map": maps.query_map, "key_map": maps.key_map}
         save({name: map_.cpu().clone().contiguous() for name, map_ in pair.items()}, file)
+    # Also what was fitted just now: strides of its own would round its products differently.
     found = load_file(file)
     return Linear(found["query_map"].to(queries), found["key_map"].to(queries))
+
+
+def _holds_maps(file: Path) -> bool:
+    try:
+        with safe_open(file, framework="pt") as found:
+            return {"query_map", "key_map"} <= set(found.keys())
+    except (OSError, SafetensorError):
+        return False

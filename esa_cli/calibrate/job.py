@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..seam import attach
 from .collect import Progress, collect, uncompressed
 from .fingerprint import KEY, Fingerprint, aim, fingerprint
 from .fit import Fitting
+from .saving import whole, writing
 from .shards import Shards, open_folder
 from .study import Study, choose_ranks, study
 
@@ -46,6 +48,11 @@ class Job:
     of_model: Fingerprint
     settings: dict[str, Any]
 
+    @property
+    def width(self) -> int:
+        """F, the dimensions of folded keys."""
+        return self.of_model.groups * self.of_model.dim
+
     def collect(self, progress: Progress | None = None) -> None:
         """Reads the tokens that are not kept yet."""
         with attach(self.loaded.model, self.method) as attachment:
@@ -62,20 +69,26 @@ class Job:
         """Fits and measures.
 
         Args:
-            rank: of every layer; None takes the preset's. total_rank: over all layers, instead.
+            rank: of every layer, at most F; None takes the preset's. total_rank: over all layers,
+                instead.
 
         Raises:
             UsageError: the total rank does not fit the model.
         """
         layers = self.of_model.layers
-        ranks = [rank or int(self.preset.compressor.get("rank", DEFAULT_RANK))] * layers
+        rank = rank or int(self.preset.compressor.get("rank", DEFAULT_RANK))
+        ranks = [min(rank, self.width)] * layers
         if total_rank:
             ranks = choose_ranks(self.shards, layers, total_rank)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         return study(self.shards, ranks, fitting, ks, device, progress)
 
     def save(self, path: Path, done: Study, fitting: Fitting) -> None:
-        """Writes the best method's maps, with what they were made of."""
+        """Writes the best method's maps, with what they were made of.
+
+        Raises:
+            ResourceError, DocumentError: as `saving.writing`.
+        """
         trained = asdict(fitting.training) if done.best == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
@@ -86,7 +99,14 @@ class Job:
             "training": json.dumps(trained, sort_keys=True),
             "reading": json.dumps(self.settings, sort_keys=True),
         }
-        save_learned(path, done.results[done.best].maps, metadata)
+        maps, place = done.results[done.best].maps, path.resolve()  # a link stays one
+        if not os.access(place.parent, os.W_OK):
+            with writing(path, "--out"):
+                save_learned(place, maps, metadata)
+            return
+        part = place.with_name(f".{place.name}.{os.getpid()}.part")
+        with whole(place, part, "--out") as unfinished:
+            save_learned(unfinished, maps, metadata)
 
 
 def aimed(name: str, preset: Preset) -> Preset:
@@ -112,6 +132,7 @@ def open_job(
 
     Raises:
         UsageError: the text is too short, or the folder belongs to something else.
+        ResourceError, DocumentError: the folder cannot be written to.
     """
     ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
     if len(ids) < LEAST:
@@ -127,7 +148,7 @@ def open_job(
         "dtype": str(loaded.dtype),
         **{part: chosen[part] for part in parts},
     }
-    shards = open_folder(folder, settings, resume)
+    shards = open_folder(folder, settings, resume, len(ids))
     method = uncompressed(build.method(preset))
     return Job(loaded, preset, method, ids, shards, of_model, settings)
 

@@ -14,6 +14,15 @@ from torch import Tensor
 from ..errors import UsageError
 
 
+def check_total(total: int, layers: int, most: int) -> None:
+    """Raises UsageError for a total of ranks below one a layer, or above all dimensions, `most`."""
+    if not layers <= total <= most:
+        raise UsageError(
+            f"a total rank of {total} does not fit {layers} layers",
+            f"from {layers} (one a layer) to {most} (nothing is reduced)",
+        )
+
+
 def allocate(spectra: Sequence[Tensor], total: int) -> list[int]:
     """Ranks, one a layer, at least 1 each, `total` in all.
 
@@ -23,12 +32,7 @@ def allocate(spectra: Sequence[Tensor], total: int) -> list[int]:
     Raises:
         UsageError: there are more layers than `total`, or fewer dimensions.
     """
-    most = sum(len(spectrum) for spectrum in spectra)
-    if not len(spectra) <= total <= most:
-        raise UsageError(
-            f"a total rank of {total} does not fit {len(spectra)} layers",
-            f"from {len(spectra)} (one a layer) to {most} (nothing is reduced)",
-        )
+    check_total(total, len(spectra), sum(len(spectrum) for spectrum in spectra))
     gains = []
     for layer, spectrum in enumerate(spectra):
         squares = spectrum.double().square()

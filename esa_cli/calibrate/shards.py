@@ -6,7 +6,8 @@
 
 One part for each piece of text that the model was fed. A part is written under another name and
 then renamed, so it is whole or not there: a run that was killed goes on behind the last part.
-Values serve that purpose only; with them and the keys the model's memory is filled again.
+Values serve that purpose only; with them and the keys the model's memory is filled again. Where a
+part is lost after they were deleted, the reading begins again where the first of them is missing.
 
 Numbers are kept in the model's own type, float32 where it runs in float32. Half the digits would
 do to fit maps, but a memory that is filled again must be the one there was, to the last bit.
@@ -15,29 +16,35 @@ do to fit maps, but a memory that is filled again must be the one there was, to 
 from __future__ import annotations
 
 import json
-import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import UsageError
+from .saving import whole, writing
 
 SETTINGS = "esa-calibration.json"
 MAPS = "maps"
 """How the names of fitted maps begin, which `fit` keeps in the same folder."""
 _PART, _VALUES, _SUFFIX, _UNFINISHED = "part", "values", ".safetensors", ".unfinished"
+_SPAN = re.compile(rf"{_PART}-(\d+)-(\d+)")
 
 
 def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file that is whole or not there."""
-    unfinished = path.with_suffix(_UNFINISHED)
-    save_file(dict(tensors), str(unfinished))
-    os.replace(unfinished, path)
+    """Writes a safetensors file that is whole or not there.
+
+    Raises:
+        ResourceError, DocumentError: as `saving.writing`.
+    """
+    with whole(path, path.with_suffix(_UNFINISHED), "--work") as unfinished:
+        save_file(dict(tensors), str(unfinished))
 
 
 class Shards:
@@ -45,18 +52,29 @@ class Shards:
 
     Args:
         folder: of `open_folder`; each layer's number of tokens is the same.
+        wanted: tokens of the whole text. Where some are missing, the parts up to the first one
+            without values count: behind it, the memory cannot be filled again.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wanted: int = 0) -> None:
         self.folder = folder
         self._names: list[str] = []
         self.tokens = 0
         """Tokens kept so far."""
         for path in sorted(folder.glob(f"{_PART}-*-*{_SUFFIX}")):
-            _, start, stop = path.stem.split("-")
-            if int(start) == self.tokens:
-                self._names.append(f"{start}-{stop}")
-                self.tokens = int(stop)
+            span = _SPAN.fullmatch(path.stem)
+            if span and int(span[1]) == self.tokens:
+                self._names.append(f"{span[1]}-{span[2]}")
+                self.tokens = int(span[2])
+        if self.tokens < wanted:
+            self._keep_what_has_values()
+
+    def _keep_what_has_values(self) -> None:
+        for at, name in enumerate(self._names):
+            if not self._path(_VALUES, name).is_file():
+                self.tokens = int(name.split("-")[0])
+                del self._names[at:]
+                return
 
     def _path(self, kind: str, name: str) -> Path:
         return self.folder / f"{kind}-{name}{_SUFFIX}"
@@ -69,7 +87,7 @@ class Shards:
     def add(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> None:
-        """Keeps the next n tokens; one tensor (n, F) a layer of each."""
+        """Keeps the next n tokens; one tensor (n, F) a layer of each. Raises as `save`."""
         stop = self.tokens + queries[0].shape[0]
         name = f"{self.tokens:08}-{stop:08}"
         # The part comes last: where there is one, its values are there too.
@@ -84,32 +102,41 @@ class Shards:
         self.tokens = stop
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Folded queries and keys of one layer, (tokens, F) float32 each."""
+        """Folded queries and keys of one layer, (tokens, F) float32 each.
+
+        Raises:
+            UsageError: a part is damaged.
+        """
         queries, keys = [], []
         for name in self._names:
-            with self._opened(name) as file:
+            with self._opened(_PART, name) as file:
                 queries.append(file.get_tensor(f"queries.{index}"))
                 keys.append(file.get_tensor(f"keys.{index}"))
         return torch.cat(queries).float(), torch.cat(keys).float()
 
-    def _opened(self, name: str) -> Any:
-        path = self._path(_PART, name)
+    @contextmanager
+    def _opened(self, kind: str, name: str) -> Iterator[Any]:
+        path = self._path(kind, name)
         try:
-            return safe_open(path, framework="pt")
+            with safe_open(path, framework="pt") as file:
+                yield file
         except (OSError, SafetensorError) as error:
             raise UsageError(
                 f"{path} cannot be read: {error}", "delete it; what is missing is made again"
             ) from error
 
     def memories(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yields for every part each layer's keys and values, (n, F); needs `values` files."""
+        """Yields for every part each layer's keys and values, (n, F); needs `values` files.
+
+        Raises:
+            UsageError: a part is damaged.
+        """
         for name in self._names:
-            values = load_file(self._path(_VALUES, name))
-            with self._opened(name) as file:
-                yield [
-                    (file.get_tensor(f"keys.{i}"), values[f"values.{i}"])
-                    for i in range(len(values))
-                ]
+            with self._opened(_VALUES, name) as file:
+                values = [file.get_tensor(f"values.{i}") for i in range(len(file.keys()))]
+            with self._opened(_PART, name) as file:
+                keys = [file.get_tensor(f"keys.{i}") for i in range(len(values))]
+            yield list(zip(keys, values, strict=True))
 
     def drop_values(self) -> None:
         """Deletes what only a run that was killed would need."""
@@ -126,33 +153,52 @@ def _empty(folder: Path) -> None:
     (folder / SETTINGS).unlink()
 
 
-def open_folder(folder: Path, settings: Mapping[str, Any], resume: bool = True) -> Shards:
+def open_folder(
+    folder: Path, settings: Mapping[str, Any], resume: bool = True, wanted: int = 0
+) -> Shards:
     """The shards in `folder`, which is made, or emptied unless `resume`.
 
     Args:
         settings: of JSON; what was kept under other settings is not taken for this run's.
+        wanted: see `Shards`.
 
     Raises:
         UsageError: the folder holds another run's data, or something else altogether.
+        ResourceError, DocumentError: as `saving.writing`.
     """
     file = folder / SETTINGS
-    if folder.exists() and not file.is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(
-            f"{folder} is not a folder that `esa calibrate` made", "name another with --work"
-        )
-    if file.is_file() and not resume:
-        _empty(folder)
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(_UNFINISHED)
-        unfinished.write_text(json.dumps(settings, indent=2, sort_keys=True), "utf-8")
-        os.replace(unfinished, file)
-    kept = json.loads(file.read_text("utf-8"))
-    wanted = json.loads(json.dumps(settings))
-    for key in sorted({*kept, *wanted}):
-        if kept.get(key) != wanted.get(key):
+    with writing(folder, "--work"):
+        if folder.exists() and not file.is_file() and not _is_empty(folder):
             raise UsageError(
-                f"{folder} holds what was read with another {key}",
-                "--no-resume starts afresh there; --work names another folder",
+                f"{folder} is not a folder that `esa calibrate` made", "name another with --work"
             )
-    return Shards(folder)
+        if file.is_file() and not resume:
+            _empty(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    if not file.is_file():
+        with whole(file, file.with_suffix(_UNFINISHED), "--work") as unfinished:
+            unfinished.write_text(json.dumps(settings, indent=2, sort_keys=True), "utf-8")
+    kept, now = _settings(file), json.loads(json.dumps(settings))
+    for key in sorted({*kept, *now}):
+        if kept.get(key) != now.get(key):
+            raise UsageError(f"{folder} holds what was read with another {key}", _AFRESH)
+    return Shards(folder, wanted)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+_AFRESH = "--no-resume starts afresh there; --work names another folder"
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """Raises UsageError when the file is damaged: it is not known then what was read."""
+    try:
+        kept = json.loads(file.read_text("utf-8"))
+        if isinstance(kept, dict):
+            return kept
+        said = "it holds no settings"
+    except (OSError, ValueError) as error:
+        said = str(error)
+    raise UsageError(f"{file} cannot be read: {said}", _AFRESH)

@@ -98,16 +98,20 @@ class Wanted:
     work: Path
     resume: bool
 
-    def check(self) -> None:
-        """Finds out before an hour of reading what would fail after it. Raises UsageError."""
+    def check(self, texts: Sequence[str]) -> None:
+        """Finds out before an hour of reading what would fail after it.
+
+        Raises:
+            UsageError, DocumentError: words that are unknown, files that cannot be written.
+        """
+        from .calibrated import check_files
+
         for option, word in {"method": self.method, **self.training}.items():
             if option in WORDS and word not in WORDS[option]:
                 raise UsageError(f"--{option} {word!r} is unknown", nearest(word, [*WORDS[option]]))
         if self.rank and self.total_rank:
             raise UsageError("--rank and --total-rank exclude each other", "leave one out")
-        for path in (self.out, self.recall_out, self.plot, self.report):
-            if path is not None and (path.is_dir() or not path.parent.is_dir()):
-                raise UsageError(f"{path} cannot be written", "name a file in a folder there is")
+        check_files(self, texts)
         if self.out.exists():
             from ..calibrate.job import refuse_foreign
 
@@ -153,8 +157,8 @@ def calibrate(
     files = (out, recall_out, plot, report, work or out.with_suffix(".work"))
     ks = k or [1024]
     wanted = Wanted(for_, tokens, rank, total_rank, ks, method, learned, *files, resume)
-    wanted.check()
-    options.load_plugins(plugins)
+    options.load_plugins(plugins)  # a reader of theirs says which files of a folder are read
+    wanted.check(texts)
     given = options.overrides({"model": model}, settings)
     request = Request(texts, "", preset, given, device=device, dtype=dtype)
     _run(request, wanted, as_json, quiet)
@@ -188,18 +192,24 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     from .. import models
     from ..calibrate.fit import fitting_of
     from ..calibrate.job import aimed, open_job
+    from ..calibrate.ranks import check_total
+    from ..costs import shape_of
     from ..models.quiet import quiet_transformers
-    from .calibrated import Done, options_for, outcome
+    from .calibrated import Done, options_for, outcome, tell_limits
     from .known import collect_again
     from .run import prepare
 
     ready = prepare(request, reporter)
     given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
+    if wanted.total_rank:
+        shape = shape_of(ready.config)
+        check_total(wanted.total_rank, shape.layers, shape.layers * shape.groups * shape.dim)
     loaded = models.load(
         ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
     )
     collect_again()
     job = open_job(loaded, ready.preset, ready.text, wanted.tokens, wanted.work, wanted.resume)
+    tell_limits(wanted, job, reporter)
     with quiet_transformers():
         _collect(job, ready, reporter)
 

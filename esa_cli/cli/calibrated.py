@@ -1,17 +1,25 @@
-"""What `esa calibrate` shows and writes besides the maps, and how they are used."""
+"""Where `esa calibrate` writes, what it shows and writes besides the maps, how they are used."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
+from . import files
+
 if TYPE_CHECKING:
+    from ..calibrate.job import Job
     from ..calibrate.study import Study
     from ..preset import Preset
     from .calibrate import Wanted
+    from .render import Reporter
 
 PARTS = ("selector", "score", "position")
 """Settings that say how maps are used, with an option of `esa ask` for each name."""
@@ -24,6 +32,34 @@ class Done:
     study: Study
     result: dict[str, Any]
     options: str
+
+
+def check_files(wanted: Wanted, texts: Sequence[str]) -> None:
+    """Finds out before an hour of reading what would be lost, or not written, after it.
+
+    Raises:
+        UsageError, DocumentError: as `files.check`, `files.spare`, `document.meant`; or two options
+            name one place, or there is no matplotlib for --plot.
+    """
+    from ..document import meant
+
+    maps, work = {"--out": wanted.out}, {"--work": wanted.work}
+    drawn = {"--recall-out": wanted.recall_out, "--plot": wanted.plot, "--report": wanted.report}
+    named = {name: path for name, path in {**maps, **drawn, **work}.items() if path is not None}
+    sources = [*texts, *(path for path, _ in meant(texts).sources)]
+    places: dict[str, str] = {}
+    for option, path in named.items():
+        files.spare(option, path, sources)
+        first = places.setdefault(os.path.realpath(path), option)
+        if first != option:
+            raise UsageError(f"{first} and {option} are both {path}", f"name another with {option}")
+        if option != "--work":
+            files.check(option, path)
+    if wanted.work.exists() and not wanted.work.is_dir():
+        raise UsageError(f"--work {wanted.work} is not a folder", "name another")
+    files.check("--work", wanted.work / "parts", makes_folders=True)
+    if wanted.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib", "pip install 'esa-cli[plot]'")
 
 
 def options_for(given: Preset, made: Preset, file: Path) -> str:
@@ -45,24 +81,43 @@ def options_for(given: Preset, made: Preset, file: Path) -> str:
 
 
 def outcome(wanted: Wanted, preset: Preset, done: Study) -> dict[str, Any]:
-    """The JSON object; writes it, the picture and the page, where they are wanted."""
+    """The JSON object; writes it, the picture and the page, where they are wanted.
+
+    Raises:
+        ResourceError, DocumentError: as `files.writing`.
+    """
     result = {"model": preset.model, "preset": preset.name, "for": wanted.aim, **done.as_dict()}
     result["training"] = wanted.training
     result["written"] = {"file": str(wanted.out), "method": done.best}
     if wanted.recall_out:
-        wanted.recall_out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        files.write(wanted.recall_out, json.dumps(result, indent=2) + "\n")
     series = {name: found.series() for name, found in done.results.items()}
     title = f"recall@{done.ks[-1]} per layer, {preset.name}"
     if wanted.plot:
         from ..report.png import recall_chart
 
-        recall_chart(series, wanted.plot, title=title)
+        with files.writing(wanted.plot):
+            recall_chart(series, wanted.plot, title=title)
     if wanted.report:
         from ..report.html import recall_page
 
         page = recall_page(series, title, {**result, "command": "esa calibrate"})
-        wanted.report.write_text(page, "utf-8")
+        files.write(wanted.report, page)
     return result
+
+
+def tell_limits(wanted: Wanted, job: Job, reporter: Reporter) -> None:
+    """Says where the model has fewer dimensions than --rank, or the text fewer keys than --k."""
+    from ..calibrate.recall import limited
+    from ..calibrate.study import held_out
+
+    if wanted.rank and wanted.rank > job.width:
+        reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")
+    held = held_out(len(job.ids))
+    for k in sorted(set(wanted.ks)):
+        (used,) = limited([k], held)
+        if used != k:
+            reporter.note(f"esa: --k {k}: at most half of the {held} keys held out; k is {used}")
 
 
 def show(study: Study) -> None:
