@@ -117,7 +117,7 @@ def find(name: str) -> Recipe:
             False,
             registry.origin("selector", name),
         )
-    hint = registry.nearest(name, [*_RECIPES, *selectors])
+    hint = registry.nearest(name, sorted({*_RECIPES, *selectors}))
     raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all")
 
 

@@ -19,9 +19,11 @@ import pytest
 
 from esa_cli import bench, models, session
 from esa_cli.__main__ import main
-from esa_cli.bench import Record, download, haystack, needlebench, order, ruler, table
+from esa_cli.bench import Record, download, files, haystack, needlebench, order, ruler, table
 from esa_cli.bench.asker import Asker
 from esa_cli.bench.runner import KEY, Reply, run
+from esa_cli.cli import bench_table
+from esa_cli.cli.render import print_table
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.journal import Journal
 from esa_cli.preset import load
@@ -457,6 +459,32 @@ def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:
         asked.survey()
 
 
+def test_files_without_records_are_refused(tmp_path: Path) -> None:
+    longbench = bench.find("longbench")
+    write(tmp_path / "qasper.jsonl", [longbench_row("a")])
+    for content in ("", "\n\n"):
+        (tmp_path / "trec.jsonl").write_text(content)
+        with pytest.raises(DocumentError, match=r"trec\.jsonl holds no records"):
+            order.Order(longbench, tmp_path, ["qasper", "trec"]).survey()
+    context = "A gate. " * 5
+    row = {"task": "qasper", "prompt": context, "context_span": [0, len(context)], "answers": "a"}
+    write(tmp_path / "mini" / "longbench_mini.jsonl", [row])
+    with pytest.raises(DocumentError, match="holds no records of trec, lcc"):
+        order.Order(longbench, tmp_path / "mini", ["qasper", "trec", "lcc"]).survey()
+    (tmp_path / "array.json").write_text("[]")
+    with pytest.raises(DocumentError, match="holds no records"):
+        files.array(tmp_path / "array.json")
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    write(tmp_path / "qasper.jsonl", [longbench_row("a")])
+    plain = (tmp_path / "qasper.jsonl").read_bytes()
+    (tmp_path / "qasper.jsonl").write_bytes(b"\xef\xbb\xbf" + plain)
+    assert [record.id for record in records("longbench", tmp_path, "qasper")] == ["a"]
+    (tmp_path / "array.json").write_bytes(b"\xef\xbb\xbf" + b"[" + plain.strip() + b"]")
+    assert [row.text("_id") for row in files.array(tmp_path / "array.json")] == ["a"]
+
+
 def test_positions_are_stretched_as_in_the_paper_or_to_the_files_length(tmp_path: Path) -> None:
     row = {"index": 7, "input": NIAH, "outputs": ["12"], "length": 130_000}
     write(tmp_path / "vt/validation.jsonl", [row | {"input": "Memorize and track the chain(s) "
@@ -831,6 +859,30 @@ def test_the_command_prints_a_table(esa: Esa, monkeypatch: pytest.MonkeyPatch) -
     assert all(row["tokens"] > 100 for row in rows[1:])
 
 
+def trec_row(name: str, question: str, context: str) -> dict[str, Any]:
+    return longbench_row(name, input=question, context=context, all_classes=["Date", "Place"])
+
+
+def test_a_record_without_room_is_named_and_the_others_are_asked(esa: Esa) -> None:
+    questions = {"a": "When?", "b": "When? " * 300, "c": "Where?"}
+    rows = [trec_row(name, asked, "Who? Person. " * 60) for name, asked in questions.items()]
+    write(esa.data / "trec.jsonl", rows)
+    words = ("--tasks", "trec", "--set", "window.ending=0", "--set", "window.selected=16")
+    out = esa("longbench", "--data", str(esa.data), *TINY, *words)
+    assert "preset: trec, b left out: the question and the answer take" in esa.err
+    assert out.splitlines()[1].split()[:4] == ["TREC", "2", "of", "200"]
+
+
+@pytest.mark.parametrize(("dense", "said"), [("512", True), ("0", False)])
+def test_prompts_too_short_to_select_from_are_counted(esa: Esa, dense: str, said: bool) -> None:
+    rows = [trec_row("short", "When?", "Who?"), trec_row("long", "When?", "Who? Person. " * 60)]
+    write(esa.data / "trec.jsonl", rows)
+    words = ("--tasks", "trec", "--set", f"window.dense={dense}")
+    esa("longbench", "--data", str(esa.data), *TINY, *words)
+    note = "1 of 2 prompts have at most 512 tokens (window.dense): plain attention"
+    assert (note in esa.err) is said
+
+
 def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("longbench", "--data", str(esa.data), *TINY, "--out", "rows.jsonl")
     ask = session.Session.ask
@@ -912,6 +964,50 @@ def test_mistakes_are_found_before_the_model_is_loaded(
     monkeypatch.setattr("esa_cli.models.load", lambda *args, **options: pytest.fail("loaded"))
     esa(*words, *TINY, code=code)
     assert said in esa.err
+
+
+def test_no_file_of_the_data_is_written_over(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("longbench", "--data", str(esa.data), *TINY, "--limit", "1")
+    before = (esa.data / "lcc.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
+        esa(*words, "--markdown", str(esa.data / "lcc.jsonl"), code=2)
+        assert "is one of the files in --data" in esa.err
+        esa(*words, "--out", str(esa.data / "lcc.jsonl"), code=2)
+        assert "not a results file" in esa.err
+        esa(*words, "--out", "same.x", "--markdown", "same.x", code=2)
+        assert "--out and --markdown are both same.x" in esa.err
+    assert (esa.data / "lcc.jsonl").read_bytes() == before
+    for _ in range(2):
+        esa(*words, "--markdown", str(esa.data / "table.md"), "--out", str(esa.data / "o.jsonl"))
+    assert (esa.data / "table.md").read_text().startswith("| task |"), (
+        "a table takes a table's place"
+    )
+
+
+def test_a_table_of_many_methods_fits_a_narrow_terminal(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = [f"method-number-{n}" for n in range(8)]
+    found = table.scores(
+        [row for name in methods for row in rows_of(name, qasper=[0.5, 1.0], lcc=[0.25])]
+    )
+    pieces = bench_table._pieces(bench.find("longbench"), found, {}, 80)
+    assert [name for headers, _ in pieces for name in headers[2:]] == methods
+    assert 2 <= len(pieces) < 8
+    monkeypatch.setattr("esa_cli.cli.render.room", lambda: 80)
+    for piece in pieces:
+        print_table(*piece)
+        lines = esa.capture.readouterr().out.splitlines()
+        assert len(lines) == 4, "a line for each row, and one for the headers"
+        assert max(map(len, lines)) <= 80
+        assert lines[1].split()[:4] == ["Qasper", "2", "of", "200"]
+    monkeypatch.setattr(bench_table, "room", lambda: 46)
+    words = ("--data", str(esa.data), *TINY, "--limit", "1", "--methods", "preset,streaming-llm")
+    headers = [line.split() for line in esa("longbench", *words).splitlines() if "task " in line]
+    assert headers == [["task", "records", "preset"], ["task", "records", "streaming-llm"]]
+    assert len(bench_table._pieces(bench.find("longbench"), found, {}, 1000)) == 1
+    assert len(bench_table._pieces(bench.find("longbench"), found, {}, 10)) == 8
 
 
 def test_a_broken_line_is_found_before_the_model_is_loaded(

@@ -14,6 +14,7 @@ from command import Esa, Result
 from esa_cli import preset, recipes, registry
 from esa_cli.__main__ import main
 from esa_cli.cli import by_method
+from esa_cli.errors import UsageError
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -200,6 +201,14 @@ def test_mistakes_are_found_before_the_model_is_loaded(
     done = esa("ask", "note.md", "When?", *SHORT, *words)
     assert done.code == 2
     assert said in done.err
+
+
+def test_known_methods_are_named_once_and_in_order() -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes.find("foo-bar-baz")
+    known = caught.value.hint.removeprefix("known: ").partition(";")[0].split(", ")
+    assert known == sorted(set(known))
+    assert {"esa", "quest", "infllm"} <= set(known)
 
 
 def test_chat_and_batch_take_methods_of_any_length(

@@ -102,6 +102,64 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(esa("selftest", "needle", "--png", "a.png", *SMALL), 2, "matplotlib")
 
 
+def test_nothing_of_the_persons_own_is_written_over(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    mine = folder / "mine.txt"
+    mine.write_text("The mill ground rye. " * 200, "utf-8")
+    (tmp_path / "link.txt").symlink_to(mine)
+    before = mine.read_bytes()
+    for haystack in ("texts/mine.txt", "texts", "link.txt"):
+        for option in ("--report", "--png", "--out"):
+            words = ("selftest", "own", "--haystack", haystack, option, str(mine), *SMALL)
+            fail(esa(*words), 2, "is one of the texts of --haystack")
+    assert mine.read_bytes() == before
+
+
+def test_two_files_to_be_written_must_be_two(esa: Esa, tmp_path: Path) -> None:
+    words = ("selftest", "needle", "--len", "900", *SMALL)
+    fail(esa(*words, "--out", "same.x", "--report", "same.x"), 2, "--out and --report are both")
+    fail(esa(*words, "--report", "a.x", "--png", f"{tmp_path}/./a.x"), 2, "are both")
+    assert not Path("same.x").exists()
+    Path("rows.x").touch()
+    Path("page.x").hardlink_to("rows.x")
+    fail(esa(*words, "--out", "rows.x", "--report", "page.x"), 2, "are both")
+
+
+def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esa_cli.errors import PluginError
+    from esa_cli.methods.quest import Quest
+
+    words = ("selftest", "needle", "--len", "900", *SMALL, "--json")
+    assert json.loads(esa(*words).out)["complete"] is True
+    assert json.loads(esa(*words, "--time-limit", "0").out)["complete"] is False
+    for stop in (PluginError("out of order"), KeyboardInterrupt()):
+
+        def broken(*arguments: object, stop: BaseException = stop) -> None:
+            raise stop
+
+        monkeypatch.setattr(Quest, "select", broken)
+        done = esa(*words, "--methods", "preset,quest")
+        assert done.code in (4, 130)
+        assert json.loads(done.out)["complete"] is False
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_exact_stars_have_no_depths(esa: Esa) -> None:
+    words = ("selftest", "stars", "--len", "3k", "--depths", "10,50", *SMALL)
+    fail(esa(*words, "--exact"), 2, "--depths")
+    assert esa(*words).code == 0
+
+
+def test_one_depth_in_percent(esa: Esa) -> None:
+    done = esa("selftest", "needle", "--len", "3k", "--depths", "50%", *SMALL, "--json")
+    assert done.code == 0, done.err
+    assert all(0.4 < row["depth"] < 0.6 for row in json.loads(done.out)["rows"])
+
+
 def test_what_there_is_is_shown_when_a_method_fails(
     esa: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,9 +251,34 @@ def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> 
     before = rows.read_bytes()
     assert esa(*arguments).code == 0
     assert rows.read_bytes() == before
-    fail(esa(*arguments, "--seed", "1"), 2, "another settings")
+    fail(esa(*arguments, "--seed", "1"), 2, "another settings: seed 0 -> 1\n")
     fail(esa(*arguments, "--dtype", "bfloat16"), 2, "another settings")
     assert rows.read_bytes() == before
+
+
+def test_a_file_read_otherwise_is_not_continued(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
+    assert esa(*arguments).code == 0
+    before = rows.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
+        fail(esa(*arguments, "--methods", "preset,quest"), 2, "--reading own")
+    assert rows.read_bytes() == before
+    assert esa(*arguments, "--methods", "quest").code == 0, "it has no rows of another reading"
+
+
+def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
+    assert esa(*arguments).code == 0
+    whole = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    for field in ("test", "score", "dense"):
+        broken = {name: value for name, value in whole[1].items() if name != field}
+        rows.write_text("".join(json.dumps(line) + "\n" for line in (whole[0], broken)), "utf-8")
+        fail(esa(*arguments), 3, f"line 2 has no '{field}'")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

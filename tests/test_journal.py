@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,104 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(DocumentError, match="cannot write"), journal(blocked / "rows.jsonl"):
         pass
+
+
+def test_a_cut_inside_a_character_is_a_half_written_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with journal(path) as first:
+        first.add(row("a"))
+        first.add({**row("b"), "answer": "Käse ★"})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index("★".encode()) + 1])
+    assert [line.get("question") for line in read_lines(path)] == [None, "a"]
+    with journal(path) as second:
+        assert not second.done(row("b"))
+        second.add(row("b"))
+    assert [line.get("question") for line in read_lines(path)] == [None, "a", "b"]
+
+
+def test_bytes_that_are_no_text_in_the_middle_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"command": "x"}\n{"test": "\xe2\x98"}\n{"test": "needle"}\n')
+    with pytest.raises(DocumentError, match="line 2"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("left", [1, 5, 14, 40])
+def test_a_half_written_header_is_begun_again(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json.dumps(HEADER).encode()[:left])
+    with journal(path) as first:
+        first.add(row("a"))
+    assert [line.get("question") for line in read_lines(path)] == [None, "a"]
+    assert next(read_lines(path))["command"] == HEADER["command"]
+
+
+@pytest.mark.parametrize("text", ['{"title": "mi', "A letter", '{"comm": 1'])
+def test_a_line_without_an_end_that_is_not_ours_is_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="not a results file"):
+        journal(path)
+    assert path.read_text() == text
+
+
+def test_what_was_kept_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [HEADER, row("a", 0.0), row("b"), row("a", 1.0)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with journal(path) as kept:
+        assert [line["question"] for line in kept.rows] == ["a", "b"]
+        assert kept.rows[0] == kept.find(row("a"))
+
+
+def test_only_one_writes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    early = journal(path)
+    with journal(path) as first:
+        first.add(row("a"))
+        with pytest.raises(UsageError, match="another esa is writing"):
+            journal(path)
+        with pytest.raises(UsageError, match="another esa is writing"), early:
+            pass
+    with early:
+        assert early.done(row("a")), "what was written since it was opened counts"
+        early.add(row("b"))
+    assert [line.get("question") for line in read_lines(path)] == [None, "a", "b"]
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"], "no lock stays behind"
+
+
+def test_a_disk_without_locks_takes_rows_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    with journal(tmp_path / "rows.jsonl") as kept:
+        kept.add(row("a"))
+    assert len(list(read_lines(tmp_path / "rows.jsonl"))) == 2
+
+
+def test_only_what_changed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    settings = {"seed": 0, "window": {"local": 64, "chunk": 8}, "old": 1, "text": "x" * 99}
+    with journal(path, {**HEADER, "settings": settings}):
+        pass
+    changed = {"seed": 1, "window": {"local": 32, "chunk": 8}, "new": None, "text": "x" * 99}
+    with pytest.raises(UsageError) as caught:
+        journal(path, {**HEADER, "settings": changed})
+    assert caught.value.message == (
+        f"{path} holds results of another settings: "
+        "seed 0 -> 1; window.local 64 -> 32; old 1 -> not there; new not there -> null"
+    )
+
+
+@pytest.mark.parametrize("field", ["test", "question", "score"])
+def test_a_row_without_what_it_needs_is_named(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    broken = {name: value for name, value in row("b").items() if name != field}
+    lines = [HEADER, row("a"), broken]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DocumentError, match=f"line 3 has no '{field}'"):
+        Journal(path, HEADER, same=("settings",), key=("test", "question"), needs=("score",))

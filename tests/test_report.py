@@ -275,6 +275,14 @@ def test_nothing_is_wider_than_80_columns(methods: int, lengths: int, layers: in
     assert max(map(cell_len, text.splitlines())) <= 80
 
 
+def test_methods_above_heat_maps_can_be_told_apart() -> None:
+    names = ["lm-infinite", "lm-infinite-topk", "x" * 99]
+    text = printed(summarise([row(name, depth=0.5) for name in names]))
+    maps = text.partition("by depth of the fact")[2].partition("not asked")[0]
+    assert {"lm-infinite", "lm-infinite-topk", "x" * 80} <= set(maps.split())
+    assert max(map(cell_len, text.splitlines())) <= 80
+
+
 def test_the_terminal_shows_every_cell() -> None:
     first, second = row("a", 8000, 0.11, depth=0.05), row("a", 16000, 0.22, depth=0.15)
     text = printed(summarise([first, second, row("b", 8000, 0.33, depth=0.95), dense(0.5)]))

@@ -17,7 +17,7 @@ from esa_cli.probes import Haystack
 from esa_cli.seen import Seen
 from esa_cli.selftest.compare import InView
 from esa_cli.selftest.engine import Engine
-from esa_cli.selftest.kept import KEY
+from esa_cli.selftest.kept import KEY, same_reading
 from esa_cli.selftest.plan import Settings, dense_group, dense_length, depths, groups, tokens
 from esa_cli.selftest.recall import Recall, positions, selected, why
 from esa_cli.session import Session
@@ -141,6 +141,25 @@ def test_rows_of_another_document_or_other_settings_are_not_continued(
             again.run()
         assert not again.listener.rows
         assert len(path.read_text().splitlines()) == len(whole.splitlines())
+
+
+def test_a_method_that_was_read_otherwise_is_not_continued(loaded: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = engine(loaded, settings_of(methods=("preset",)), path)
+    with first.journal:
+        first.run()
+    same_reading(first.journal, settings_of(methods=("preset",)), TINY)
+    same_reading(first.journal, settings_of(methods=("quest",)), TINY)
+    same_reading(first.journal, settings_of(methods=("preset", "quest"), reading="own"), TINY)
+    with pytest.raises(UsageError, match=r"preset with the reading 'own', and .* is 'shared'"):
+        same_reading(first.journal, settings_of(methods=("preset", "quest")), TINY)
+    same_reading(Journal(None, {}, same=(), key=KEY), settings_of(methods=("preset",)), TINY)
+
+
+def test_dense_rows_have_no_reading_to_keep() -> None:
+    journal = Journal(None, {}, same=(), key=KEY)
+    journal.add({"method": "preset", "reading": "own", "dense": True})
+    same_reading(journal, settings_of(methods=("preset", "quest")), TINY)
 
 
 def test_the_same_run_gives_the_same_rows(loaded: Any) -> None:
@@ -405,8 +424,22 @@ def test_what_is_no_length(text: str) -> None:
 def test_depths() -> None:
     assert depths(None) is None
     assert depths("4") == (0.125, 0.375, 0.625, 0.875)
-    assert depths("0,50,100") == (0.0, 0.5, 1.0)
-    for wrong in ("a", "120,3", "-5", "", "inf", "nan", "1e9", "50,inf"):
+    assert depths("0,50,100") == depths("0%, 50%,100") == (0.0, 0.5, 1.0)
+    assert depths("50%") == (0.5,)
+    for wrong in (
+        "%",
+        "50%%",
+        "120%",
+        "nan%",
+        "a",
+        "120,3",
+        "-5",
+        "",
+        "inf",
+        "nan",
+        "1e9",
+        "50,inf",
+    ):
         with pytest.raises(UsageError, match="no depths"):
             depths(wrong)
 

@@ -79,31 +79,40 @@ def rows(path: Path) -> Iterator[Row]:
     """The objects of a file of JSON lines; empty lines are skipped.
 
     Raises:
-        DocumentError: the file cannot be read, or a line is not a JSON object.
+        DocumentError: the file cannot be read, a line is not a JSON object, or there is none.
     """
-    line = 0
+    line, empty = 0, True
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for line, text in enumerate(lines, start=1):
                 if text.strip():
+                    empty = False
                     yield _row(path, line, text)
     except (OSError, UnicodeDecodeError) as error:
         raise DocumentError(
             f"{path}, line {line + 1}: cannot be read: {error}", "fetch the official file again"
         ) from error
+    if empty:
+        raise _nothing(path)
 
 
 def array(path: Path) -> list[Row]:
     """The objects of a file that is one JSON array; the line is the place in it."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DocumentError(
             f"{path} cannot be read: {error}", "fetch the official file again"
         ) from error
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
         raise DocumentError(f"{path} is not a list of objects", "fetch the official file again")
+    if not data:
+        raise _nothing(path)
     return [Row(path, place, one) for place, one in enumerate(data, start=1)]
+
+
+def _nothing(path: Path) -> DocumentError:
+    return DocumentError(f"{path} holds no records", "fetch the official file again")
 
 
 def _row(path: Path, line: int, text: str) -> Row:

@@ -56,6 +56,12 @@ class Order:
                 )
             places[name] = len(places) + 1
             length = max(length, record.data.get("length", 0))
+        asked = {task for task, _ in places}
+        if without := [task for task in self.tasks if task not in asked]:
+            raise DocumentError(
+                f"{self.folder} holds no records of {', '.join(without)}",
+                "fetch the official files again, or name other --tasks",
+            )
         return Survey(places, length)
 
     def left_out(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import EsaError
+from ..errors import EsaError, LengthError
 from . import options
 from .options import DEFAULT_PRESET
 
@@ -67,15 +67,13 @@ def bench(
     from ..bench import find
     from ..errors import UsageError
     from ..preset import load
-    from . import files
     from .render import Reporter
 
     benchmark, reporter = find(name), Reporter(quiet)
     if data is None:
         hint = f"official files: {benchmark.SOURCE}"
         raise UsageError(f"{name} needs its files: --data DIR", hint)
-    files.check("--markdown", markdown)
-    files.check("--out", out, makes_folders=True)
+    _check_files(out, markdown, data)
     options.load_plugins(plugins)
     chosen = load(preset, options.overrides({"model": model}, settings))
     run = Run(name, chosen, methods, device, dtype, time_limit, out, markdown, as_json)
@@ -89,6 +87,19 @@ def bench(
         _go(run, order.Order(benchmark, data, found, limit), reporter, told=asked is None)
     finally:
         reporter.settle()
+
+
+def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
+    """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
+    from . import bench_table, files
+
+    files.check("--markdown", markdown)
+    files.check("--out", out, makes_folders=True)
+    files.apart({"--out": out, "--markdown": markdown})
+    # The journal continues results only; a table of an earlier run may lie among the data, too.
+    if markdown is not None and markdown.is_file() and not bench_table.is_table(markdown):
+        below = (str(path) for path in data.rglob("*"))
+        files.spare("--markdown", markdown, below, "one of the files in --data")
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,7 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     reporter.settle()
     if not complete:
         reporter.note(f"esa: the time limit was reached{_goes_on(run)}")
+    bench_table.tell_plain(journal, made, reporter)
     show(complete=complete)
 
 
@@ -160,7 +172,9 @@ def _journal(
     from ..bench import runner
     from ..journal import Journal
 
-    journal = Journal(run.out, header, same=("benchmark", "settings"), key=runner.KEY)
+    journal = Journal(
+        run.out, header, same=("benchmark", "settings"), key=runner.KEY, needs=("score",)
+    )
     if journal.rows:
         for record in order.records():
             for method in made:
@@ -221,8 +235,15 @@ def _ask(
                 place = f"{places[record.task, record.id]} of {len(places)}"
                 return progress.reading(reporter, f"{method}: {record.task}, record {place}")
 
+            def left_out(record: Record, error: LengthError, name: str = method) -> None:
+                reporter.settle()
+                reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
+
             asker = Asker(session, preset, reading)
             score = order.benchmark.score
-            if not ask_all(order.records(), asker, score, journal, method=method, until=until):
+            if not ask_all(
+                order.records(), asker, score, journal,
+                method=method, until=until, left_out=left_out,
+            ):  # fmt: skip
                 return False
     return True

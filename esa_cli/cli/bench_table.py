@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .files import writing
-from .render import print_json, print_table
+from .render import print_json, print_table, room
 
 if TYPE_CHECKING:
+    from ..bench import Benchmark
     from ..bench.order import Order
+    from ..bench.table import Scores
     from ..journal import Journal
     from ..preset import Preset
+    from .render import Reporter
+
+Table = tuple[list[str], list[list[str]]]
+"""Headers and rows."""
+BESIDE = 2
+"""The columns before the first method's."""
+GAP = 2
 
 
 def show(
@@ -36,16 +46,65 @@ def show(
 
     found = table.scores(journal.rows)
     stretched = titles(base, found, journal.header["settings"]["length"])
-    headers, lines = table.table(order.benchmark, found, stretched)
     if as_json:
         scores = table.as_dict(order.benchmark, found)
         result = {"complete": complete, "scores": scores, "notes": order.notes()}
         print_json({**journal.header, **result, "rows": journal.rows})
     else:
-        print_table(headers, lines)
+        for number, piece in enumerate(_pieces(order.benchmark, found, stretched, room())):
+            if number:
+                print()
+            print_table(*piece)
         for note in order.notes():
             print(f"note: {note}")
     if markdown is not None:
         notes = "".join(f"\n{note}\n" for note in order.notes())
+        text = table.markdown(*table.table(order.benchmark, found, stretched))
         with writing(markdown):
-            markdown.write_text(table.markdown(headers, lines) + notes, encoding="utf-8")
+            markdown.write_text(text + notes, encoding="utf-8")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the file is a table that `show` wrote."""
+    with path.open("rb") as file:
+        return file.readline().startswith(b"| task | records |")
+
+
+def _pieces(
+    benchmark: Benchmark, found: Scores, titles: Mapping[str, str], width: int
+) -> list[Table]:
+    """The table, divided by methods where it would be wider than `width`; at least one a piece."""
+    from ..bench.table import table
+
+    pieces: list[Table] = []
+    left = list(found)
+    while left or not pieces:
+        some = (
+            table(benchmark, {name: found[name] for name in left[:taken]}, titles)
+            for taken in range(max(len(left), 1), 0, -1)
+        )
+        piece = next(one for one in some if _width(one) <= width or len(one[0]) <= BESIDE + 1)
+        pieces.append(piece)
+        left = left[len(piece[0]) - BESIDE :]
+    return pieces
+
+
+def _width(piece: Table) -> int:
+    """Columns that a table takes, with two between its columns."""
+    from rich.cells import cell_len
+
+    headers, lines = piece
+    widths = (max(map(cell_len, column)) for column in zip(headers, *lines, strict=True))
+    return sum(width + GAP for width in widths) - GAP
+
+
+def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
+    """Says which scores are not those of a selection: short prompts are attended to plainly."""
+    from .. import build
+
+    plain = {name: build.method(preset).window.dense_below for name, preset in made.items()}
+    asked = [row for row in journal.rows if row["method"] in plain]
+    short = sum(row["tokens"] <= plain[row["method"]] for row in asked)
+    if short:
+        most = f"{max(plain.values()):,} tokens (window.dense)"
+        reporter.note(f"esa: {short} of {len(asked)} prompts have at most {most}: plain attention")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,13 +34,33 @@ def check(option: str, path: Path | None, *, makes_folders: bool = False) -> Non
         raise DocumentError(f"{option} {path} cannot be written", OTHER)
 
 
-def spare(option: str, path: Path | None, sources: Sequence[str]) -> None:
-    """Refuses a path that is one of the documents, which would be lost. Raises UsageError."""
+def spare(
+    option: str, path: Path | None, sources: Iterable[str], what: str = "one of the documents"
+) -> None:
+    """Refuses a path that is one of the sources, which would be lost. Raises UsageError."""
     if path is None or not path.exists():
         return
     for source in sources:
         if os.path.exists(source) and os.path.samefile(path, source):
-            raise UsageError(f"{option} {path} is one of the documents", "name another file")
+            raise UsageError(f"{option} {path} is {what}", "name another file")
+
+
+def apart(options: Mapping[str, Path | None]) -> None:
+    """Refuses two options that name one file: what is written first would be lost.
+
+    Raises:
+        UsageError.
+    """
+    taken: list[tuple[str, Path]] = []
+    for option, path in options.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue  # what is no file, as /dev/null, loses nothing
+        for other, before in taken:
+            if path.resolve() == before.resolve() or (
+                path.exists() and before.exists() and path.samefile(before)
+            ):
+                raise UsageError(f"{other} and {option} are both {path}", "name two files")
+        taken.append((option, path))
 
 
 def write(path: Path, text: str) -> None:

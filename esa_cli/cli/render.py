@@ -56,14 +56,19 @@ def print_json(data: object) -> None:
     print(as_json(data, indent=2))
 
 
+def room() -> int:
+    """Columns of standard output; in a pipe more than any table needs."""
+    console = _console(sys.stdout)
+    return int(console.width) if console.is_terminal else 1000
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output; in a pipe as wide as it needs to be."""
     from rich.padding import Padding
     from rich.text import Text
 
     console = _console(sys.stdout)
-    if not console.is_terminal:
-        console.width = 1000
+    console.width = room()
     cells = [[Text(clean(cell)) for cell in row] for row in rows]
     if any(headers):
         cells.insert(0, [Text(header, style="bold") for header in headers])

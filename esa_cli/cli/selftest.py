@@ -23,7 +23,7 @@ Length = Annotated[
 Lengths = Annotated[str | None, typer.Option("--lens", help="Several lengths, as 8k,16k,32k.")]
 Depths = Annotated[
     str | None,
-    typer.Option("--depths", help="A count of even depths, or percents as 0,25,50,75,100."),
+    typer.Option("--depths", help="A count of even depths, or percents: 0,25,50, or 50%."),
 ]
 Samples = Annotated[
     int, typer.Option("--samples", min=1, help="Questions for each test and length.")

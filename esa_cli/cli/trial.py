@@ -21,6 +21,7 @@ from .. import __version__, preset, recipes
 from ..errors import EsaError, UsageError
 from ..journal import Journal
 from ..probes import PROBES, Haystack, probe
+from ..probes.haystack import SUFFIXES
 from . import files, known
 from .live import Listener
 from .render import Reporter, clean, print_json
@@ -61,6 +62,7 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
 
 def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
     from ..models.quiet import quiet_transformers
+    from ..selftest.kept import KEY, same_reading
 
     until = None if trial.minutes is None else time.monotonic() + 60 * trial.minutes
     chosen = preset.load(trial.preset, trial.overrides)
@@ -71,8 +73,10 @@ def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
         trial.out,
         _header(trial, chosen, hay, place),
         same=("model", "settings", "preset_settings"),
-        key=("test", "method", "length", "sample", "question"),
+        key=KEY,
+        needs=("score", "dense"),
     )
+    same_reading(journal, trial.settings, chosen)
     folder = _look(trial, chosen, hay, place, reporter)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
@@ -89,13 +93,13 @@ def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
     except (KeyboardInterrupt, EsaError):
         listener.finish()
         if journal.rows:
-            _show(trial, journal, as_json)
+            _show(trial, journal, as_json, complete=False)
             reporter.note(f"esa: stopped after {len(journal.rows)} questions{_goes_on(trial)}")
         raise
     listener.finish()
     if engine.stopped:
         reporter.note(f"esa: the time limit was reached{_goes_on(trial)}")
-    _show(trial, journal, as_json)
+    _show(trial, journal, as_json, complete=not engine.stopped)
 
 
 def _goes_on(trial: Trial) -> str:
@@ -114,13 +118,28 @@ def _check(trial: Trial, chosen: preset.Preset) -> Haystack:
             recipes.apply(name, chosen, max(settings.lengths))
     if "own" in settings.tests and trial.haystack is None:
         raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
-    files.check("--report", trial.report)
-    files.check("--png", trial.png)
-    files.check("--out", trial.out, makes_folders=True)
+    _check_files(trial)
     if trial.png is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--png needs matplotlib", "pip install 'esa-cli[plot]'")
     given, seed = trial.haystack, settings.seed
     return Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
+
+
+def _check_files(trial: Trial) -> None:
+    """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
+    written = {"--out": trial.out, "--report": trial.report, "--png": trial.png}
+    texts = _texts(trial.haystack)
+    for option, path in written.items():
+        files.check(option, path, makes_folders=option == "--out")
+        files.spare(option, path, texts, "one of the texts of --haystack")
+    files.apart(written)
+
+
+def _texts(haystack: Path | None) -> list[str]:
+    """The files that --haystack reads."""
+    if haystack is None or not haystack.is_dir():
+        return [] if haystack is None else [str(haystack)]
+    return [str(path) for path in haystack.iterdir() if path.suffix.lower() in SUFFIXES]
 
 
 def _look(
@@ -170,7 +189,7 @@ def _header(
     }
 
 
-def _show(trial: Trial, journal: Journal, as_json: bool) -> None:
+def _show(trial: Trial, journal: Journal, as_json: bool, *, complete: bool) -> None:
     """Tables on standard output, then the files that were asked for.
 
     Raises:
@@ -180,7 +199,7 @@ def _show(trial: Trial, journal: Journal, as_json: bool) -> None:
 
     summary = summarise(journal.rows)
     if as_json:
-        print_json({**journal.header, "rows": journal.rows})
+        print_json({**journal.header, "complete": complete, "rows": journal.rows})
     else:
         _print(summary, journal)
     if trial.report is not None:

@@ -138,6 +138,11 @@ class Stars:
                 depths_of(request, len(stars)) if request.depths else depths,
                 joints=("\n", "\n"),
             )
+        if request.depths:
+            raise UsageError(
+                "the exact form of `stars` has places of its own, and takes no --depths",
+                "leave out --depths, or --exact",
+            )
         count = int(WORDS_PER_TOKEN * request.length)
         if count < len(stars):
             raise UsageError(

@@ -81,12 +81,13 @@ def heat_maps(summary: Summary, test: str, width: int = 80) -> RenderableType:
             name = method if not number else f"{method}, longer"
             columns = [summary.depths(test, method, length) for length in some]
             means = [[each.mean if each else None for each in column] for column in columns]
-            maps.append(_map(name, [labels[length] for length in some], means, cell, side))
-    lines = [_title(test, "score in % by depth of the fact in % (down) and length (across)")]
+            lines = _map(name, [labels[length] for length in some], means, cell, side, width)
+            maps.append(lines)
+    parts = [_title(test, "score in % by depth of the fact in % (down) and length (across)")]
     beside = max(1, (width + GAP) // (max(map(_width, maps)) + GAP))
     for some_maps in _pieces(maps, beside):
-        lines += [*_side_by_side(some_maps), Text()]
-    return Group(*lines, legend())
+        parts += [*_side_by_side(some_maps), Text()]
+    return Group(*parts, legend())
 
 
 def legend() -> Text:
@@ -180,12 +181,18 @@ def _map(
     columns: Sequence[Sequence[float | None]],
     cell: int,
     side: int,
+    most: int,
 ) -> list[Text]:
-    """Lines of one map, all of the same width; `columns` holds a list of depths a length."""
-    width = side + cell * len(labels)
+    """Lines of one map; `columns` holds a list of depths a length.
+
+    The name has the map's width, or as much more as it takes, up to `most`: names that are cut may
+    be the same.
+    """
+    name = look.printable(name)
+    width = max(side + cell * len(labels), min(cell_len(name), most))
     head = "".join(f"{label:>{cell - 1}} " for label in labels)
     lines = [
-        Text(set_cell_size(look.printable(name), width), style="bold"),
+        Text(set_cell_size(name, width), style="bold"),
         Text(" " * side + head, style="dim"),
     ]
     for depth in range(BINS):

@@ -2,7 +2,8 @@
 
 A row is known by its test, method, length, sample and question. All that could give it another
 meaning under the same name must be the same, too: the document it was asked about, which another
-version of a test may build otherwise, and the settings that its method stood for.
+version of a test may build otherwise, the settings that its method stood for, and whose rule the
+document was read by.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..errors import UsageError
 from ..journal import Journal
 from ..preset import Preset
 from ..probes.sample import Question, Sample
+from .plan import Settings, groups
 
 KEY = ("test", "method", "length", "sample", "question")
 
@@ -27,6 +29,30 @@ def text_hash(text: str) -> str:
 def settings_hash(preset: Preset) -> str:
     """Of all that a method's preset says but its name."""
     return text_hash(json.dumps(preset.model_dump(mode="json", exclude={"name"}), sort_keys=True))
+
+
+def same_reading(journal: Journal, settings: Settings, preset: Preset) -> None:
+    """Checks that this run reads for its methods as the journal's rows of them were read for.
+
+    Which methods share a reading depends on which are asked together; one method must not have
+    rows of both kinds, nor be compared with others as if it had been read alike.
+
+    Raises:
+        UsageError: a method was read otherwise, or is unknown. PresetError: one does not hold.
+    """
+    if not journal.rows:
+        return
+    made = groups(settings, preset, max(settings.lengths))
+    now = {name: "shared" if group.shared else "own" for group in made for name in group.names}
+    for row in journal.rows:
+        name, before = row["method"], row.get("reading")
+        if not row.get("dense") and now.get(name, before) != before:
+            raise UsageError(
+                f"{journal.path} holds results of {name} with the reading {before!r}, and with "
+                f"these --methods it is {now[name]!r}",
+                "give the same --methods as before, or choose another --out; a file that is begun "
+                "with --reading own takes further methods",
+            )
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def tokens(text: str) -> int:
 
 
 def depths(text: str | None) -> tuple[float, ...] | None:
-    """ "10" -> ten even depths; "0,25,50,100" -> these, in percent.
+    """ "10" -> ten even depths; "0,25,50,100" -> these, in percent; "50%" -> this one.
 
     Raises:
         UsageError: they are not numbers from 0 to 100.
@@ -146,14 +146,18 @@ def depths(text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        values: Sequence[float] = [float(part) for part in text.split(",")]
+        values: Sequence[float] = [
+            float(part.strip().removesuffix("%")) for part in text.split(",")
+        ]
     except ValueError:
         values = [-1.0]
-    if len(values) == 1 and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
+    counted = len(values) == 1 and "%" not in text
+    if counted and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
         count = int(values[0])
         return tuple((i + 0.5) / count for i in range(count))
     if not all(0 <= value <= 100 for value in values):
         raise UsageError(
-            f"--depths {text!r} are no depths", "a count as 10, or percents as 0,25,50,75,100"
+            f"--depths {text!r} are no depths",
+            "a count as 10, or percents as 0,25,50,75,100; a single one as 50%",
         )
     return tuple(value / 100 for value in values)
