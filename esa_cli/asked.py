@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import HistoryError, LengthError
+from .method import Window
 from .preset import Preset
 from .prompt import PromptTokens
 from .reply import Turn
@@ -18,11 +19,20 @@ class Asked:
     Args:
         before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
         own: absolute positions [first, last) of the question's own words.
+        prime: how many of `ids`, the last ones, are the answer's first words.
+        start: cached tokens before all of them.
     """
 
     before: list[int]
     ids: list[int]
     own: tuple[int, int]
+    prime: int = 0
+    start: int = 0
+
+    @property
+    def heard(self) -> list[int]:
+        """`ids` without the answer's first words: those are no part of what is asked."""
+        return self.ids[: len(self.ids) - self.prime]
 
     @classmethod
     def of(
@@ -32,24 +42,31 @@ class Asked:
         later = bool(history)
         ids, before = prompt.question(question, prime, later), prompt.history(history)
         first, last = (start + len(before) + at for at in prompt.own(question, later))
-        return cls(before, ids, (first, last))
+        prime_ids = len(ids) - len(prompt.question(question, "", later))
+        return cls(before, ids, (first, last), prime_ids, start)
 
     def check(self, preset: Preset, answer: int) -> None:
-        """Holds them, what is selected and the answer to the window.
+        """Holds them, what they are seen beside and the answer to the window.
 
-        Only where `window.ending` has them all in view; else the first of them are cached tokens
+        Beside all of the text where attention is plain; else beside what is selected, and only
+        where `window.ending` has them all in view: otherwise the first of them are cached tokens
         like any other.
 
         Raises:
             HistoryError: they are beyond it, with earlier turns. LengthError: without any.
         """
         window, asked = preset.window, len(self.before) + len(self.ids) + answer
-        if window.ending is None:
+        last = self.start + max(0, len(self.before) + len(self.ids) - window.chunk)
+        if last <= Window(**window.model_dump()).dense_below:
+            room, what = preset.context - self.start, "the document, all of it in view"
+        elif window.ending is not None:
+            seen = window.initial + window.selected + window.ending
+            room, what = preset.context - seen, "what is selected"
+        else:
             return
-        room = preset.context - window.initial - window.selected
         if asked <= room:
             return
-        beside = f"beside what is selected, the model's window has room for {room:,}"
+        beside = f"beside {what}, the model's window has room for {room:,}"
         if self.before:
             raise HistoryError(
                 f"the question, the turns before it and the answer take {asked:,} tokens; {beside}",

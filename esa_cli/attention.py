@@ -25,7 +25,7 @@ from .method import Method
 from .protocols import Selection
 from .rotary import Rope, Ropes
 from .seen import Seen
-from .step import ASKED, Step
+from .step import ASKED, REHEARSAL, Step
 
 
 class Attention:
@@ -236,7 +236,10 @@ class Attention:
         else:
             memory.shared.pop(ASKED, None)
         out = torch.empty_like(q)
-        for plan in chunks(start, stop, self.method.window.chunk, last, every):
+        size = self.method.window.chunk
+        if memory.shared.get(REHEARSAL) and start > self.method.window.dense_below:
+            size = stop - start  # its words are held against each other, so all of them at once
+        for plan in chunks(start, stop, size, last, every):
             piece = q[:, plan.start - start : plan.stop - start]
             memory.learn(self.method, partial(self.rope_at, plan.stop), piece, plan.start)
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)

@@ -17,7 +17,7 @@ Not in the paper; measured against it in docs/results.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -155,7 +155,7 @@ class Consensus:
                 del agreements[start]
         votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
-        if REHEARSAL in step.shared:
+        if step.shared.get(REHEARSAL):
             if self._complete(step):
                 raise Heard
             # What half of the layers would pick is not shown to the others: it sways their votes.
@@ -169,19 +169,9 @@ class Consensus:
         return last is not None and step.layer >= last and stop == len(step.store)
 
     def again(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """What the question's second reading starts from; see `Selector`.
-
-        A question longer than a chunk has the votes of all its chunks, added.
-        """
-        begins = shared.get(REHEARSAL, 0)
-        held = [a for at, a in sorted(shared.get(KEY, {}).items()) if at >= begins]
-        if not held:
-            return {}
-        votes = held[-1].votes.clone()
-        for earlier in held[:-1]:
-            if earlier.low == held[-1].low:
-                votes[: earlier.votes.shape[0]] += earlier.votes
-        return {AGREED: replace(held[-1], votes=votes, chosen=None)}
+        """What the question's second reading starts from; see `Selector`."""
+        agreements: dict[int, Agreement] = shared.get(KEY, {})
+        return {AGREED: agreements[max(agreements)]} if agreements else {}
 
     def _best(self, votes: Tensor, budget: int) -> Tensor:
         if self.passage:

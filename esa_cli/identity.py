@@ -67,6 +67,8 @@ def identity(
             "distance": method.position.distance,
         }
         facts["compressor"] = {**_contents(preset.compressor), **aim}
+    if preset.window.dense is None:  # then it follows from k how far attention is plain
+        facts["window"] = window = {**window, "dense": method.window.dense_below}
     if preset.reading == "select":
         facts |= {"selector": preset.selector, "score": preset.score}
         facts["window"] = {**window, "selected": preset.window.selected}

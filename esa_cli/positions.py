@@ -64,7 +64,7 @@ class Contiguous:
     """Far tokens re-numbered in reading order right before the local ones (as in TokenSelect).
 
     The model sees a shorter text: order is kept, and neighbours that were both selected stay
-    neighbours. Every position stays below I + K + L + C, inside the trained window.
+    neighbours. Every position stays below I + K + L + C.
 
     Args:
         distance: where a far token is taken to be when it is scored.

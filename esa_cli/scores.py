@@ -73,18 +73,24 @@ class SumScore:
 
 
 def vote(
-    logits: Tensor, normaliser: Tensor, rule: str, pool: str, own: Tensor | None = None
+    logits: Tensor,
+    normaliser: Tensor,
+    rule: str,
+    pool: str,
+    sides: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
 
     Args:
-        own: (C,) which queries are the question's own words; the others' votes are then taken off.
+        sides: (C,) each, which queries are the question's own words, and which the prompt's around
+            them: their votes are then taken off.
     """
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
-    if own is None:
+    if sides is None:
         return _pooled(heads, pool)
-    return (_pooled(heads[own], pool) - _pooled(heads[~own], pool)).clamp_min_(0)
+    own, around = sides
+    return (_pooled(heads[own], pool) - _pooled(heads[around], pool)).clamp_min_(0)
 
 
 def _pooled(heads: Tensor, pool: str) -> Tensor:
@@ -157,10 +163,12 @@ class VoteScore:
         """(H, C), or (1, C) where all heads have the same taken off."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
-    def _own(self, step: Step) -> Tensor | None:
-        """(C,) the question's own words, where both they and others are among the queries."""
-        own = step.own if self.contrast else None
-        return own if own is not None and bool(own.any()) and not bool(own.all()) else None
+    def _sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """The question's own words and those around them, where both are among the queries."""
+        own, around = (step.own, step.around) if self.contrast else (None, None)
+        if own is None or around is None or not bool(own.any()) or not bool(around.any()):
+            return None
+        return own, around
 
     def _normaliser(self, logits: Tensor) -> Tensor:
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
@@ -200,10 +208,10 @@ class VoteScore:
         out = torch.empty(step.middle, device=step.queries.device)
         if total is None:
             return out
-        own, total = self._own(step), self._for_all(total)
+        sides, total = self._sides(step), self._for_all(total)
         for offset, logits in kept if keep else step.head_logits(self.rotate, voters):
             out[offset : offset + logits.shape[2]] = vote(
-                logits.float(), total, self.rule, self.pool, own
+                logits.float(), total, self.rule, self.pool, sides
             )
         return out
 
@@ -212,5 +220,5 @@ class VoteScore:
         logits = step.head_logits_at(chosen, self.rotate, voters).float()
         out = torch.full((step.middle,), float("-inf"), device=logits.device)
         normaliser = self._for_all(self._normaliser(logits))
-        out[chosen] = vote(logits, normaliser, self.rule, self.pool, self._own(step))
+        out[chosen] = vote(logits, normaliser, self.rule, self.pool, self._sides(step))
         return out

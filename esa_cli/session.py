@@ -23,7 +23,7 @@ from .preset import Preset
 from .prompt import PromptTokens
 from .reading import Reading
 from .reply import Turn
-from .step import ASKED, OWN, REHEARSAL, Heard
+from .step import ASKED, OWN, PRIME, REHEARSAL, Heard
 from .streamer import Streamer
 
 
@@ -106,12 +106,12 @@ class Session(Reading):
 
         Raises:
             UsageError: nothing has been read, the question is empty, or with the turns before it
-                longer than the model's window allows.
+                longer than the model's window allows; or no token is allowed.
         """
         if not self._ids:
             raise UsageError("no document has been read", "call read(text) first")
         settings = self.preset.generation
-        tokens = max_new_tokens or settings.max_new_tokens
+        tokens = self._tokens(max_new_tokens)
         heat = settings.temperature if temperature is None else temperature
         asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.preset, tokens)
@@ -133,7 +133,7 @@ class Session(Reading):
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,
-            cut=streamer.count >= tokens,
+            cut=streamer.count >= tokens and streamer.last not in self._ends(),
         )
 
     def check(
@@ -150,7 +150,14 @@ class Session(Reading):
             UsageError: the question is empty. LengthError: it does not fit.
         """
         asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
-        asked.check(self.preset, max_new_tokens or self.preset.generation.max_new_tokens)
+        asked.check(self.preset, self._tokens(max_new_tokens))
+
+    def _tokens(self, most: int | None) -> int:
+        """How long an answer may be. Raises UsageError for less than one token."""
+        most = self.preset.generation.max_new_tokens if most is None else most
+        if most < 1:
+            raise UsageError(f"an answer of {most} tokens is none", "max_new_tokens is at least 1")
+        return most
 
     def _generate(
         self, asked: Asked, tokens: int, streamer: Streamer, sampling: Mapping[str, Any]
@@ -160,7 +167,7 @@ class Session(Reading):
         # transformers would warn that the text is longer than the window, which is the point.
         with quiet_transformers():
             self._remind(asked.before)
-            self._rehearse(asked.ids, asked.own)
+            self._rehearse(asked)
             self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -177,17 +184,24 @@ class Session(Reading):
             ids = torch.tensor([before], device=self.model.device)
             self.model.base_model(input_ids=ids, past_key_values=self.cache)
 
-    def _rehearse(self, asked: list[int], own: tuple[int, int]) -> None:
+    def _ends(self) -> list[int]:
+        """Ids that end an answer."""
+        ends: Any = getattr(self.model.generation_config, "eos_token_id", None)
+        return ends if isinstance(ends, list) else [ends]
+
+    def _rehearse(self, asked: Asked) -> None:
         """Tells the layers which words are the question's own; and where the selector wants it,
         lets them read the question once, so that the first layers know what the last ones found.
         """
-        self.cache.shared[OWN] = own
-        selector: Any = self.attachment.method.selector
-        if getattr(selector, "rounds", 1) < 2:
-            return
-        length = self.cache.get_seq_length()
-        self.cache.shared[REHEARSAL] = length
-        ids = torch.tensor([asked], device=self.model.device)
+        length, method = self.cache.get_seq_length(), self.attachment.method
+        told = {OWN: asked.own, PRIME: length + len(asked.heard)}
+        self.cache.shared |= told
+        selector: Any = method.selector
+        last = length + max(0, len(asked.ids) - method.window.chunk)
+        if getattr(selector, "rounds", 1) < 2 or last <= method.window.dense_below:
+            return  # in a short text all is in view, and there is nothing to agree on
+        self.cache.shared[REHEARSAL] = True
+        ids = torch.tensor([asked.heard], device=self.model.device)
         with suppress(Heard):
             self.model.base_model(input_ids=ids, past_key_values=self.cache)
         kept = selector.again(self.cache.shared)
@@ -195,4 +209,4 @@ class Session(Reading):
         begun = {key: at for key, at in self.cache.shared.items() if key == ASKED}
         self.cache.truncate(length)
         self.cache.shared.pop(REHEARSAL, None)
-        self.cache.shared |= {OWN: own, **begun, **kept}
+        self.cache.shared |= {**told, **begun, **kept}

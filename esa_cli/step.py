@@ -29,8 +29,11 @@ ASKED = "asked"
 OWN = "own"
 """What layers share: absolute positions [first, last) of the question's own words."""
 
+PRIME = "prime"
+"""What layers share: the position behind the prompt, where the answer's first words begin."""
+
 REHEARSAL = "rehearsal"
-"""What layers share while the question is read for the first of two times: where it begins."""
+"""What layers share: the question is being read for the first of two times."""
 
 
 class Heard(Exception):
@@ -83,11 +86,19 @@ class Step:
         """(C,) which current tokens are the question's own words, not the prompt's around them;
         None where nobody said (stock `generate`, chunks that are only read)."""
         bounds: tuple[int, int] | None = self.shared.get(OWN)
-        if bounds is None:
-            return None
+        return None if bounds is None else self._between(*bounds)
+
+    @property
+    def around(self) -> Tensor | None:
+        """(C,) which are the prompt's words around the question, not the answer's first ones."""
+        own = self.own
+        behind = self.shared.get(PRIME, self.start + self.queries.shape[1])
+        return None if own is None else self._between(0, behind) & ~own
+
+    def _between(self, first: int, last: int) -> Tensor:
         stop = self.start + self.queries.shape[1]
         at = torch.arange(self.start, stop, device=self.queries.device)
-        return (at >= bounds[0]) & (at < bounds[1])
+        return (at >= first) & (at < last)
 
     def rotated(self, rotate: bool) -> Tensor:
         """Queries (H, C, D); with `rotate` at the far distance, so that q . k is the logit that

@@ -19,6 +19,11 @@ class Streamer:
         self._ids: list[int] = []
         self._prompt = True
 
+    @property
+    def last(self) -> int | None:
+        """The id that came last."""
+        return self._ids[-1] if self._ids else None
+
     def put(self, value: torch.Tensor) -> None:
         if self._prompt:
             self._prompt = False

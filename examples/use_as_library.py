@@ -3,7 +3,8 @@
     python examples/use_as_library.py book.txt "Who is Ahab?" "Where does he sail?"
     python examples/use_as_library.py note.md "When?" --preset tiny-random      # needs no network
 
-The lines that matter are marked. `Session` (see ask_book.py) does the same in fewer.
+The lines that matter are marked. `Session` (see ask_book.py) needs fewer, and does more: it tells
+the layers which words are the question's, and has it read twice where the preset wants that.
 """
 
 from __future__ import annotations

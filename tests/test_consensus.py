@@ -224,25 +224,10 @@ def test_the_second_reading_has_what_the_first_agreed_on() -> None:
 
 def test_nothing_is_shown_while_the_question_is_rehearsed() -> None:
     """The votes are the same; what they come to is shown the second time."""
-    values, shared = scores(), {REHEARSAL: 0}
+    values, shared = scores(), {REHEARSAL: True}
     assert asked(values, shared, rounds=2) == [[]] * LAYERS
     kept = selector(rounds=2).again(shared)
     assert asked(values, dict(kept), rounds=2) == [asked(values, {})[-1]] * LAYERS
-
-
-def test_a_question_of_several_chunks_has_the_votes_of_all() -> None:
-    """And an earlier turn, read before the question, has none."""
-    values, starts = scores(3 * LAYERS).view(3, LAYERS, MIDDLE), (900, 1000, 1000 + CHUNK)
-    shared: dict[str, Any] = {}
-    method = selector(rounds=2)
-    for layer in range(LAYERS):
-        method.select(told(values[0, layer], layer, shared, start=starts[0]), BUDGET)
-    shared[REHEARSAL] = starts[1]
-    for layer in range(LAYERS):  # The host runs both chunks through a layer, then the next.
-        for row, start in zip(values[1:, layer], starts[1:], strict=True):
-            method.select(told(row, layer, shared, start=start), BUDGET)
-    again = asked(scores(), dict(method.again(shared)), rounds=2)
-    assert again == [best(added(*values[1], *values[2]), BUDGET)] * LAYERS
 
 
 def test_what_has_become_local_since_is_not_selected() -> None:

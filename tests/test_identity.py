@@ -71,11 +71,16 @@ def test_settings_of_reading_count(loaded: Any, override: str, shapes: bool) -> 
     assert (of(loaded.model, loaded, "reading=local", override) != plain) == shapes
 
 
-def test_what_is_selected_counts_where_reading_selects(loaded: Any) -> None:
-    for reading, counts in (("local", False), ("select", True)):
-        made = [of(loaded.model, loaded, f"reading={reading}", f"window.selected={k}")
-                for k in (16, 32)]  # fmt: skip
-        assert (made[0] != made[1]) == counts
+@pytest.mark.parametrize(("reading", "dense", "counts"), [
+    ("local", "200", False), ("select", "200", True), ("local", "null", True),
+])  # fmt: skip
+def test_what_is_selected_counts_where_it_changes_what_is_read(
+    loaded: Any, reading: str, dense: str, counts: bool
+) -> None:
+    """Where reading selects; and without a `dense`, for attention is plain up to I + k + L."""
+    given = (f"reading={reading}", f"window.dense={dense}")
+    made = [of(loaded.model, loaded, *given, f"window.selected={k}") for k in (16, 32)]
+    assert (made[0] != made[1]) == counts
 
 
 def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:

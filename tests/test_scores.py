@@ -14,7 +14,7 @@ from esa_cli import step as step_module
 from esa_cli.compressors import Linear
 from esa_cli.errors import PresetError
 from esa_cli.scores import SumScore, VoteScore, top_k
-from esa_cli.step import OWN, Step
+from esa_cli.step import OWN, PRIME, Step
 
 GROUPS = [(3, 3), (6, 2), (8, 1)]
 DISTANCE = 29
@@ -195,6 +195,19 @@ def test_heads_of_another_model_are_named() -> None:
 def test_heads_are_pairs(heads: list[tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match="pairs of a layer and a head"):
         VoteScore(heads=heads)
+
+
+def test_the_answers_first_words_are_on_neither_side() -> None:
+    """Two of seven queries are the question, two the prompt behind it, three come after that."""
+    q, k = draw(6, 2, 7, 21)
+    step = build_step(q, k, low=4, after=6)
+    said = {OWN: (step.start, step.start + 2), PRIME: step.start + 4}
+    primed = replace(step, shared=said)
+    assert primed.around is not None
+    assert primed.around.tolist() == [False, False, True, True, False, False, False]
+    short = replace(step, queries=q[:, :4], shared={OWN: said[OWN]})
+    got, want = (VoteScore(contrast=True).scores(one) for one in (primed, short))
+    same(got, want.tolist())
 
 
 @pytest.mark.parametrize("bounds", [None, (0, 3), (0, 500)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from esa_cli import models, preset
-from esa_cli.errors import PresetError, UsageError
+from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.prompt import PromptTokens
 from esa_cli.session import Session
 from esa_cli.store import LayerStore
@@ -193,8 +193,11 @@ def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:
         assert session.cache.get_seq_length() == length
         layers = len(loaded.model.model.layers)
         steps = [one for one in seen if not one.decoding]
-        assert len(steps) % (2 * layers) == 0
-        agreed = [one.far.tolist() for one in steps[len(steps) // 2 :]]
+        heard, real = steps[:layers], steps[layers:]
+        assert {(one.start, one.stop) for one in heard} == {(length, real[-1].stop)}, "in one piece"
+        assert len(real) > layers
+        assert len(real) % layers == 0
+        agreed = [one.far.tolist() for one in real]
         agreed += [one.far.tolist() for one in seen if one.decoding]
         assert all(far == agreed[0] for far in agreed)
         assert len(agreed[0]) == 4 + 64
@@ -223,11 +226,76 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
     (text, short, far), (whole_text, long, whole_far) = found
     assert (text, far) == (whole_text, whole_far)
     assert len(far[0]) > 4
-    once = long[: len(long) // 2]
-    assert long == once * 2
+    begins = min(start for _, start in long)
+    once = long[2:]
+    assert long[:2] == [(0, begins), (1, begins)], "heard in one piece, by both layers"
     assert len({start for _, start in once}) > (1 if times == 1 else 5)
-    # Layer 1 is not reached, and in layer 0 the last chunk is selected for and not attended.
-    assert short == [one for one in once if one[0] == 0][:-1] + once
+    # Layer 1 is not reached, and in layer 0 what is heard is selected for and not attended.
+    assert short == once
+
+
+def test_words_put_into_the_mouth_have_no_vote(loaded: Any) -> None:
+    """Neither for what is selected nor, as the prompt's words around the question, against it."""
+    chosen, picked = preset.load("tiny-random", [*TWICE, "score.contrast=true"]), []
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read(TEXT)
+        for prime in ("", "The gate opens when the market closes. " * 2):
+            seen: list[Any] = []
+            session.attachment.watch = seen.append
+            session.ask("When?", prime=prime, max_new_tokens=2)
+            session.attachment.watch = None
+            picked.append(seen[-1].far.tolist())
+    assert picked[0] == picked[1]
+
+
+def test_a_short_text_is_asked_once(loaded: Any) -> None:
+    """All of it is in view, so there is nothing to agree on first."""
+    chosen = preset.load("tiny-random", [*TWICE, "window.dense=400", "window.chunk=128"])
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read("The gate opens at nine.")
+        starts: list[int] = []
+        session.attachment.watch = lambda seen: starts.append(seen.start)
+        session.ask("When?", max_new_tokens=1)
+        assert starts.count(session.document_tokens) == len(loaded.model.model.layers)
+
+
+def test_an_answer_that_ends_by_itself_is_not_cut(loaded: Any) -> None:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.read(TEXT)
+        config = loaded.model.generation_config
+        ends = config.eos_token_id
+        assert session.ask(QUESTION, max_new_tokens=2).cut
+        seen: list[int] = []
+        try:
+            tokens = session.ask(QUESTION, max_new_tokens=2, on_text=seen.append).answer_tokens
+            assert tokens == 2
+            config.eos_token_id = list(range(loaded.model.config.vocab_size))
+            answer = session.ask(QUESTION, max_new_tokens=1)
+            assert (answer.answer_tokens, answer.cut) == (1, False)
+        finally:
+            config.eos_token_id = ends
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_answer_is_no_answer(session: Session, most: int) -> None:
+    session.read(TEXT)
+    with pytest.raises(UsageError, match="is none"):
+        session.ask(QUESTION, max_new_tokens=most)
+
+
+def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) -> None:
+    ending = preset.load("tiny-random", ["window.ending=250"])
+    with Session(loaded.model, loaded.tokenizer, ending) as session:
+        session.read(TEXT)
+        session.ask("When?" * 10, max_new_tokens=2)
+        with pytest.raises(LengthError, match="beside what is selected"):
+            session.ask("When?" * 60, max_new_tokens=2)
+    plain = preset.load("tiny-random", ["window.dense=400"])
+    with Session(loaded.model, loaded.tokenizer, plain) as session:
+        session.read(TEXT[:300])
+        session.ask("When?", max_new_tokens=2)
+        with pytest.raises(LengthError, match="beside the document, all of it in view"):
+            session.ask("When?", max_new_tokens=200)
 
 
 def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
