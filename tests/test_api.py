@@ -84,14 +84,15 @@ def test_what_was_read_otherwise_is_not_found(
     loaded: Any, library: Library, tmp_path: Path
 ) -> None:
     path = files(tmp_path)[0]
-    with esa(loaded, library, LOCAL) as one:
+    plain = "window.dense=200"  # unset it would follow from `window.selected`
+    with esa(loaded, library, LOCAL, plain) as one:
         document = one.ingest(path).document
         assert one.find(document) is not None
     for changed in ("window.local=32", "position.name=contiguous", "prompt.before=Read."):
-        with esa(loaded, library, LOCAL, changed) as other:
+        with esa(loaded, library, LOCAL, plain, changed) as other:
             assert other.find(document) is None, changed
     for same in ("window.selected=16", "generation.max_new_tokens=5", "prompt.after=<{question}>"):
-        with esa(loaded, library, LOCAL, same) as other:
+        with esa(loaded, library, LOCAL, plain, same) as other:
             assert other.find(document) is not None, same
 
 
