@@ -45,6 +45,10 @@ class Asked:
         prime_ids = len(ids) - len(prompt.question(question, "", later))
         return cls(before, ids, (first, last), prime_ids, start)
 
+    def last(self, chunk: int) -> int:
+        """Where the last chunk of the question's turn begins; earlier turns are read apart."""
+        return self.start + len(self.before) + max(0, len(self.ids) - chunk)
+
     def check(self, preset: Preset, answer: int) -> None:
         """Holds them, what they are seen beside and the answer to the window.
 
@@ -56,8 +60,7 @@ class Asked:
             HistoryError: they are beyond it, with earlier turns. LengthError: without any.
         """
         window, asked = preset.window, len(self.before) + len(self.ids) + answer
-        last = self.start + max(0, len(self.before) + len(self.ids) - window.chunk)
-        if last <= Window(**window.model_dump()).dense_below:
+        if self.last(window.chunk) <= Window(**window.model_dump()).dense_below:
             room, what = preset.context - self.start, "the document, all of it in view"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending

@@ -197,8 +197,8 @@ class Session(Reading):
         told = {OWN: asked.own, PRIME: length + len(asked.heard)}
         self.cache.shared |= told
         selector: Any = method.selector
-        last = length + max(0, len(asked.ids) - method.window.chunk)
-        if getattr(selector, "rounds", 1) < 2 or last <= method.window.dense_below:
+        plain = asked.last(method.window.chunk) <= method.window.dense_below
+        if getattr(selector, "rounds", 1) < 2 or plain:
             return  # in a short text all is in view, and there is nothing to agree on
         self.cache.shared[REHEARSAL] = True
         ids = torch.tensor([asked.heard], device=self.model.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,12 +46,9 @@ def check_files(wanted: Wanted, texts: Sequence[str]) -> None:
     drawn = {"--recall-out": wanted.recall_out, "--plot": wanted.plot, "--report": wanted.report}
     named = {name: path for name, path in {**maps, **drawn, **work}.items() if path is not None}
     sources = [*texts, *(path for path, _ in meant(texts).sources)]
-    places: dict[str, str] = {}
+    files.apart(named)
     for option, path in named.items():
         files.spare(option, path, sources)
-        first = places.setdefault(os.path.realpath(path), option)
-        if first != option:
-            raise UsageError(f"{first} and {option} are both {path}", f"name another with {option}")
         if option != "--work":
             files.check(option, path)
     if wanted.work.exists() and not wanted.work.is_dir():
