@@ -17,7 +17,17 @@ PACKAGE = Path(__file__).parent.parent / "esa_cli"
 LAYERS: list[list[str]] = [
     ["__init__"],  # the version; the public names are looked up when they are used
     ["errors"],
-    ["supported", "western", "machine", "reply", "streamer", "sentences", "told", "precise"],
+    [
+        "supported",
+        "western",
+        "machine",
+        "reply",
+        "streamer",
+        "sentences",
+        "told",
+        "precise",
+        "disk",
+    ],
     [
         "kernels",
         "rows",

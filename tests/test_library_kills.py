@@ -52,6 +52,7 @@ def contents(library: Library) -> dict[str, bytes]:
     return {name: b"" if name.endswith(".doc") else data for name, data in found.items()}
 
 
+@pytest.mark.process
 def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     draw = random.Random(1)
     whole = Library(tmp_path / "whole")
@@ -82,6 +83,7 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(tmp_path: 
         assert files(library) == set()
 
 
+@pytest.mark.process
 def test_pruning_killed_at_random_moments_harms_nothing(tmp_path: Path) -> None:
     draw = random.Random(2)
     made = Library(tmp_path / "made")

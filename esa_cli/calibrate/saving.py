@@ -1,25 +1,19 @@
 """Files that a calibration leaves: whole or not there; what hinders that is said in words.
 
-Safetensors tells what the system said only as a text with its number, so that is where it is from.
 It does not know what is in the files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from ..errors import DocumentError, ResourceError
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NUMBER = re.compile(r"\(os error (\d+)\)")
+from .. import disk
 
 
 @contextmanager
@@ -32,23 +26,10 @@ def writing(path: Path, option: str) -> Iterator[None]:
     Raises:
         ResourceError: no room. DocumentError: anything else.
     """
-    try:
+    room = f"free some space, or name a place on another disk with {option}"
+    other = f"name a place that you may write to with {option}"
+    with disk.writing(path, room, other, also=SafetensorError):
         yield
-    except (OSError, SafetensorError) as error:
-        number = _number(error)
-        message = f"{path} cannot be written: {os.strerror(number) if number else error}"
-        if number in NO_ROOM:
-            hint = f"free some space, or name a place on another disk with {option}"
-            raise ResourceError(message, hint) from error
-        hint = f"name a place that you may write to with {option}"
-        raise DocumentError(message, hint) from error
-
-
-def _number(error: Exception) -> int | None:
-    if isinstance(error, OSError):
-        return error.errno
-    found = _NUMBER.search(str(error))
-    return int(found[1]) if found else None
 
 
 @contextmanager

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..chat.save import write as write_whole
-from ..errors import DocumentError, ResourceError, UsageError
+from .. import disk
+from ..errors import DocumentError, UsageError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OTHER = "name a file in a folder you may write to"
 
 
@@ -72,7 +70,7 @@ def write(path: Path, text: str) -> None:
     with writing(path):
         place = path.resolve()  # a link stays one
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
-            write_whole(place, text)
+            disk.write_whole(place, text)
         else:
             place.write_text(text, "utf-8")
 
@@ -84,10 +82,5 @@ def writing(path: Path) -> Iterator[None]:
     Raises:
         ResourceError: no room. DocumentError: anything else.
     """
-    try:
+    with disk.writing(path, "free some space, or name another place", OTHER):
         yield
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}"
-        if error.errno in NO_ROOM:
-            raise ResourceError(message, "free some space, or name another place") from error
-        raise DocumentError(message, OTHER) from error

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import filelock
 import platformdirs
 
+from esa_cli.disk import lacks_room
 from esa_cli.errors import ModelError, ResourceError, UsageError
 from esa_cli.machine import in_home
 from esa_cli.models.progress import Progress, silent
@@ -241,9 +242,7 @@ def _fill_and_rename(ref: ModelRef, folder: Path, fill: Callable[[Path], dict[st
 
 def cache_error(error: OSError) -> ModelError | ResourceError:
     """What to tell the user when the cache folder cannot be written."""
-    import errno
-
     hint = "Free some space, or point the environment variable ESA_HOME to another folder."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if lacks_room(error):
         return ResourceError(f"The disk is full: no room for the model in {models_folder()}.", hint)
     return ModelError(f"Cannot write models to {models_folder()}: {error}.", hint)

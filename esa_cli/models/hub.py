@@ -8,13 +8,13 @@ a model.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from esa_cli.disk import lacks_room
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef
@@ -139,7 +139,7 @@ def _fetch_error(ref: ModelRef, error: Exception) -> ModelError | ResourceError:
             f"There is no model {ref.repo} on the hub, or it is private.",
             "Check the spelling; for a private model sign in with `hf auth login`.",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and lacks_room(error):
         return ResourceError(
             f"The disk is full: no room for {ref.repo}.",
             "Free some space, or point the environment variable HF_HOME to another disk.",

