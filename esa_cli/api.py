@@ -26,7 +26,7 @@ from .models.weights import read_config
 from .preset import Preset
 from .reply import Reply, Turn
 from .session import Session
-from .storing import storable
+from .storing import gathers
 from .together import AskedBook, distinct, together
 from .told import Progress
 from .witness import Witness
@@ -172,7 +172,7 @@ class Esa:
         books = distinct(books)
         if not books:
             raise UsageError("no document to ask about", "ingest one first")
-        if len(books) > 1 and not storable(self.session.attachment.method):
+        if len(books) > 1 and gathers(self.session.attachment.method):
             raise UsageError(
                 f"selector {self.preset.selector['name']} gathers what it sees while it reads, of "
                 "one document at a time",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .joined import JoinedStore, Part, Parted
+from .method import Method
 from .protocols import KVStore, Projection
 from .store import LayerStore
 
@@ -21,12 +22,14 @@ class Held:
         ids: of its tokens, the prompt's head first. stores: one for each layer, with a row for
             every token. projections: the fitted compressor of each layer, or None.
         head: tokens of the prompt's head, as it was when the document was read.
+        read_by: the method that read it; None where only the same one can find it, as in a library.
     """
 
     ids: Sequence[int]
     stores: Sequence[KVStore]
     projections: Sequence[Projection | None]
     head: int = 0
+    read_by: Method | None = None
 
 
 def join(

@@ -14,8 +14,9 @@ import torch
 
 from . import build
 from .calibrate import fingerprint
-from .errors import UsageError
+from .errors import PresetError, UsageError
 from .held import Held, join
+from .method import Method
 from .preset import Preset
 from .prompt import PromptTokens
 from .protocols import Projection
@@ -24,6 +25,21 @@ from .seam import Attachment, attach
 FEED = 1024
 """Tokens handed to the host model at once while reading; the method cuts them into its chunks.
 Measured on 2 cores: 512 to 1,024 is best, larger activations leave the cache."""
+
+
+def serves(old: Method | None, new: Method) -> None:
+    """Whether a reading by one method can be asked by another; None: it is known to.
+
+    Raises:
+        PresetError: the new one needs reduced keys of its own compressor.
+    """
+    if old is None or not new.score.features:
+        return
+    fits = new.compressor.fit_tokens > 0
+    if new.fitting != old.fitting or (fits and not old.score.features):
+        raise PresetError(
+            "the document was read for another compressor", "read it again with this preset"
+        )
 
 
 @dataclass
@@ -61,7 +77,8 @@ class Reading:
     def held(self) -> Held:
         """What was read, to be opened later by this session or another of the same model."""
         stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
-        return Held(list(self._ids), stores, self.project(), len(self.prompt.head()))
+        head = len(self.prompt.head())
+        return Held(list(self._ids), stores, self.project(), head, self._read_by)
 
     def project(self) -> list[Projection | None]:
         """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
@@ -72,10 +89,12 @@ class Reading:
         """Asks from now on about these documents, as one; what was read before is let go.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is none. PresetError: one was read for another compressor.
         """
         if not documents:
             raise UsageError("no document to ask about", "read one first")
+        for one in documents:
+            serves(one.read_by, self.attachment.method)
         self.forget()
         self._read_by = self.attachment.method
         self._ids, stores, projections = join(documents)

@@ -17,11 +17,11 @@ import torch
 from . import build
 from .asked import Asked
 from .calibrate import fingerprint
-from .errors import PresetError, UsageError
+from .errors import UsageError
 from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
-from .reading import Reading
+from .reading import Reading, serves
 from .reply import Turn
 from .step import ASKED, OWN, PRIME, REHEARSAL, Heard
 from .streamer import Streamer
@@ -71,14 +71,10 @@ class Session(Reading):
         Raises:
             PresetError: the method does not hold, or needs another fitted compressor.
         """
-        old, new = self._read_by, build.method(preset)
+        new = build.method(preset)
         fingerprint.check(new.compressor, self.model, new)
-        fits = new.score.features and new.compressor.fit_tokens > 0
-        other = new.score.features and new.fitting != old.fitting
-        if self._ids and (other or (fits and not old.score.features)):
-            raise PresetError(
-                "the document was read for another compressor", "read it again with this preset"
-            )
+        if self._ids:
+            serves(self._read_by, new)
         self.attachment.method = new
         self.prompt = PromptTokens(self.tokenizer, preset.prompt)
         self.preset = preset
@@ -105,11 +101,16 @@ class Session(Reading):
                 answer as it comes.
 
         Raises:
-            UsageError: nothing has been read, the question is empty, or with the turns before it
-                longer than the model's window allows; or no token is allowed.
+            UsageError: nothing has been read, or not to its end; the question is empty, or with the
+                turns before it longer than the model's window allows; or no token is allowed.
         """
         if not self._ids:
             raise UsageError("no document has been read", "call read(text) first")
+        if len(self._ids) < len(self._todo):
+            raise UsageError(
+                f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
+                "call resume() to read on, or read(text) with the part you want",
+            )
         settings = self.preset.generation
         tokens = self._tokens(max_new_tokens)
         heat = settings.temperature if temperature is None else temperature

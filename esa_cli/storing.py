@@ -19,9 +19,27 @@ from .preset import Preset
 from .protocols import Projection
 
 
+def gathers(method: Method) -> bool:
+    """Whether the selector keeps side data of what it saw while one document was read."""
+    return hasattr(method.selector, "observe")
+
+
+def hindrance(method: Method) -> str:
+    """Why a reading cannot be stored; empty where it can.
+
+    Rows are stored a segment at a time, the first one with the compressor that was fitted on it.
+    """
+    if gathers(method):
+        return "its selector gathers what it sees while it reads, which is not stored"
+    tokens = method.compressor.fit_tokens if method.score.features else 0
+    if tokens > SEGMENT:
+        return f"its compressor fits on {tokens:,} tokens; the library allows {SEGMENT:,}"
+    return ""
+
+
 def storable(method: Method) -> bool:
-    """Whether a reading can be stored: not where a selector keeps side data of what it saw."""
-    return not hasattr(method.selector, "observe")
+    """Whether a reading can be stored; `hindrance` says why not."""
+    return not hindrance(method)
 
 
 def layout(method: Method, shape: Mapping[str, Any], dtype: str, rows: str) -> Layout:
@@ -39,7 +57,7 @@ def layout(method: Method, shape: Mapping[str, Any], dtype: str, rows: str) -> L
         dtype=dtype,
         kind=rows,  # type: ignore[arg-type]
         reduced=ranks,
-        fit=min(SEGMENT, method.compressor.fit_tokens) if any(ranks) else 0,
+        fit=method.compressor.fit_tokens if any(ranks) else 0,
         segment=SEGMENT,
     )
 

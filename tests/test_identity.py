@@ -89,6 +89,18 @@ def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
     assert not storable(build.method(given))
 
 
+@pytest.mark.parametrize(("score", "tokens", "stored"), [
+    ("sum", 4096, True), ("sum", 4097, False), ("vote", 4097, True),
+])  # fmt: skip
+def test_a_compressor_that_fits_on_more_than_a_segment_cannot_be_stored(
+    score: str, tokens: int, stored: bool
+) -> None:
+    """In the library it would be fitted on the first segment alone, and in memory on all."""
+    named = [f"score.name={score}", "compressor.name=closed-form"]
+    given = preset.load("tiny-random", [*named, f"compressor.fit_tokens={tokens}"])
+    assert storable(build.method(given)) == stored
+
+
 def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
     maps = [Linear(torch.randn(16, r), torch.randn(16, r)) for r in (3, 5)]
     save_learned(tmp_path / "maps.safetensors", maps)

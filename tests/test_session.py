@@ -61,6 +61,8 @@ def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         session.read(TEXT, stop)
     assert session.document_tokens == 500 == session.cache.get_seq_length()
+    with pytest.raises(UsageError, match="only 500 of"):
+        session.ask(QUESTION)
     session.resume()
     assert session.ask(QUESTION).text == want
 
@@ -93,6 +95,19 @@ def test_another_preset_asks_the_same_reading(session: Session) -> None:
     assert session.ask(QUESTION).text == before
     with pytest.raises(PresetError, match="another compressor"):
         session.use(preset.load("tiny-random", ["compressor.name=none"]))
+
+
+def test_what_is_held_is_opened_only_by_a_method_it_serves(session: Session) -> None:
+    """Also where nothing was read when the other method came, and `use` had nothing to hold."""
+    session.read(TEXT)
+    before, held = session.ask(QUESTION).text, session.held()
+    session.forget()
+    session.use(preset.load("tiny-random", ["compressor.name=none"]))
+    with pytest.raises(PresetError, match="another compressor"):
+        session.open([held])
+    session.use(preset.load("tiny-random"))
+    session.open([held])
+    assert session.ask(QUESTION).text == before
 
 
 def test_nothing_read_and_nothing_asked(session: Session) -> None:
