@@ -479,6 +479,21 @@ def test_where_the_folders_lie_is_not_told(live: Running, tmp_path: Path) -> Non
     assert str(tmp_path) not in body["error"]["message"]
 
 
+@pytest.mark.parametrize("allowed", ["here", "root", "both"])
+def test_a_message_names_a_file_from_the_folder_down(tmp_path: Path, allowed: str) -> None:
+    """Also where all files may be read, and no more of the message than the name."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "empty.txt").write_bytes(b"")
+    root = Path(tmp_path.anchor)
+    folders = {"here": [inner], "root": [root], "both": [root, inner]}[allowed]
+    shelf = Shelf(FakeAsker(), [], folders)
+    with pytest.raises(DocumentError) as caught:
+        shelf.open([inner / "empty.txt"])
+    wanted = (inner / "empty.txt").relative_to(root) if allowed == "root" else "empty.txt"
+    assert f" {wanted} " in caught.value.message
+
+
 def test_only_some_books_stay_open(tmp_path: Path) -> None:
     asker = FakeAsker()
     for number in range(KEPT + 3):

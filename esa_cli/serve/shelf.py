@@ -8,7 +8,6 @@ stands in several files is one book.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
@@ -97,7 +96,8 @@ class Shelf:
         except LibraryError:
             raise
         except DocumentError as error:
-            raise DocumentError(self._outward(error.message), self._outward(error.hint)) from error
+            told = [self._outward(text, paths) for text in (error.message, error.hint)]
+            raise DocumentError(*told) from error
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return books
@@ -123,10 +123,12 @@ class Shelf:
         self._open.move_to_end(name)
         return self._open[name].book
 
-    def _outward(self, text: str) -> str:
-        """A message without what stands above the folders: requests name files below them."""
-        for folder in self.allowed:
-            text = text.replace(f"{folder}{os.sep}", "")
+    def _outward(self, text: str, paths: Sequence[Path]) -> str:
+        """A message with the files' names below the folders: what stands above is not told."""
+        for path in sorted(paths, key=lambda one: -len(str(one))):
+            inside = [path.relative_to(f) for f in self.allowed if path.is_relative_to(f)]
+            short = min(inside, key=lambda one: len(one.parts), default=path)
+            text = text.replace(str(path), str(short))
         return text
 
     def _known(self, text: str) -> Any:
