@@ -8,12 +8,12 @@ Knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import registry
-from .errors import PluginError, PresetError, UsageError
+from .errors import EsaError, PluginError, PresetError, UsageError
 from .preset import Preset, merge, validated
 
 
@@ -42,6 +42,9 @@ OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast
 """For selectors that score by themselves: `vote` needs no reduced keys, so none are made."""
 
 Settings = Callable[[Base], dict[str, Any]]
+KIND = "method"
+LAID = ("window", "selector", "score", "compressor", "position", "reading")
+"""What a recipe may set: model, prompt and trained window are what methods are compared on."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Recipe:
         about: one line. source: the paper. cost: of one step, in the letters of `protocols`.
         settings: what is laid over a preset. full: it attends to everything, whatever the budget,
             while reading, too.
-        origin: the module it stands in.
+        origin: the module or plugin file it stands in.
     """
 
     name: str
@@ -73,25 +76,35 @@ def recipe(
     """Decorator of the function that returns a method's settings; see `Recipe`.
 
     Raises:
-        PluginError: the name is taken by another module.
+        PluginError: the name is taken by another function.
     """
 
     def keep(settings: Settings) -> Settings:
-        known = _RECIPES.get(name)
-        if known is not None and known.origin != settings.__module__:
+        # The registry's own tables: so a plugin file that holds only recipes counts as one that
+        # registers something, and a file that fails leaves nothing behind.
+        origin = registry._FILES.get(settings.__module__, settings.__module__)
+        taken = _kept(name)
+        own = (origin, settings.__qualname__)
+        if taken is not None and (taken.origin, taken.settings.__qualname__) != own:
             raise PluginError(
-                f"method {name!r} is already described by {known.origin}", "choose another name"
+                f"method {name!r} is already described by {taken.origin}", "choose another name"
             )
-        _RECIPES[name] = Recipe(name, about, source, cost, settings, full, settings.__module__)
+        _RECIPES[name] = Recipe(name, about, source, cost, settings, full, origin)
+        registry._ORIGIN[KIND, name] = origin
         return settings
 
     return keep
 
 
+def _kept(name: str) -> Recipe | None:
+    """The recipe of this name, if its file did not fail after it."""
+    return _RECIPES.get(name) if (KIND, name) in registry._ORIGIN else None
+
+
 def known() -> list[Recipe]:
     """Every recipe, built in and from plugins, by name."""
     registry.load_entry_points()
-    return [_RECIPES[name] for name in sorted(_RECIPES)]
+    return [one for one in map(_kept, sorted(_RECIPES)) if one is not None]
 
 
 def find(name: str) -> Recipe:
@@ -101,8 +114,9 @@ def find(name: str) -> Recipe:
         UsageError: there is neither; the message names the nearest.
     """
     registry.load_entry_points()
-    if name in _RECIPES:
-        return _RECIPES[name]
+    described = _kept(name)
+    if described is not None:
+        return described
     selectors = registry.names("selector")
     if name in selectors:
         return Recipe(
@@ -128,10 +142,11 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         length: tokens the document will have; some position encodings stretch to it.
 
     Raises:
-        UsageError: no such method. PresetError: its settings do not hold, or it takes more tokens.
+        UsageError: no such method. PluginError: its recipe fails, or gives what none may set.
+        PresetError: its settings do not hold, or it takes more tokens.
     """
     found = find(name)
-    settings = found.settings(Base(preset, length))
+    settings = _given(found, Base(preset, length))
     # What is published sees the last tokens before the current ones, whatever a preset does.
     plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
     laid = merge(plain, settings)
@@ -145,6 +160,31 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
             "a recipe must keep initial + selected + local",
         )
     return made
+
+
+def _given(found: Recipe, base: Base) -> Mapping[str, Any]:
+    """What the recipe says, if that is a mapping of what a recipe may set."""
+    try:
+        settings = found.settings(base)
+    except EsaError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
+            f"it stands in {found.origin}",
+        ) from error
+    if not isinstance(settings, Mapping):
+        raise PluginError(
+            f"the recipe of method {found.name!r} gives no mapping but {settings!r}",
+            f"it may set {', '.join(LAID)}",
+        )
+    for key in settings:
+        if key not in LAID:
+            raise PluginError(
+                f"the recipe of method {found.name!r} sets {key!r}",
+                f"{registry.nearest(str(key), [*LAID])}; the rest is the preset's",
+            )
+    return settings
 
 
 def stretches(name: str, preset: Preset) -> bool:

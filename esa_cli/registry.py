@@ -2,8 +2,7 @@
 
 A plugin is a Python module that registers frozen dataclasses; its fields are the keys a preset may
 set. Built-ins use the same door (`builtin.py`). Three ways in: the package itself, an installed
-package's `esa.plugins` entry point, and `--plugin FILE.py` on the command line. Presets can name a
-plugin, but never load one: code runs only when a person asks for it.
+package's `esa.plugins` entry point, and `--plugin FILE.py`. A preset names plugins, but loads none.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ T = TypeVar("T", bound=type)
 
 
 class Part(NamedTuple):
-    """A registered class; `cost` is of one step, in the letters of `protocols`.
-
-    A plugin may leave all texts out: `about` is then the docstring's first line.
+    """A registered class; `cost` is of one step, in the letters of `protocols`. A plugin may leave
+    all texts out: `about` is then the docstring's first line.
     """
 
     kind: str
@@ -137,7 +135,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
         if not _registered(key):
             raise PluginError(
                 f"plugin {path} registers nothing",
-                'decorate a class with @register("selector", "name")',
+                'decorate a class with @register("selector", "name"), or a function with @recipe',
             )
     except BaseException as error:
         _forget(module_name, key)
@@ -156,8 +154,9 @@ def _registered(origin: str) -> list[tuple[str, str]]:
 
 def _forget(module_name: str, origin: str) -> None:
     for pair in _registered(origin):
-        del _ORIGIN[pair], _CLASSES[pair]
-        _PARTS.pop(pair, None)  # readers have no texts
+        del _ORIGIN[pair]
+        _CLASSES.pop(pair, None)  # recipes have no class, readers no texts
+        _PARTS.pop(pair, None)
     sys.modules.pop(module_name, None)
     _FILES.pop(module_name, None)
 
@@ -204,7 +203,8 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
     fields = dict(options)
     name = fields.pop("name", None)
     if not isinstance(name, str):
-        raise PresetError(f"{kind} has no name", f"known: {', '.join(names(kind))}")
+        said = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
+        raise PresetError(f"{kind} {said}", f"known: {', '.join(names(kind))}")
     cls = lookup(kind, name)
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     for key in fields:

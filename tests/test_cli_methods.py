@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from command import Esa, Result
 
+import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli import preset, recipes, registry
 from esa_cli.__main__ import main
 from esa_cli.cli import by_method
@@ -124,6 +125,31 @@ def test_a_plugin_may_say_what_its_parts_are(esa: Esa, plugin: str) -> None:
     long = esa("methods", "--plugin", plugin, "--long").out
     assert "silent (score)\n  A line of its own.\n  cost: not said\n  source: not said" in long
     assert "as told" in esa("plugins", "list", "--plugin", plugin).out
+
+
+def test_a_file_of_recipes_only_is_a_plugin(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    source = (
+        "from esa_cli.recipes import recipe\n\n"
+        '@recipe("whole", about="a mix", source="me", cost="F M")\n'
+        "def whole(base):\n    return {'selector': {'name': 'topk', 'proximity': 2}}\n"
+    )
+    (tmp_path / "whole.py").write_text(source)
+    assert esa("plugins", "check", "whole.py").code == 0
+    rows = json.loads(esa("methods", "--plugin", "whole.py", "--json").out)
+    (row,) = (row for row in rows if row["name"] == "whole")
+    assert (row["kind"], row["origin"]) == ("method", str((tmp_path / "whole.py").resolve()))
+    done = esa("ask", "note.md", "When?", *SHORT, "--plugin", "whole.py", "--method", "whole")
+    assert done.code == 0, done.err
+    wrong = source.replace('"whole"', '"broken"').replace("'selector'", "'windows'")
+    (tmp_path / "broken.py").write_text(wrong)
+    bad = esa("plugins", "check", "broken.py")
+    assert bad.code == 4
+    assert "checks fail: method broken" in bad.err
 
 
 # -- --method

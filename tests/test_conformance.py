@@ -11,7 +11,8 @@ import reference
 import torch
 from torch import Tensor
 
-from esa_cli import registry
+import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
+from esa_cli import recipes, registry
 from esa_cli.compressors import Linear, Moments, save_learned
 from esa_cli.conformance import Finding, advance, check, check_file, make_step
 from esa_cli.conformance.selectors import SHAPE
@@ -33,6 +34,7 @@ BUILT_IN = [
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_CLASSES", "_ORIGIN", "_FILES"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
 
 
 def failed(findings: list[Finding]) -> dict[str, str]:
@@ -83,7 +85,23 @@ def first(step: Step, budget: int) -> Tensor:
     return torch.arange(min(budget, step.middle))
 
 
-SHARED: dict[int, Tensor] = {}
+class First:
+    def select(self, step: Step, budget: int) -> Tensor:
+        return first(step, budget)
+
+
+def loud(step: Step, budget: int) -> Tensor:
+    """The best by the first head and query."""
+    logits = [block[0, 0] for _, block in step.head_logits(False)] or [torch.zeros(0)]
+    best = torch.cat(logits).topk(min(budget, step.middle)).indices
+    return best.sort().values
+
+
+class Uncut(list[Tensor]):
+    """A memo value that stays as it is when tokens are taken back."""
+
+    def truncate(self, length: int) -> None:
+        pass
 
 
 class Selectors:
@@ -149,7 +167,34 @@ class Selectors:
 
     class Remembers:
         def select(self, step: Step, budget: int) -> Tensor:
-            return SHARED.setdefault(id(step.store), first(step, budget))
+            kept: list[Tensor] = step.store.memo.setdefault("kept", Uncut([first(step, budget)]))
+            return kept[0]
+
+    class RemembersInItself:
+        kept: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            if not step.decoding:
+                self.kept[step.layer] = loud(step, budget)
+            return self.kept.get(step.layer, loud(step, budget))
+
+    class ThreeRounds(First):
+        rounds: Any = 3
+
+    class NothingAgain(First):
+        rounds: int = 2
+
+    class NoneAgain(NothingAgain):
+        def again(self, shared: dict[str, Any]) -> None:
+            return None
+
+    class SumsPerhaps(First):
+        sums_layers: Any = "perhaps"
+
+    class RandomInLateLayers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            some = torch.randperm(step.middle)[:budget].sort().values
+            return some if step.layer > 20 else first(step, budget)
 
     class TwoHeads:
         def select(self, step: Step, budget: int) -> list[Tensor]:
@@ -221,13 +266,18 @@ WRONG_SELECTORS = {
     "EarlyLayersOnly": ("runs: a late layer", "no such layer"),
     "NotForAnswers": ("runs: an answer's token", "an answer"),
     "Remembers": ("works after the store is cropped", "M = 6: not within the budget"),
+    "RemembersInItself": ("deterministic", "an answer's token: "),
+    "RandomInLateLayers": ("deterministic", "a late layer: "),
+    "ThreeRounds": ("declares its optional members", "rounds is 3, not 1 or 2"),
+    "NothingAgain": ("declares its optional members", "no attribute 'again'"),
+    "NoneAgain": ("declares its optional members", "again gives None, not a dict"),
+    "SumsPerhaps": ("declares its optional members", "sums_layers is 'perhaps'"),
     "Idle": ("has select(step, budget)", "no such method"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_SELECTORS)
 def test_wrong_selectors_fail(name: str) -> None:
-    SHARED.clear()
     found = examine("selector", getattr(Selectors, name))
     wanted, detail = WRONG_SELECTORS[name]
     assert detail in found[wanted]
@@ -279,6 +329,30 @@ class Scores:
         def scores(self, step: Step) -> Tensor:
             return torch.rand(step.middle)
 
+    class LastOfAll:
+        features: bool = False
+        last: Any = "the last"
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.zeros(step.middle)
+
+    class CountsSteps:
+        features: bool = False
+        seen: list[int] = field(default_factory=list, init=False)
+
+        def scores(self, step: Step) -> Tensor:
+            self.seen.append(step.start)
+            return torch.full((step.middle,), float(len(self.seen) > 9))
+
+    class ScribblesOnReducedKeys:
+        features: bool = True
+
+        def scores(self, step: Step) -> Tensor:
+            if step.projection is not None:
+                for _, reduced in step.store.feature_blocks(step.low, step.high):
+                    reduced.neg_()
+            return torch.zeros(step.middle)
+
     class NeedsOne:
         features: bool = True
 
@@ -293,6 +367,12 @@ WRONG_SCORES = {
     "Whole": ("floating point", "torch.int64"),
     "Undecided": ("declares features", "'perhaps'"),
     "Dice": ("deterministic", "numbers differ on the same step again"),
+    "LastOfAll": ("declares last", "last is 'the last'"),
+    "CountsSteps": ("deterministic", "numbers differ on an equal step, after others"),
+    "ScribblesOnReducedKeys": (
+        "leaves the store alone",
+        "reduced keys: 500 of 520 numbers in the reduced keys changed",
+    ),
     "NeedsOne": ("runs: empty M", "raised"),
 }
 
@@ -312,12 +392,19 @@ class Maps:
     apart: int = 0
     mix: bool = False
     noise: bool = False
+    running: bool = False
+    double: bool = False
+    write: bool = False
 
     def queries(self, q: Tensor) -> Tensor:
-        return q[:, :3]
+        out = q[:, :3] + (torch.rand(1).to(q) if self.noise else 0)
+        return out.double() if self.double else out
 
     def keys(self, k: Tensor) -> Tensor:
-        out = k[:, : 3 + self.apart] + (torch.rand(1).to(k) if self.noise else 0)
+        out = k.mul_(2) if self.write else k
+        out = out[:, : 3 + self.apart]
+        out = out.double() if self.double else out
+        out = out.cumsum(dim=0) if self.running else out
         return out - out.mean(dim=0) if self.mix else out
 
 
@@ -326,7 +413,10 @@ class Maps:
     [
         (Maps(apart=1), "shapes (C, R) and (n, R)", "R is 3 for queries and 4 for keys"),
         (Maps(mix=True), "each key on its own", "apart"),
-        (Maps(noise=True), "deterministic", "two fits"),
+        (Maps(noise=True), "deterministic", "two fits map the same queries"),
+        (Maps(running=True), "each key on its own", "key 50 of 100 is mapped"),
+        (Maps(double=True), "one floating point dtype", "torch.float32 queries became"),
+        (Maps(write=True), "leaves queries and keys alone", "32 numbers were written over"),
     ],
 )
 def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
@@ -338,7 +428,39 @@ def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> N
 
     found = examine("compressor", Broken)
     assert detail in found[wanted]
-    assert set(found) <= {wanted, "each key on its own"}
+    assert set(found) == {wanted}
+
+
+def test_compressors_may_leave_short_documents_alone() -> None:
+    class Careful:
+        fit_tokens: int = 9
+
+        def fit(self, layer: int, moments: Moments) -> Maps | None:
+            return None if moments.count < 9 else Maps()
+
+    assert examine("compressor", Careful) == {}
+
+
+def test_what_is_fitted_on_all_the_tokens_is_looked_at_too() -> None:
+    class Broken:
+        fit_tokens: int = 9
+
+        def fit(self, layer: int, moments: Moments) -> Maps:
+            return Maps(apart=moments.count // 9)
+
+    assert set(examine("compressor", Broken)) == {"shapes (C, R) and (n, R)"}
+
+
+@pytest.mark.parametrize("name", ["queries", "keys", "count", "seen"])
+def test_compressors_leave_the_moments_alone(name: str) -> None:
+    class Broken:
+        fit_tokens: int = 4
+
+        def fit(self, layer: int, moments: Moments) -> None:
+            setattr(moments, name, getattr(moments, name) + 1)
+
+    found = examine("compressor", Broken)
+    assert "fit changed the moments" in found["runs: fit on all the tokens asked for"]
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, True])
@@ -365,6 +487,8 @@ class Bent(FixedDistance):
     ("bend", "wanted", "detail"),
     [
         (lambda p: Positions(p.query[:-1], p.key), "shapes (C,), (L + C,) and (n,)", "(7,)"),
+        (lambda p: p.query, "shapes (C,), (L + C,) and (n,)", "far gives a Tensor, not Positions"),
+        (lambda p: (*p,), "shapes (C,), (L + C,) and (n,)", "far gives a tuple, not Positions"),
         (lambda p: Positions(p.query, p.key.tolist()), "shapes (C,), (L + C,) and (n,)", "a list"),
         (lambda p: Positions(p.query, p.key - 5), "not negative", "far keys go down to -5"),
         (lambda p: Positions(p.query * torch.nan, p.key), "finite", "8 far queries"),
@@ -380,6 +504,27 @@ def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
 
     found = examine("position", Broken)
     assert detail in found[wanted]
+
+
+def test_encodings_leave_the_positions_they_are_given_alone() -> None:
+    class Broken(FixedDistance):
+        def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+            return Positions(torch.full((chunk,), self.distance), at.zero_())
+
+    found = examine("position", Broken)
+    assert set(found) == {"leaves the positions it is given alone"}
+    assert "usual: 39 of the positions" in found["leaves the positions it is given alone"]
+
+
+def test_encodings_repeat_themselves_in_every_place() -> None:
+    class Broken(FixedDistance):
+        def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+            place = super().near(local, chunk, start, far)
+            return Positions(place.query, place.key + (torch.rand(1) if start > 1000 else 0))
+
+    found = examine("position", Broken)
+    assert set(found) == {"deterministic"}
+    assert "a long document: 1536 near keys differ the second time" in found["deterministic"]
 
 
 class Encodings:
@@ -492,6 +637,84 @@ def test_check_file_checks_everything_it_registers(tmp_path: Path) -> None:
     assert "has distance, near and far" in failed(found["position", "b"])
 
 
+def test_a_setting_without_a_default_is_asked_for() -> None:
+    class Needy:
+        file: str
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    assert "esa_cli.conformance takes file" in examine("selector", Needy)["builds"]
+    assert failed(check("selector", "under-test", {"file": "maps.pt"})) == {}
+
+
+RECIPE = """
+from esa_cli.recipes import recipe
+@recipe("recipe-under-test", about="", source="", cost="")
+def under_test(base):
+    return {}
+"""
+WRONG_RECIPES = {
+    "{'window': {'selected': base.preset.window.selected + 1}}": "takes 2113 tokens where",
+    "{'selector': {'name': 'topkk'}}": "unknown selector 'topkk'",
+    "{'selector': {'name': 'topk', 'proximty': 3}}": "no setting 'proximty'",
+    "{'windows': {'local': 3}}": "sets 'windows'",
+    "{'model': 'random:llama'}": "sets 'model'",
+    "None": "gives no mapping but None",
+    "{}['key']": "fails: KeyError: 'key'",
+}
+
+
+@pytest.mark.parametrize("settings", WRONG_RECIPES)
+def test_wrong_recipes_fail(settings: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(RECIPE.replace("{}", settings))
+    (found,) = check_file(path).values()
+    assert WRONG_RECIPES[settings] in failed(found)["runs: usual"]
+    assert failed(found).get("deterministic", "no case") != ""
+
+
+def test_recipes_have_to_hold_for_every_preset_and_length(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.py"
+    settings = (
+        "{'position': {'name': 'esa', 'distance': 4000}, 'window': {'local': 0 if base.length"
+    )
+    settings += " > 1000 else base.preset.window.local}}"
+    path.write_text(RECIPE.replace("{}", settings))
+    (found,) = check_file(path).values()
+    short = {"runs: a short document", "runs: an unknown length"}
+    assert set(failed(found)) == {one.check for one in found if "runs" in one.check} - short
+
+
+def test_recipes_have_to_repeat_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "random.py"
+    settings = "{'position': {'name': 'esa', 'distance': __import__('random').randrange(400)}}"
+    path.write_text(RECIPE.replace("{}", settings))
+    (found,) = check_file(path).values()
+    assert "other settings the second time" in failed(found)["deterministic"]
+
+
+@pytest.mark.parametrize("name", [one.name for one in recipes.known()])
+def test_built_in_recipes_conform(name: str) -> None:
+    assert failed(check("method", name)) == {}
+
+
+def test_readers_have_no_checks(tmp_path: Path) -> None:
+    path = tmp_path / "reader.py"
+    path.write_text(
+        "from esa_cli.readers import register\n"
+        "@register('reader-under-test')\nclass R:\n"
+        "    what, suffixes, binary = 'a test', ('.under-test',), False\n"
+        "    def sniff(self, head): return False\n"
+        "    def read(self, data, name): raise ValueError\n"
+    )
+    with pytest.raises(PluginError, match="readers only, and there are no checks"):
+        check_file(path)
+    path = tmp_path / "both.py"
+    path.write_text((tmp_path / "reader.py").read_text().replace("-under-test", "-2") + RECIPE)
+    assert [pair[0] for pair in check_file(path)] == ["method"]
+
+
 def test_make_step_has_the_shapes_it_says() -> None:
     step = make_step(middle=20, chunk=3, initial=5, local=7, heads=4, groups=2, dim=8)
     assert step.queries.shape == (4, 3, 8)
@@ -524,8 +747,13 @@ class Right:
             assert step.lse is None
             return first(step, budget)
 
+    class SharedByLayers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            kept: Tensor = step.shared.setdefault("kept", first(step, budget))
+            return kept[:budget]
 
-@pytest.mark.parametrize("name", ["Ragged", "Observing"])
+
+@pytest.mark.parametrize("name", ["Ragged", "Observing", "SharedByLayers"])
 def test_right_selectors_pass(name: str) -> None:
     assert examine("selector", getattr(Right, name)) == {}
 

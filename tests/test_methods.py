@@ -25,6 +25,7 @@ from esa_cli import build, preset, recipes, registry
 from esa_cli.attention import Attention
 from esa_cli.compressors import NoCompression
 from esa_cli.conformance import Finding, advance, check, make_step
+from esa_cli.errors import PluginError
 from esa_cli.memory import LayerMemory
 from esa_cli.method import Method, Window
 from esa_cli.methods.infllm import RECEIVED
@@ -780,6 +781,32 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
     for name in ("all-of-it", "all-by-name"):
         assert recipes.apply(name, base).reading == "select"
     assert recipes.apply("topk", base).reading == "local"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"windows": {}}, "sets 'windows'", "did you mean 'window'"),
+        ({"model": "random:llama"}, "sets 'model'", "the rest is the preset's"),
+        ({"context": 99}, "sets 'context'", "the rest is the preset's"),
+        (None, "gives no mapping but None", "it may set window, selector"),
+    ],
+)
+def test_a_recipe_sets_the_method_and_no_more(
+    settings: Any, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    recipes.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
+    with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
+        recipes.apply("wrong-of-it", preset.load("tiny-random"))
+    assert hint in error.value.hint
+
+
+def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    recipes.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
+    with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
+        recipes.apply("failing", preset.load("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)

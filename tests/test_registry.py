@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 import torch
 
-from esa_cli import builtin, registry
+from esa_cli import builtin, recipes, registry
 from esa_cli.errors import PluginError, PresetError
 
 Write = Callable[[str], Path]
@@ -31,11 +31,21 @@ class NoneOfIt:
 )
 
 
+METHOD = """
+from esa_cli.recipes import recipe
+
+@recipe("all-of-it", about="", source="", cost="")
+def all_of_it(base):
+    return {"selector": {"name": "full"}}
+"""
+
+
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert builtin
     for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
 
 
 @pytest.fixture
@@ -135,6 +145,8 @@ def test_build_names_the_nearest() -> None:
     assert "topk" in far.value.hint
     with pytest.raises(PresetError, match="has no name"):
         registry.build("selector", {})
+    with pytest.raises(PresetError, match="position has the name True: put it in quotes"):
+        registry.build("position", {"name": True})  # position: {name: true}, to YAML
     assert registry.nearest("a", []) == "there are none"
 
 
@@ -199,6 +211,12 @@ def test_load_file_is_not_credited_with_what_it_imports(
         (GOOD + "1 / 0", "ZeroDivisionError"),
         (GOOD.replace("none-of-it", "topk"), "already registered by esa_cli"),
         (GOOD + GOOD.replace("class NoneOfIt", "class Second"), "already registered"),
+        (METHOD + "1 / 0", "ZeroDivisionError"),
+        (METHOD.replace("all-of-it", "quest"), "already described by esa_cli.methods.quest"),
+        (
+            METHOD + METHOD.replace("def all_of_it", "def second"),
+            "already described by .*plugin.py",
+        ),
     ],
 )
 def test_load_file_that_fails_registers_nothing(write: Write, source: str, message: str) -> None:
@@ -208,8 +226,17 @@ def test_load_file_that_fails_registers_nothing(write: Write, source: str, messa
         with pytest.raises(PluginError, match=message):
             registry.load_file(path)
     assert {kind: registry.names(kind) for kind in registry.KINDS} == before
+    assert "all-of-it" not in [one.name for one in recipes.known()]
     path.write_text(GOOD)
     assert registry.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
+
+
+def test_a_file_may_hold_recipes_only(write: Write) -> None:
+    path = write(METHOD)
+    assert registry.load_file(path) == [("method", "all-of-it")]
+    assert registry.load_file(path) == [("method", "all-of-it")], "a second time"
+    assert recipes.find("all-of-it").origin == str(path.resolve())
+    assert "all-of-it" in [one.name for one in recipes.known()]
 
 
 def test_load_file_needs_a_python_file(tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ Method = Annotated[
     str | None,
     typer.Option("--method", help="A whole method over the preset, by its name in `esa methods`."),
 ]
-LAID = ("window", "selector", "score", "compressor", "position", "reading")
-"""What a recipe may set."""
 
 
 def alone(name: str | None, parts: Mapping[str, str | None]) -> None:
@@ -53,7 +51,7 @@ def settings(name: str, chosen: Preset, length: int = 0) -> list[str]:
     from ..strict_yaml import written
 
     before, after = chosen.model_dump(), recipes.apply(name, chosen, length).model_dump()
-    return [f"{key}={written(after[key])}" for key in LAID if after[key] != before[key]]
+    return [f"{key}={written(after[key])}" for key in recipes.LAID if after[key] != before[key]]
 
 
 def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> list[str]:

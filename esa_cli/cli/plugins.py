@@ -71,6 +71,9 @@ def check(
         for finding in findings
     ]
     print_table(("kind", "name", "check", "", "detail"), rows)
-    failed = sum(row[3] != "ok" for row in rows)
+    failed = [f"{kind} {name}" for kind, name, _, outcome, _ in rows if outcome != "ok"]
     if failed:
-        raise PluginError(f"{failed} of {len(rows)} checks fail", "see docs/plugins.md")
+        whose = ", ".join(dict.fromkeys(failed))
+        raise PluginError(
+            f"{len(failed)} of {len(rows)} checks fail: {whose}", "see docs/plugins.md"
+        )

@@ -7,16 +7,18 @@ nothing about quality; compare with a plain loop, as `tests/test_plugins.py` doe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
-from .. import registry
+from .. import recipes, registry
 from ..errors import PluginError
 from .compressors import check_compressor, random_moments
 from .findings import Finding, describe
+from .methods import check_recipe
 from .positions import check_position
 from .scores import check_score
 from .selectors import check_selector
@@ -33,12 +35,12 @@ def check(
     device: str = "cpu",
     folded: int = 32,
 ) -> list[Finding]:
-    """Runs every check on the method registered as `kind: name`.
+    """Runs every check on the part registered as `kind: name`, or on the recipe `name`.
 
     Args:
-        options: the method's settings; its defaults when None. A compressor that reads a file
-            needs one. device: where the tensors are.
-        folded: F = G * D, for a compressor made for one model.
+        kind: selector, score, compressor, position, or method for a recipe. options: the part's
+            settings; its defaults when None. A compressor that reads a file needs one.
+        device: where the tensors are. folded: F = G * D, for a compressor made for one model.
 
     Raises:
         PluginError: there is no such kind. PresetError: there is no such method.
@@ -49,8 +51,10 @@ def check(
         "compressor": partial(check_compressor, folded=folded),
         "position": check_position,
     }
+    if kind == recipes.KIND:
+        return check_recipe(name)
     if kind not in suites:
-        raise PluginError(f"no such kind {kind!r}", registry.nearest(kind, [*suites]))
+        raise PluginError(f"no such kind {kind!r}", registry.nearest(kind, [*suites, "method"]))
     cls = registry.lookup(kind, name)
     frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     detail = "" if frozen else f"{cls.__name__} can be changed: use @dataclass(frozen=True)"
@@ -58,14 +62,33 @@ def check(
     try:
         method = registry.build(kind, {**(options or {}), "name": name})
     except Exception as error:
-        return [*findings, Finding("builds", False, describe(error))]
+        lacking = ", ".join(sorted(_needed(cls) - set(options or {})))
+        how = f"; check({kind!r}, {name!r}, options) of esa_cli.conformance takes {lacking}"
+        return [*findings, Finding("builds", False, describe(error) + (how if lacking else ""))]
     return [*findings, Finding("builds", True, ""), *suites[kind](method, device)]
 
 
+def _needed(cls: type) -> set[str]:
+    """Names of the settings that have no default."""
+    none = dataclasses.MISSING
+    return {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.init and field.default is none and field.default_factory is none
+    }
+
+
 def check_file(path: str | Path, *, device: str = "cpu") -> dict[tuple[str, str], list[Finding]]:
-    """Loads a plugin file and checks everything it registers, with default settings.
+    """Loads a plugin file and checks the parts, with default settings, and recipes it registers.
 
     Raises:
-        PluginError: the file is missing, does not run, or registers nothing.
+        PluginError: the file is missing, does not run, or registers nothing of a method.
     """
-    return {pair: check(*pair, device=device) for pair in registry.load_file(path)}
+    kinds = (*registry.KINDS, recipes.KIND)
+    pairs = [pair for pair in registry.load_file(path) if pair[0] in kinds]
+    if not pairs:
+        raise PluginError(
+            f"plugin {path} has readers only, and there are no checks of readers",
+            "`esa ask FILE QUESTION --plugin` tries one",
+        )
+    return {pair: check(*pair, device=device) for pair in pairs}

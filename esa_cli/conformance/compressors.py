@@ -22,12 +22,18 @@ ROWS = {"C = 1, n = 1": (1, 1), "C = 8, n = 100": (8, 100), "C = 40, n = 3": (40
 
 @dataclass(frozen=True)
 class Mapped:
-    """A projection's results: queries (C, F) -> (C, R) and keys (n, F) -> (n, R)."""
+    """A projection's results: queries (C, F) -> (C, R) and keys (n, F) -> (n, R).
 
+    Args:
+        changed: how many numbers of what it was given were written over.
+    """
+
+    projection: Projection
     q: Tensor
     k: Tensor
     queries: Tensor
     keys: Tensor
+    changed: int
 
 
 def random_moments(count: int, folded: int, device: str, seed: int = 0) -> Moments:
@@ -52,6 +58,9 @@ def _shapes(mapped: Mapped) -> str:
 def _dtypes(mapped: Mapped) -> str:
     if not mapped.keys.is_floating_point() or mapped.queries.dtype != mapped.keys.dtype:
         return f"{mapped.q.dtype} became {mapped.queries.dtype} queries, {mapped.keys.dtype} keys"
+    # A step's queries are float32, and meet the reduced keys in it.
+    if mapped.q.dtype == torch.float32 != mapped.queries.dtype:
+        return f"{mapped.q.dtype} queries became {mapped.queries.dtype}"
     return ""
 
 
@@ -66,11 +75,27 @@ def _finite(mapped: Mapped) -> str:
     return f"{bad} numbers are not finite" if bad else ""
 
 
+def _untouched(mapped: Mapped) -> str:
+    return f"{mapped.changed} numbers were written over" if mapped.changed else ""
+
+
+def _rowwise(mapped: Mapped) -> str:
+    count = mapped.k.shape[0]
+    for at in sorted({0, count // 2, count - 1}):
+        alone = mapped.projection.keys(mapped.k[at : at + 1].clone()).float()
+        apart = float((alone - mapped.keys[at : at + 1].float()).abs().max())
+        if apart > 0.02 * float(alone.abs().max()) + 1e-5:
+            return f"key {at} of {count} is mapped {apart:.3g} apart from when it is alone"
+    return ""
+
+
 MAPPED: dict[str, Callable[[Mapped], str]] = {
     "shapes (C, R) and (n, R)": _shapes,
     "one floating point dtype": _dtypes,
     "on the input's device": _devices,
     "finite": _finite,
+    "leaves queries and keys alone": _untouched,
+    "each key on its own": _rowwise,
 }
 
 
@@ -95,49 +120,61 @@ def check_compressor(compressor: Any, device: str, folded: int) -> list[Finding]
     }
     found, fitted = gather(fits)
     findings += found
-    for projection in fitted.values():
-        if projection is not None:
-            return findings + _mapping(compressor, projection, seen, folded, device)
-    return findings
+    results: dict[str, Mapped] = {}
+    for case, projection in fitted.items():
+        if projection is None:
+            continue
+        # What is fitted on few tokens may be another map, or none.
+        ran, mapped = gather(_mapped(projection, folded, device, f", {case}"))
+        findings, results = findings + ran, {**results, **mapped}
+    if not results:
+        return findings
+    findings += [each(name, results, complaint) for name, complaint in MAPPED.items()]
+    again = {case: fits[case] for case, projection in fitted.items() if projection is not None}
+    return [*findings, each("deterministic", again, partial(_repeats, folded, device))]
 
 
 def _fit(compressor: Compressor, count: int, folded: int, device: str) -> Projection | None:
-    moments = random_moments(count, folded, device)
-    before = None if moments.keys is None else moments.keys.clone()
+    moments, twin = (random_moments(count, folded, device) for _ in range(2))
     projection = compressor.fit(0, moments)
-    if before is not None and not (moments.keys is not None and torch.equal(moments.keys, before)):
+    same = (moments.count, moments.seen) == (twin.count, twin.seen)
+    pairs = ((moments.queries, twin.queries), (moments.keys, twin.keys))
+    if not same or not all(_equal(now, before) for now, before in pairs):
         raise ValueError("fit changed the moments it was given")
     return projection
 
 
-def _mapping(
-    compressor: Compressor, projection: Projection, seen: int, folded: int, device: str
-) -> list[Finding]:
+def _equal(now: Tensor | None, before: Tensor | None) -> bool:
+    return now is before or (now is not None and before is not None and torch.equal(now, before))
+
+
+def _mapped(
+    projection: Projection, folded: int, device: str, after: str
+) -> dict[str, Callable[[], Mapped]]:
+    """Random queries and keys through the projection, by case."""
+
     def mapped(rows: tuple[int, int], dtype: torch.dtype) -> Mapped:
         random = torch.Generator().manual_seed(3)
         drawn = (torch.randn(count, folded, generator=random) for count in rows)
         q, k = (rows_.to(device, dtype) for rows_ in drawn)
-        return Mapped(q, k, projection.queries(q), projection.keys(k))
-
-    def repeats() -> str:
-        again = _fit(compressor, min(seen, 5), folded, device)
-        twin = _fit(compressor, min(seen, 5), folded, device)
-        assert again is not None, "fit gave None, and a projection before"
-        assert twin is not None, "fit gave None, and a projection before"
-        keys = torch.randn(9, folded, generator=torch.Generator().manual_seed(4)).to(device)
-        apart = float((again.keys(keys) - twin.keys(keys)).abs().max())
-        return f"two fits map the same keys up to {apart:.3g} apart" if apart else ""
+        given = q.clone(), k.clone()
+        queries, keys = projection.queries(given[0]), projection.keys(given[1])
+        changed = int((given[0] != q).sum()) + int((given[1] != k).sum())
+        return Mapped(projection, q, k, queries, keys, changed)
 
     cases = {case: partial(mapped, rows, torch.float32) for case, rows in ROWS.items()}
     cases["bfloat16"] = partial(mapped, (8, 100), torch.bfloat16)
-    findings, results = gather(cases)
-    findings += [each(name, results, complaint) for name, complaint in MAPPED.items()]
-    findings.append(attempt("deterministic", repeats))
-    return [*findings, each("each key on its own", results, partial(_rowwise, projection))]
+    return {f"{case}{after}": call for case, call in cases.items()}
 
 
-def _rowwise(projection: Projection, mapped: Mapped) -> str:
-    alone = projection.keys(mapped.k[:1]).float()
-    apart = float((alone - mapped.keys[:1].float()).abs().max())
-    limit = 0.02 * float(alone.abs().max()) + 1e-5
-    return f"one key alone is mapped {apart:.3g} apart" if apart > limit else ""
+def _repeats(folded: int, device: str, fit: Callable[[], Projection | None]) -> str:
+    rows = torch.randn(9, folded, generator=torch.Generator().manual_seed(4)).to(device)
+    maps = [fit(), fit()]
+    if maps[0] is None or maps[1] is None:
+        return "fit gave None, and a projection before"
+    for name in ("queries", "keys"):
+        first, second = (getattr(projection, name)(rows.clone()) for projection in maps)
+        apart = float((first - second).abs().max())
+        if apart:
+            return f"two fits map the same {name} up to {apart:.3g} apart"
+    return ""

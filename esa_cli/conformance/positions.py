@@ -40,11 +40,16 @@ PLACES = {
 
 
 class Placed(NamedTuple):
-    """The positions given to a place: near (C,) and (L + C,), far (C,) and (n,)."""
+    """The positions given to a place: near (C,) and (L + C,), far (C,) and (n,).
+
+    Args:
+        changed: how many of the far tokens' absolute positions were written over.
+    """
 
     place: Place
     near: Positions
     far: Positions
+    changed: int
 
 
 def _put(encoding: PositionEncoding, place: Place) -> Placed:
@@ -53,7 +58,9 @@ def _put(encoding: PositionEncoding, place: Place) -> Placed:
     half = place.far // 2
     at = torch.cat((torch.arange(half), torch.arange(last - place.far + half, last)))
     near = encoding.near(place.local, place.chunk, place.start, place.far)
-    return Placed(place, near, encoding.far(at, place.local, place.chunk, place.start))
+    given = at.clone()
+    far = encoding.far(given, place.local, place.chunk, place.start)
+    return Placed(place, near, far, int((given != at).sum()))
 
 
 def _parts(placed: Placed) -> dict[str, tuple[Tensor, int]]:
@@ -68,6 +75,9 @@ def _parts(placed: Placed) -> dict[str, tuple[Tensor, int]]:
 
 
 def _shapes(placed: Placed) -> str:
+    for name, pair in (("near", placed.near), ("far", placed.far)):
+        if not isinstance(pair, Positions):
+            return f"{name} gives a {type(pair).__name__}, not Positions"
     for name, (out, count) in _parts(placed).items():
         if not isinstance(out, Tensor):
             return f"{name} are a {type(out).__name__}"
@@ -105,11 +115,16 @@ def _behind(placed: Placed) -> str:
     return f"a far query at {query.min().item()}, a far key at {key.max().item()}"
 
 
+def _untouched(placed: Placed) -> str:
+    return f"{placed.changed} of the positions `at` were written over" if placed.changed else ""
+
+
 PLACED: dict[str, Callable[[Placed], str]] = {
     "integers or floats": _numbers,
     "finite": _finite,
     "not negative": _not_negative,
     "no far query before a far key": _behind,
+    "leaves the positions it is given alone": _untouched,
 }
 
 
@@ -183,6 +198,15 @@ def _optional(encoding: Any, device: str) -> list[Finding]:
     return findings
 
 
+def _repeats(encoding: PositionEncoding, placed: Placed) -> str:
+    first, second = _parts(placed), _parts(_put(encoding, placed.place))
+    for name, (out, _) in first.items():
+        changed = int((out != second[name][0]).sum())
+        if changed:
+            return f"{changed} {name} differ the second time"
+    return ""
+
+
 def check_position(encoding: Any, device: str) -> list[Finding]:
     """Every check of a position encoding; positions may be on any device."""
     if not isinstance(encoding, PositionEncoding):
@@ -193,18 +217,11 @@ def check_position(encoding: Any, device: str) -> list[Finding]:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         return "" if whole else f"distance is {value!r}, not a whole number from 0"
 
-    def repeats() -> str:
-        first, second = (_parts(_put(encoding, PLACES["usual"])) for _ in range(2))
-        for name in first:
-            changed = int((first[name][0] != second[name][0]).sum())
-            if changed:
-                return f"{changed} {name} differ the second time"
-        return ""
-
     cases = {case: partial(_put, encoding, place) for case, place in PLACES.items()}
     findings, results = gather(cases)
     findings.append(attempt("declares distance", distance))
     findings.append(each("shapes (C,), (L + C,) and (n,)", results, _shapes))
     whole = {case: placed for case, placed in results.items() if not _shapes(placed)}
     findings += [each(name, whole, complaint) for name, complaint in PLACED.items()]
-    return [*findings, attempt("deterministic", repeats), *_optional(encoding, device)]
+    findings.append(each("deterministic", whole, partial(_repeats, encoding)))
+    return [*findings, *_optional(encoding, device)]

@@ -61,6 +61,11 @@ def check_score(score: Any, device: str) -> list[Finding]:
         value = score.features
         return "" if isinstance(value, bool) else f"features is {value!r}, not True or False"
 
+    def layer() -> str:
+        last = getattr(score, "last", None)
+        whole = isinstance(last, int) and not isinstance(last, bool) and last >= 0
+        return "" if last is None or whole else f"last is {last!r}, not a layer or None"
+
     cases = {case: partial(tried, options) for case, options in STEPS.items()}
     if score.features:
         random = torch.Generator().manual_seed(7)
@@ -69,8 +74,8 @@ def check_score(score: Any, device: str) -> list[Finding]:
         half = {"projection": maps, "dtype": torch.bfloat16}
         cases["reduced keys, bfloat16"] = partial(tried, half)
     findings, results = gather(cases)
-    findings.append(attempt("declares features", flag))
+    findings += [attempt("declares features", flag), attempt("declares last", layer)]
     findings.append(each("a tensor of M scores", results, _shape))
     flat = {case: result for case, result in results.items() if not one_dimension(result)}
     findings += [each(name, flat, complaint) for name, complaint in SCORED.items()]
-    return findings + conduct(results, device, None, score.scores)
+    return findings + conduct(results, cases, device, None, score.scores)

@@ -125,16 +125,28 @@ def _allowance(own: Callable[[Step, int], Any], device: str) -> str:
     return ""
 
 
+def _members(selector: Any) -> str:
+    sums, rounds = getattr(selector, "sums_layers", False), getattr(selector, "rounds", 1)
+    if not isinstance(sums, bool):
+        return f"sums_layers is {sums!r}, not True or False"
+    if isinstance(rounds, bool) or rounds not in (1, 2):
+        return f"rounds is {rounds!r}, not 1 or 2"
+    kept = selector.again({}) if rounds == 2 else {}
+    return "" if isinstance(kept, dict) else f"again gives {kept!r}, not a dict"
+
+
 def check_selector(selector: Any, device: str) -> list[Finding]:
     """Every check of a selector, on random steps on `device`."""
     if not isinstance(selector, Selector):
         return [Finding("has select(step, budget)", False, "there is no such method")]
     observe: Observe | None = getattr(selector, "observe", None)
     own = getattr(selector, "allowance", None)
-    allowed: list[Finding] = []
+    allowed = [attempt("declares its optional members", partial(_members, selector))]
     if own is not None:
-        allowed = [attempt("allowance is a whole number from 0", partial(_allowance, own, device))]
-        if not allowed[0].passed:
+        allowed.append(
+            attempt("allowance is a whole number from 0", partial(_allowance, own, device))
+        )
+        if not allowed[-1].passed:
             return allowed
     run = partial(_tried, selector, device)
     cases = {case: partial(run, BUDGET, observe, options) for case, options in STEPS.items()}
@@ -145,6 +157,6 @@ def check_selector(selector: Any, device: str) -> list[Finding]:
     findings = [*allowed, *findings, each(SHAPE, results, _shape)]
     flat = {case: result for case, result in results.items() if not _shape(result)}
     findings += [each(name, flat, complaint) for name, complaint in CHECKS.items()]
-    findings += conduct(results, device, observe, partial(_select, selector))
+    findings += conduct(results, cases, device, observe, partial(_select, selector))
     cropped = partial(_after_crop, selector, device, observe)
     return [*findings, attempt("works after the store is cropped", cropped)]

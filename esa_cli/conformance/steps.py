@@ -124,7 +124,7 @@ def advance(
 
     Args:
         decoding: they are an answer's token.
-        back: tokens taken back before, this step's chunk first.
+        back: tokens taken back before, this step's chunk first; `shared` is then emptied.
         observe: a selector's hook, called for this step's chunk, unless it was taken back already.
     """
     store = step.store
@@ -132,6 +132,7 @@ def advance(
         observe(watched(step))
     if back:
         store.crop(-back)
+        step.shared.clear()
     start = len(store)
     random = torch.Generator().manual_seed(seed)
 

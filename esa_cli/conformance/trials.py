@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..protocols import KVStore
 from ..step import Step
 from .findings import Finding, attempt, each
 from .steps import Observe, make_step
@@ -29,6 +30,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "H = G": {"heads": 4, "groups": 4},
     "H = 3 G": {"heads": 6, "groups": 2},
     "bfloat16": {"dtype": torch.bfloat16},
+    "float16": {"dtype": torch.float16},
     "ties": {"ties": True},
     "large logits": {"spread": 100.0},
     "more than one block of keys": {"middle": 9000},
@@ -60,7 +62,8 @@ def right_device(tried: Tried) -> str:
 
 
 def conduct(
-    results: dict[str, Tried],
+    results: Mapping[str, Tried],
+    cases: Mapping[str, Callable[[], Tried]],
     device: str,
     observe: Observe | None,
     call: Callable[[Step], Any],
@@ -68,11 +71,15 @@ def conduct(
     """Checks that a method repeats itself and changes nothing that is not its own.
 
     Args:
-        call: gives a tensor, or a list of them.
+        results: what `cases` gave the first time. call: gives a tensor, or a list of them.
     """
     make = partial(make_step, device=device, observe=observe)
+
+    def repeats() -> str:
+        return _deterministic(make, call) or _backwards(results, cases)
+
     return [
-        attempt("deterministic", lambda: _deterministic(make, call)),
+        attempt("deterministic", repeats),
         each("leaves the queries alone", results, _same_queries),
         each("leaves the store alone", results, _same_store),
     ]
@@ -88,15 +95,29 @@ def _deterministic(make: Callable[[], Step], call: Callable[[Step], Any]) -> str
     first, second, fresh = (
         [part.clone() for part in parts(call(given))] for given in (step, step, make())
     )
-    for out, when in ((second, "the same step again"), (fresh, "an equal step")):
-        shapes, now = ([tuple(part.shape) for part in one] for one in (first, out))
-        if shapes != now:
-            return f"shape {_short(shapes)}, then {_short(now)} on {when}"
-        pairs = list(zip(first, out, strict=True))
-        changed = sum(int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in pairs)
-        if changed:
-            return f"{changed} of {sum(a.numel() for a in first)} numbers differ on {when}"
+    again = _apart(first, second, "the same step again")
+    return again or _apart(first, fresh, "an equal step")
+
+
+def _backwards(results: Mapping[str, Tried], cases: Mapping[str, Callable[[], Tried]]) -> str:
+    """Every case once more, the last one first: what a method kept of other steps would show."""
+    for case in reversed([*results]):
+        first, out = parts(results[case].out), parts(cases[case]().out)
+        detail = _apart(first, out, "an equal step, after others")
+        if detail:
+            return f"{case}: {detail}"
     return ""
+
+
+def _apart(first: list[Tensor], out: list[Tensor], when: str) -> str:
+    shapes, now = ([tuple(part.shape) for part in one] for one in (first, out))
+    if shapes != now:
+        return f"shape {_short(shapes)}, then {_short(now)} on {when}"
+    pairs = list(zip(first, out, strict=True))
+    changed = sum(int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in pairs)
+    return (
+        f"{changed} of {sum(a.numel() for a in first)} numbers differ on {when}" if changed else ""
+    )
 
 
 def _short(shapes: list[tuple[int, ...]]) -> str:
@@ -115,9 +136,16 @@ def _same_store(tried: Tried) -> str:
             f"held {len(twin)} tokens and {twin.reduced} reduced keys, "
             f"now {len(store)} and {store.reduced}"
         )
-    now, before = store.span(0, len(store)), twin.span(0, len(twin))
-    for name, left, right in zip(("keys", "values"), now, before, strict=True):
+    now, before = _rows(store), _rows(twin)
+    for name, left, right in zip(("keys", "values", "reduced keys"), now, before, strict=True):
         changed = int((left != right).sum())
         if changed:
             return f"{changed} of {right.numel()} numbers in the {name} changed"
     return ""
+
+
+def _rows(store: KVStore) -> list[Tensor]:
+    """Keys and values (G, N, D) and reduced keys (n, R) of a store."""
+    blocks = store.feature_blocks(0, store.reduced) if store.reduced else ()
+    reduced = [block for _, block in blocks]
+    return [*store.span(0, len(store)), torch.cat(reduced) if reduced else torch.empty(0)]

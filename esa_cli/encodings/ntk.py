@@ -13,7 +13,8 @@ recipe gives s the whole stretch of the document, as for `ntk`; at N = s L0 the 
 as for a stretch of s^2 - s + 1, where the fixed form has s. It is what transformers does with a
 configuration whose factor is s.
 
-Source: bloc97 (fixed) and emozilla (dynamic), 2023, as in transformers.
+Source: bloc97 (fixed) and emozilla (dynamic), 2023, as in transformers. The ESA paper runs NTK in
+vLLM and does not say in which form; `ntk` is the fixed one.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 
 Source: Han et al., "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language
 Models", arXiv 2308.16137, and its published code. Unlike the original,
+- w is half the trained window where that is less than 2048;
 - its k is 5; here k is the budget, so that methods compare; `count` takes another;
 - I and L are the preset's (it has 10 or 100 sinks), and L moves by whole chunks;
 - "the last query" is that of a chunk, which is a whole forward call there.
