@@ -55,6 +55,26 @@ def pdf(
     return _assembled(objects, trailer)
 
 
+def form(*annotations: str) -> bytes:
+    """A PDF of one page, `Tenant:`, with annotations; those with /FT are fields of its form."""
+    first = 6
+    numbers = [f"{number} 0 R" for number in range(first, first + len(annotations))]
+    fields = " ".join(n for n, one in zip(numbers, annotations, strict=True) if "/FT" in one)
+    content = _content("Tenant:")
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [%s] /DA (/F 12 Tf) >> >>"
+        % fields.encode(),
+        b"<< /Type /Pages /Count 1 /Kids [5 0 R] >>",
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content),
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents 4 0 R"
+        b" /Resources << /Font << /F 3 0 R >> >> /Annots [%s] >>" % " ".join(numbers).encode(),
+    ]
+    for one in annotations:
+        objects.append(b"<< /Type /Annot /Rect [9 9 99 29] %s >>" % one.encode("latin-1"))
+    return _assembled(objects, b"")
+
+
 def _content(text: str) -> bytes:
     lines = [
         b"1 0 0 1 50 %d Tm (%s) Tj" % (760 - 20 * row, line.encode("latin-1"))

@@ -738,6 +738,39 @@ def test_commands_that_cannot_be(
     assert not asker.ingested
 
 
+def test_documents_whose_names_are_not_utf8(write: Write, tmp_path: Path) -> None:
+    name = str(tmp_path / "b\udcff.txt")
+    try:
+        Path(name).write_text("alpha", "utf-8")
+    except OSError:
+        pytest.skip("this disk has no such names")
+    path, out = write(q("1")), tmp_path / "out.jsonl"
+    go(FakeAsker(), path, out, default=(name,))
+    assert rows(out)[0]["documents"] == [name]
+    asker = FakeAsker()
+    go(asker, path, out, default=(name,))
+    assert not asker.calls, "its row is known again"
+
+
+def test_answers_go_into_an_ordinary_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is read first: /dev/full has no end."""
+    write(q("1", "a.txt"))
+    result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "/dev/null")
+    assert isinstance(result.exception, UsageError)
+    assert "no ordinary file" in result.exception.message
+
+
+def test_a_slip_in_the_key_of_the_documents_is_told(write: Write, tmp_path: Path) -> None:
+    """Or the question would be asked of the command's documents."""
+    path = write(*({"question": "x", key: ["a.txt"]} for key in ("document", "Docs", "source")))
+    first, second, other = read(path, ["b.txt"], {})
+    assert (first.fault, second.fault) == (
+        '"document" means nothing here; did you mean "documents"?',
+        '"Docs" means nothing here; did you mean "documents"?',
+    )
+    assert not other.fault
+
+
 def test_two_processes_do_not_write_the_same_answers(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -769,6 +802,19 @@ def test_lines_are_answered_each_on_its_own(capsys: pytest.CaptureFixture[str]) 
     err = capsys.readouterr().err
     assert "esa: line 3: it is gone" in err
     assert err.count("passage 0 of alpha") == 2
+
+
+def test_a_line_that_is_not_utf8_does_not_end_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = b"one\n\xff\xfe\nthree\n"
+    out, wrong = asked(FakeAsker(), text, True)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row.get("answer") for row in rows] == ["You asked: one", None, "You asked: three"]
+    assert (rows[1]["question"], rows[1]["error"]) == ("", "line 2: not UTF-8")
+    assert wrong == 1
+    asked(FakeAsker(), text, False)
+    assert capsys.readouterr().err.count("esa: line 2: not UTF-8") == 1
 
 
 def test_lines_as_json() -> None:

@@ -23,6 +23,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
+from rich.cells import cell_len
 
 from esa_cli.chat import save
 from esa_cli.chat.conversation import Conversation, Exchange
@@ -177,6 +178,11 @@ def test_long_passages_stay_on_one_line(
     assert "\x1b" not in err
     assert all(len(line) <= 160 for line in err.splitlines())
     assert err.count("…") == 3
+    lines.talk.books = ["北京" * 300]
+    lines.take("two")
+    err = capsys.readouterr().err
+    assert all(cell_len(line) <= 160 for line in err.splitlines()), "letters of two columns"
+    assert err.count("…") == 3
 
 
 def test_evidence_in_full(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +253,15 @@ def test_save_markdown_and_json(lines: Lines, asker: FakeAsker, tmp_path: Path) 
         "talk.md",
         "with space.JSON",
     ]
+
+
+def test_save_escapes_names_that_are_not_utf8(asker: FakeAsker, tmp_path: Path) -> None:
+    lines = Lines(Conversation(asker, ["alpha"]), ["b\udcff.txt"], Reporter(), 3)
+    lines.take("one")
+    lines.take("/save talk.md")
+    lines.take("/save talk.json")
+    assert "- b\\udcff.txt\n" in (tmp_path / "talk.md").read_text("utf-8")
+    assert json.loads((tmp_path / "talk.json").read_text("utf-8"))["documents"] == ["b\udcff.txt"]
 
 
 def test_save_takes_no_file_that_was_there(
@@ -499,10 +514,10 @@ def test_documents_that_cannot_be(
 def test_a_line_that_is_not_utf8_is_named(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
 ) -> None:
-    result = command(monkeypatch, asker, b"one\n\xff\xfe\n", "a.txt")
-    assert isinstance(result.exception, UsageError)
-    assert "line 2" in result.exception.message
-    assert len(asker.calls) == 1
+    result = command(monkeypatch, asker, b"one\n\xff\xfe\nthree\n", "a.txt")
+    assert result.exit_code == 7
+    assert [call["question"] for call in asker.calls] == ["one", "three"]
+    assert "line 2: not UTF-8" in result.stderr
 
 
 def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:

@@ -150,6 +150,23 @@ def test_a_report_that_finds_no_room_leaves_what_was_there(
         files.write(Path(os.devnull), "a device is written to")
 
 
+def test_an_answer_is_shown_where_its_report_finds_no_room(
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    asked = ["ask", note, "When?", *TINY, "--max-new-tokens", "4", "--report", "page.html"]
+    monkeypatch.setattr(os, "fsync", full)
+    result = esa(*asked)
+    assert "note.md, line" in result.err, "the passages"
+    assert "No space left" in result.err
+    assert result.code == 6
+    result = esa(*asked, "--json")
+    assert result.code == 6
+    assert json.loads(result.out)["evidence"]
+
+
 def test_nothing_that_is_noted_can_steer_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -279,6 +296,7 @@ def fail(result: Result, code: int, *words: str) -> None:
         (("note.md", "note.md"), ["the question is missing"]),
         (("note.md", ""), ["the question is empty"]),
         (("note.md", " \n"), ["the question is empty"]),
+        (("note.md", "caf\udce9?"), ["the question is not UTF-8"]),
         (("-", "-", "What?"), ["only once"]),
         (("note.md", "What?", "--device", "toaster"), ["toaster"]),
         (("note.md", "What?", "--dtype", "int8"), ["int8"]),

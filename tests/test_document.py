@@ -103,6 +103,19 @@ def test_broken_after_mark(tmp_path: Path) -> None:
     assert "iconv" in error.hint
 
 
+def test_what_is_no_file_is_told_in_few_words(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha")
+    said = {}
+    for name in ("https://example.com/a", f"{tmp_path}/a.txt/", f"{tmp_path}/no/b.txt", "b" * 5000):
+        with pytest.raises(DocumentError) as caught:
+            read_document(name)
+        said[name[-5:]] = caught.value
+    assert "fetch the page" in said["com/a"].hint
+    assert said[".txt/"].hint == "", "there is a file of that name"
+    assert "no folder" in said["b.txt"].hint
+    assert said["bbbbb"].message.count("bbbbb" * 1000) == 1
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_without_mark(tmp_path: Path, encoding: str) -> None:
     error = refused(write(tmp_path, ("plain words\n" * 30).encode(encoding)))

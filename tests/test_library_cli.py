@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import typer
 import typer.main
 from test_library import ingest, part_of, used_at
 
+from esa_cli.cli import entries
 from esa_cli.cli import library as commands
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.library import Layout, Library, LibraryError
@@ -48,6 +50,16 @@ def test_an_empty_library_says_what_to_do(run: Run) -> None:
     assert json.loads(run("list", "--json"))["documents"] == []
     assert run("verify") == ""
     assert "0 bytes freed" in run("prune")
+
+
+def test_what_is_shown_is_for_a_person(library: Library) -> None:
+    entry = ingest(library, [*range(40)])
+    known = {"name": "a\nb.txt", "missing": ["page 2 has no text", "page 4 too"]}
+    shown = entries.facts(replace(entry, provenance=known))
+    assert shown["document"] == "a b.txt", "a name is one line"
+    assert shown["missing"] == "page 2 has no text; page 4 too"
+    assert "missing" not in entries.facts(replace(entry, provenance={**known, "missing": []}))
+    assert entry.identity not in shown.values(), "settings are for --json"
 
 
 def test_list_and_show(run: Run, library: Library) -> None:

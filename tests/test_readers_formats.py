@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Sequence
 
+import pypdfium2
 import pytest
 import reader_files as make
 
@@ -106,6 +107,42 @@ def test_pdf_says_what_is_missing() -> None:
 
 
 # --- EPUB ---
+
+
+def test_pdf_fields_that_are_filled_in_and_what_is_typed_onto_a_page() -> None:
+    field = "/Subtype /Widget /F 4 /FT"
+    box = f"{field} /Btn /AP << /N << /Yes 4 0 R /Off 4 0 R >> >>"
+    found = readers.read(
+        make.form(
+            f"{field} /Tx /T (a.tenant[0]) /V (Jo Quist)",
+            f"{field} /Tx /T (x7) /TU (Rent in euros) /V (950)",
+            f"{field} /Tx /T (empty)",
+            f"{field} /Tx /T (hidden) /V (no) /F 2",
+            f"{field} /Ch /T (floor) /V (second) /Opt [(first) (second)]",
+            f"{box} /T (pets) /V /Yes /AS /Yes",
+            f"{box} /T (smoking) /V /Off /AS /Off",
+            f"{field} /Btn /Ff 65536 /T (send) /V (Send)",
+            "/Subtype /FreeText /F 4 /Contents (Keys handed over) /DA (/F 9 Tf)",
+            "/Subtype /Text /F 4 /Contents (why so much?)",
+            "/Subtype /Link /F 4 /Contents (a link)",
+        ),
+        "a.pdf",
+    )
+    assert found.text == (
+        "Tenant:\ntenant: Jo Quist\nRent in euros: 950\nfloor: second\npets: checked\n"
+        "Keys handed over\n"
+    )
+    assert found.missing == ("comments in the margin are left out: 1",)
+
+
+def test_pdf_whose_form_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(document: object) -> None:
+        raise pypdfium2.PdfiumError("no form")
+
+    monkeypatch.setattr(pypdfium2.PdfDocument, "init_forms", fail)
+    found = readers.read(make.form("/Subtype /Widget /F 4 /FT /Tx /T (x) /V (950)"), "a.pdf")
+    assert found.text == "Tenant:\n"
+    assert found.missing == ("the fields of its form cannot be read",)
 
 
 def test_epub_order_and_chapters() -> None:
@@ -232,6 +269,32 @@ def test_docx_hidden_places_of_text() -> None:
         "headers and footers are left out",
         "2 comments in the margin are left out",
     )
+
+
+def test_docx_that_was_saved_as_strict() -> None:
+    other = make.word_part("document", f"<w:body>{make.paragraph('one', 'T1')}</w:body>")
+    for known, strict in (
+        ("schemas.openxmlformats.org/wordprocessingml/2006/main", "wordprocessingml/main"),
+        ("schemas.openxmlformats.org/officeDocument/2006/math", "officeDocument/math"),
+    ):
+        other = other.replace(known, f"purl.oclc.org/ooxml/{strict}")
+    assert "2006/main" not in other
+    assert word(document=other).text == "one\n"
+
+
+def test_docx_says_what_else_is_left_out() -> None:
+    more = {"charts/chart1": "<c/>", "diagrams/data1": "<d/>"}
+    assert word(make.paragraph("one"), **more).missing == ("charts and diagrams are left out",)
+    found = word(make.paragraph("one"), '<w:altChunk r:id="x" xmlns:r="r"/>')
+    assert found.missing == ("files that were put into it as they are, are left out",)
+
+
+def test_docx_exponents_are_told_from_digits() -> None:
+    above = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'.format
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'.format
+    body = run("10") + above("1") + above("2") + run(" m") + above("2") + run(", the 1")
+    found = word(f"<w:p>{body}{above('st')}{run('; ')}{above('3')}</w:p>")
+    assert found.text == "10^12 m^2, the 1st; 3\n"
 
 
 def section(kind: str = "", start: int | None = None) -> str:

@@ -165,6 +165,16 @@ def test_streaming(live: Running) -> None:
     assert len({one.id for one in chunks}) == 1
 
 
+def test_names_that_are_not_utf8_are_escaped(start: Callable[..., Running]) -> None:
+    live = start(fixed=["al\udcffpha"])  # the fake puts a book's text where a name may stand
+    messages = [{"role": "user", "content": "one"}]
+    status, _, body = live.post({"messages": messages})
+    assert status == 200
+    assert body["choices"][0]["message"]["evidence"][0]["text"] == "passage 0\nof al\udcffpha"
+    *_, last = live.ask(stream=True)
+    assert last.model_extra["evidence"][0]["text"] == "passage 0\nof al\udcffpha"
+
+
 def test_pieces_come_while_the_answer_is_being_given(live: Running, asker: FakeAsker) -> None:
     asker.delay = 0.05
     stream = iter(live.ask("one", stream=True))

@@ -199,7 +199,8 @@ def _replace(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _write(file: IO[bytes], row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    text = json.dumps(row, ensure_ascii=False) + "\n"
+    file.write(text.encode("utf-8", "backslashreplace"))  # names that are not UTF-8 are escaped
     file.flush()
 
 

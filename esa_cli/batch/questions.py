@@ -9,6 +9,7 @@ asked becomes a question with a fault, so that the others go on. Reads no docume
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ from typing import Any
 
 from ..document import Meant, meant
 from ..errors import DocumentError
+
+_LIKELY = ("documents", "docs")
+"""Other keys may stand there and mean nothing; but one like these is a slip, and the question would
+be asked of the command's documents."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,9 @@ def _object(raw: bytes) -> tuple[dict[str, Any], str]:
 
 def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     text, own = row.get("question"), row.get("documents")
+    slips = [key for key in row if difflib.get_close_matches(key.lower(), _LIKELY, 1, 0.85)]
+    if own is None and slips:
+        return f'"{slips[0]}" means nothing here; did you mean "documents"?'
     if not isinstance(text, str) or not text.strip():
         return '"question" is missing, or no text'
     if own is None and not has_default:

@@ -23,9 +23,10 @@ def place(passage: Evidence) -> str:
 
 
 def text(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
-    """The conversation in the form that the name of `path` asks for."""
+    """The conversation in the form that the name of `path` asks for; names that are not UTF-8 are
+    escaped."""
     form = as_json if path.suffix.lower() == ".json" else as_markdown
-    return form(model, documents, record)
+    return form(model, documents, record).encode("utf-8", "backslashreplace").decode()
 
 
 def as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:

@@ -184,16 +184,16 @@ def _ask(
     )
     timing.answer_s = timing.lap()
     reporter.settle()
-    if ways.report is not None:
-        files.write(ways.report, esa.report(reply, request.question, books))
     result = shown.as_dict(esa, books, reply, timing, found.left_out)
     if as_json:
         print_json(result)
-        return
-    print(flush=True)
-    from .quoted import show_under
+    else:
+        print(flush=True)
+        from .quoted import show_under
 
-    show_under(reply, count, reporter)
-    reporter.note(shown.summary(result))
-    if ways.report is not None:
-        reporter.note(f"esa: wrote {ways.report}")
+        show_under(reply, count, reporter)
+        reporter.note(shown.summary(result))
+    if ways.report is not None:  # last: where it cannot be written, the answer is there
+        files.write(ways.report, esa.report(reply, request.question, books))
+        if not as_json:
+            reporter.note(f"esa: wrote {ways.report}")

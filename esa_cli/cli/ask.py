@@ -79,6 +79,8 @@ def ask(
         raise UsageError("--report is of one question", "ask it without --stdin")
     ways = Ways(keep, library, evidence, report, stdin, method=method)
     documents, question = split(arguments or [], library=library, lines=stdin)
+    if any("\ud800" <= letter <= "\udfff" for letter in question):
+        raise UsageError("the question is not UTF-8", "set the terminal to UTF-8 and type it again")
     options.load_plugins(plugins)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}
     by_method.alone(method, parts)

@@ -11,6 +11,7 @@ from ..reply import Asker
 from .quoted import SHOWN, Spoken, complain, show_under
 from .render import Reporter, clean
 from .render import as_json as written
+from .stdin_lines import Line
 
 if TYPE_CHECKING:
     from ..document import LeftOut
@@ -22,7 +23,7 @@ PARTIAL = 7
 def ask_lines(
     asker: Asker,
     books: Sequence[Any],
-    lines: Iterable[tuple[int, str]],
+    lines: Iterable[tuple[int, Line]],
     out: IO[str],
     as_json: bool,
     *,
@@ -47,17 +48,21 @@ def ask_lines(
         spoken = Spoken(out, reporter)
         reporter.waiting("answering")
         try:
+            if isinstance(question, EsaError):
+                raise question
             found = asker.ask(question, books, on_text=None if as_json else spoken, **asking)
         except EsaError as error:
             wrong += 1
             row, text, reply = failed(error), "", None
             if not as_json:
-                complain(reporter, f"esa: line {number}: {error.message}")
+                where = "" if error is question else f"line {number}: "
+                complain(reporter, f"esa: {where}{error.message}")
         else:
             row, text, reply = answered(found, books, left_out), clean(found.text), found
         reporter.settle()
         if as_json:
-            out.write(written({"line": number, "question": question, **row}) + "\n")
+            words = question if isinstance(question, str) else ""
+            out.write(written({"line": number, "question": words, **row}) + "\n")
         else:
             out.write("\n\n" if spoken.any else f"{text}\n\n")
         out.flush()

@@ -108,6 +108,8 @@ def check(
     if "-" in documents:
         raise UsageError("standard input (-) cannot be read again", "save it to a file")
     files.check("--out", out, makes_folders=True)
+    if out.exists() and not out.is_file():  # what is there is read first, and a device has no end
+        raise UsageError(f"--out {out} is no ordinary file", "answers are kept in one, to go on")
     if out.exists() and out.samefile(path):
         raise UsageError("--out is the questions file", "choose another --out")
     found = read(path, documents, depends)

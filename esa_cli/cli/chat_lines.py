@@ -21,6 +21,7 @@ from ..errors import EsaError, UsageError
 from . import files
 from .quoted import Spoken, complain, in_full, show_under
 from .render import Reporter, clean
+from .stdin_lines import Line
 
 COMMANDS = {
     "/evidence": "[N]: the passages the last answer rests on, in full",
@@ -57,14 +58,16 @@ class Lines:
         self._saved: set[Path] = set()
         self._told = False
 
-    def take(self, line: str) -> bool:
+    def take(self, line: Line) -> bool:
         """Does what the line says; False when it says to end."""
-        line = line.strip()
-        if not line:
-            return True
-        found = _COMMAND.fullmatch(line)
         try:
-            if found is None:
+            if isinstance(line, EsaError):
+                raise line
+            line = line.strip()
+            found = _COMMAND.fullmatch(line)
+            if not line:
+                pass
+            elif found is None:
                 self._ask(line)
             elif found[1] == "/quit":
                 return False

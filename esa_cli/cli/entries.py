@@ -6,19 +6,23 @@ import time
 from typing import TYPE_CHECKING
 
 from ..machine import size_text
-from .render import clean
+from .render import one_line
 
 if TYPE_CHECKING:
     from ..library import Entry
 
 
 def facts(entry: Entry) -> dict[str, str]:
-    """All that is known of it, by what it is called."""
+    """What a person wants to know of it, by what it is called; `--json` has the settings too."""
     if entry.damage:
         return {"id": entry.key, "document": called(entry)}
     layout = entry.layout
     shown = ("name", "rows")  # above
-    known = {key: str(value) for key, value in entry.provenance.items() if key not in shown}
+    known = {
+        key: "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in entry.provenance.items()
+        if key not in shown and value != []
+    }
     return {
         "id": entry.key,
         "document": called(entry),
@@ -30,7 +34,6 @@ def facts(entry: Entry) -> dict[str, str]:
         "read": day(entry.created),
         "used": day(entry.used),
         **known,
-        "read with": entry.identity,
     }
 
 
@@ -38,7 +41,7 @@ def called(entry: Entry) -> str:
     """Its name, or what is wrong with it."""
     if entry.damage:
         return entry.damage if entry.unreadable else f"damaged: {entry.damage}"
-    return clean(entry.name) or "without a name"
+    return one_line(entry.name) or "without a name"
 
 
 def reader(entry: Entry) -> str:

@@ -16,10 +16,12 @@ PIPE_WIDTH = 160
 
 
 def one_line(passage: Evidence, width: int) -> str:
-    """Place, weight and the first words of a passage, in `width` characters."""
+    """Place, weight and the first words of a passage, in `width` columns."""
+    from rich.cells import cell_len, set_cell_size
+
     text = f"  {place(passage)} ({passage.weight:.0%}): {' '.join(passage.text.split())}"
     text = clean(text)
-    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def passages(asked: int | None, quiet: bool) -> int:

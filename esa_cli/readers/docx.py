@@ -23,6 +23,11 @@ _LOCKED = "EncryptedPackage".encode("utf-16-le")
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
 _FORMULA_TEXT = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"
 _GONE = frozenset((_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}pPr", f"{W}rPr", f"{W}instrText"))
+_STRICT = {
+    b"http://purl.oclc.org/ooxml/wordprocessingml/main": W[1:-1].encode(),
+    b"http://purl.oclc.org/ooxml/officeDocument/math": _FORMULA_TEXT[1:-2].encode(),
+}
+"""The names of a document that was saved as Strict Open XML, which else is the same."""
 _SYMBOLS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0E0: "→", 0xF0FC: "✓"}
 _SIGNS = {
     f"{W}tab": "\t", f"{W}ptab": "\t", f"{W}cr": "\n", f"{W}noBreakHyphen": "-",
@@ -43,11 +48,11 @@ class Docx:
     def read(self, data: bytes, name: str) -> Extracted:
         if data.startswith(_OLD_OFFICE):
             raise _not_zipped(data, name)
-        parts = Parts(data, name, self.what)
+        parts = Parts(data, name, self.what, _STRICT)
         root = parts.xml(_MAIN)
         writer = _Writer(parts, Pages(root, _counted(parts)))
         walk(root, writer, name)
-        extracted = writer.out.result(_missing(parts))
+        extracted = writer.out.result(_missing(parts, root))
         if not extracted.text.strip():
             raise DocumentError(
                 f"{called(name)} is a Word document without text; it may hold pictures only.",
@@ -93,13 +98,14 @@ class _Writer:
         self._pages = pages
         self._cells: list[int] = []  # of the current row, for each table around
         self._in_list = False
+        self._raised = False
         self.out.page(pages.number)
 
     def open(self, element: Any) -> None:
         tag = element.tag
         self._pages.shows(tag)
         if tag in (f"{W}t", _FORMULA_TEXT):
-            self.out.exact(element.text or "")
+            self._text(element)
         elif tag == f"{W}p":
             self._paragraph(element)
         elif tag in _SIGNS:
@@ -132,6 +138,13 @@ class _Writer:
         elif element.tag == f"{W}p" and element.find(f"{W}pPr/{W}sectPr") is not None:
             self._pages.section()
             self.out.page(self._pages.number)
+
+    def _text(self, element: Any) -> None:
+        raised = value(element.getparent(), "rPr/vertAlign") == "superscript"
+        if raised and not self._raised:  # a number may be cut in two
+            self.out.raised(element.text or "")
+        self._raised = raised
+        self.out.exact(element.text or "")
 
     def _paragraph(self, element: Any) -> None:
         name = value(element, "pPr/pStyle") or ""
@@ -203,7 +216,7 @@ def _notes(parts: Parts, kind: str) -> dict[str, str]:
     return notes
 
 
-def _missing(parts: Parts) -> list[str]:
+def _missing(parts: Parts, root: Any) -> list[str]:
     """Text of the file that is not part of the running text."""
     missing = []
     edges = [p for p in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", p)]
@@ -213,4 +226,8 @@ def _missing(parts: Parts) -> list[str]:
         comments = len(parts.xml("word/comments.xml").findall(f"{W}comment"))
         if comments:
             missing.append(f"{comments} comments in the margin are left out")
+    if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in parts.names):
+        missing.append("charts and diagrams are left out")
+    if root.find(f".//{W}altChunk") is not None:
+        missing.append("files that were put into it as they are, are left out")
     return missing

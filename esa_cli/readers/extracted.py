@@ -23,6 +23,7 @@ worst one forty times."""
 
 STDIN = "standard input"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0]")
+_RAISED = re.compile(r"[+−-]?\d+")
 _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
@@ -79,6 +80,12 @@ class TextBuilder:
     def lead(self, text: str) -> None:
         """What stands before the next piece, on its line, as a list's bullet."""
         self._lead = text
+
+    def raised(self, text: str) -> None:
+        """`text` comes next and stands above the line; 10^6 would else become 106."""
+        last = "" if self._gap or self._space or not self._parts else self._parts[-1][-1]
+        if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
+            self._put("^")
 
     def line(self) -> None:
         """Ends the line; twice is an empty line."""

@@ -46,7 +46,8 @@ def from_file(source: str, limit: int) -> bytes:
             f"The document {source} may not be read by this user.", f"Try: chmod u+r {source}"
         ) from error
     except (OSError, ValueError) as error:
-        raise DocumentError(f"The document {source} cannot be read: {error}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise DocumentError(f"The document {source} cannot be read: {reason}.") from error
     if len(data) > limit:
         raise _too_large(source, len(data), limit)
     return data
@@ -76,11 +77,13 @@ def _too_large(source: str, size: int, limit: int) -> DocumentError:
 
 
 def _near(source: str) -> str:
+    if source.startswith(("http://", "https://")):
+        return "Documents are files: fetch the page first, and name the file."
     folder = os.path.dirname(source) or "."
     try:
         names = difflib.get_close_matches(os.path.basename(source), os.listdir(folder), n=1)
     except OSError:
-        return f"There is no folder {folder} either." if not os.path.isdir(folder) else ""
+        return f"There is no folder {folder} either." if not os.path.exists(folder) else ""
     if not names:
         return "Check the path; it is relative to the current folder."
     return f"Did you mean {os.path.join(os.path.dirname(source), names[0])}?"

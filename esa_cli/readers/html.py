@@ -15,6 +15,12 @@ from .registered import register
 
 _DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
 _HEAD = 4096
+_ALSO = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874",
+    "tis-620": "cp874", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
+    "euc_kr": "cp949",
+}  # fmt: skip
+"""Declared -> what browsers read it as, and pages rely on: the same letters, and more."""
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.IGNORECASE)
 
 
@@ -34,7 +40,7 @@ class Html:
         root = parse_html(text, name)
         out = TextBuilder()
         if root is not None:
-            title = root.find(".//title")
+            title = root.find("head/title")
             out.chapter(None if title is None else " ".join((title.text or "").split()) or None)
             write(root, out, name)
         extracted = out.result()
@@ -56,9 +62,9 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     if declared and not data.startswith(BYTE_ORDER_MARKS):
         try:
             encoding = codecs.lookup(declared[1].decode("ascii")).name
-            # Browsers read the first as the second, and pages rely on it.
-            encoding = "cp1252" if encoding in ("iso8859-1", "ascii") else encoding
-            return data.decode(encoding), encoding
+            encoding = _ALSO.get(encoding, encoding)
+            if not encoding.startswith(("utf-16", "utf-32")):  # or it could not be read as ASCII
+                return data.decode(encoding), encoding
         except (LookupError, ValueError):
             pass  # not what it declares
     return decode(data, called(name), path_of(name))

@@ -24,6 +24,10 @@ _BLOCKS = _APART | {
     "dt", "fieldset", "figcaption", "footer", "form", "header", "legend", "main", "menu", "nav",
     "option", "section", "summary",
 }  # fmt: skip
+_BESIDE = frozenset(
+    ("button", "desc", "iframe", "noscript", "object", "svg", "text", "textarea", "title")
+)
+"""What is shown apart from the words around it, though on their line."""
 _ENTITY = re.compile(rb"&([A-Za-z][A-Za-z0-9]*);")
 _XML_ENTITIES = frozenset((b"amp", b"lt", b"gt", b"quot", b"apos"))
 _EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
@@ -110,6 +114,8 @@ class _Walker:
         if tag == "math":
             self._out.flow(_formula(element))
             return False
+        if tag == "sup":
+            self._out.raised("".join(element.itertext()))
         if tag == "img":
             self._picture(element)
         elif tag == "pre":
@@ -146,7 +152,9 @@ class _Walker:
     def _space(self, tag: str) -> None:
         if tag == "br":
             return
-        if tag == "tr":
+        if tag in _BESIDE:
+            self._out.flow(" ")
+        elif tag == "tr":
             self._cells = 0
             self._out.end_line()
         elif tag == "li" or (tag in _BLOCKS and (self._cells or self._lists)):

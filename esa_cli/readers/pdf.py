@@ -1,8 +1,8 @@
 """PDF files: text page by page, chapters from the bookmarks.
 
 PDFium gives the letters in the order of the file. Words cut at a line's end are put together again
-where the rest of the document shows how they are written. It does not know tables, columns or
-headings, and recognises no letters in pictures.
+where the rest of the document shows how they are written. What is filled into a form stands below
+its page's text. It does not know tables, columns or headings, nor letters in pictures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from esa_cli.errors import DocumentError
 
 from .extracted import Extracted, Mark, called, library, path_of, printable
+from .pdf_forms import written
 from .registered import damaged, register
 
 _HEAD = 1024
@@ -48,16 +49,30 @@ class Pdf:
         except pdfium.PdfiumError as error:
             raise _unopened(error, name) from error
         try:
-            pages, empty, broken = _pages(document, pdfium)
+            form = _form(document, pdfium)
+            pages, empty, broken, comments = _pages(document, pdfium)
             bookmarks = _bookmarks(document, len(pages))
         finally:
             document.close()
         if not any(pages):
             raise _no_text(name, len(pages), len(broken))
         missing = _missing(pages, empty, broken)
+        if not form:
+            missing.append("the fields of its form cannot be read")
+        if comments:
+            missing.append(f"comments in the margin are left out: {comments}")
         if _END not in data[-_HEAD:]:
             missing.append("the end of the file is missing, and perhaps pages with it")
         return _extracted(pages, bookmarks, missing)
+
+
+def _form(document: Any, pdfium: Any) -> bool:
+    """Opens its form before its pages; whether that was possible, or there is none."""
+    try:
+        document.init_forms()
+    except pdfium.PdfiumError:
+        return False
+    return True
 
 
 def _unopened(error: Exception, name: str) -> DocumentError:
@@ -78,11 +93,13 @@ def _no_text(name: str, pages: int, broken: int) -> DocumentError:
     )
 
 
-def _pages(document: Any, pdfium: Any) -> tuple[list[str], list[int], list[int]]:
-    """The text of every page; numbers of pages with pictures alone, and of those that broke."""
+def _pages(document: Any, pdfium: Any) -> tuple[list[str], list[int], list[int], int]:
+    """The text of every page; numbers of pages with pictures alone, and of those that broke; and
+    how many comments there are."""
     pages: list[str] = []
     empty: list[int] = []
     broken: list[int] = []
+    comments = 0
     for number in range(1, len(document) + 1):
         text = ""
         try:
@@ -93,12 +110,14 @@ def _pages(document: Any, pdfium: Any) -> tuple[list[str], list[int], list[int]]
                 text_page.close()
                 if not text.strip() and next(iter(page.get_objects(max_depth=1)), None):
                     empty.append(number)
+                lines, more = written(page, pdfium.raw)
+                text, comments = "\n".join([text, *lines]), comments + more
             finally:
                 page.close()
         except pdfium.PdfiumError:
             broken.append(number)
         pages.append(text if text.strip() else "")
-    return _tidied(pages), empty, broken
+    return _tidied(pages), empty, broken, comments
 
 
 def _tidied(pages: list[str]) -> list[str]:

@@ -1,14 +1,16 @@
 """Tables in CSV: one line a row, every value with its column's name.
 
-The delimiter is the one that cuts the rows of the beginning into equally many cells. Without a
-heading row the columns are numbered. A file that is no table after all is read as plain text, so
-that nothing is lost. It does not know types.
+The delimiter is the one that cuts the rows of the beginning into equally many cells. Lines above
+the table stay as they are. Without a heading row, or where it has too few names, the columns are
+numbered. A file that is no table after all is read as plain text, so that nothing is lost. It does
+not know types.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
@@ -17,7 +19,10 @@ from .extracted import Extracted
 from .registered import register
 from .text import plain_text
 
-_DELIMITERS = ",;\t|"
+_DELIMITERS = "\t|;,"
+"""Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""
+_TOLD = re.compile(r"sep=(.)\n")
+"""A first line by which some programs are told the delimiter."""
 _SAMPLE = 1 << 16
 _LONGEST_NAME = 80
 
@@ -40,12 +45,16 @@ class Csv:
 
 
 def parse(text: str) -> list[list[str]]:
-    """The rows of a table; empty when the text is none."""
-    best = max(_DELIMITERS, key=lambda sign: _agreement(text, sign))
+    """The rows of a table, blank lines among them; empty when the text is none."""
+    told = _TOLD.match(text)
+    if told:
+        text = text[told.end() :]
+    best = told[1] if told else max(_DELIMITERS, key=lambda sign: _agreement(text, sign))
     if not _agreement(text, best):
         return []
     try:
-        return [row for row in _rows(text, best) if any(cell.strip() for cell in row)]
+        rows = _rows(text, best)
+        return rows if any(cell.strip() for row in rows for cell in row) else []
     except csv.Error:  # an unclosed quotation mark, or a cell without end
         return []
 
@@ -70,17 +79,35 @@ def _agreement(text: str, delimiter: str) -> float:
 
 def as_lines(rows: Sequence[Sequence[str]]) -> str:
     """`name: value; name: value`, a line for each row; empty cells are left out."""
-    width = max(map(len, rows))
-    first = [" ".join(cell.split()) for cell in rows[0]]
-    named = len(rows) > 1 and _names_columns(first)
-    heads = first if named else []
-    names = [*heads, *[""] * (width - len(heads))]
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    usual = Counter(filter(None, map(_width, cells))).most_common(1)[0][0]
+    above = _above(cells, usual)
+    lines = ["; ".join(filter(None, row)) for row in cells[:above] if any(row)]
+    table = [row for row in cells[above:] if any(row)]
+    named = len(table) > 1 and len(table[0]) >= usual and _names_columns(table[0])
+    heads = table[0] if named else []
+    names = [*heads, *[""] * (max(map(len, table)) - len(heads))]
     names = [name or f"column {number}" for number, name in enumerate(names, 1)]
-    lines = []
-    for row in rows[1:] if named else rows:
-        cells = (" ".join(cell.split()) for cell in row)
-        lines.append("; ".join(f"{n}: {c}" for n, c in zip(names, cells, strict=False) if c))
+    for row in table[1:] if named else table:
+        lines.append("; ".join(f"{n}: {c}" for n, c in zip(names, row, strict=False) if c))
     return "\n".join(lines) + "\n"
+
+
+def _width(row: Sequence[str]) -> int:
+    """Cells up to the last that is not empty."""
+    return max((at for at, cell in enumerate(row, 1) if cell), default=0)
+
+
+def _above(rows: Sequence[Sequence[str]], usual: int) -> int:
+    """How many rows at the beginning are no part of the table, as on top of a bank statement: up to
+    the last blank line, title or very short row before the first whole one."""
+    above = 0
+    for number, row in enumerate(rows, 1):
+        if _width(row) >= usual:
+            break
+        if _width(row) < 2 or len(row) < usual - 1:
+            above = number
+    return above
 
 
 def _names_columns(cells: Sequence[str]) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from esa_cli.errors import DocumentError
@@ -18,13 +20,20 @@ from .extracted import called, library
 from .registered import damaged
 
 _STEP = 1 << 20
+_NONE: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class Parts:
-    """The parts of a zipped document by name."""
+    """The parts of a zipped document by name.
 
-    def __init__(self, data: bytes, name: str, what: str) -> None:
-        self._name, self._what = name, what
+    Args:
+        alike: names of XML's namespaces -> those that mean the same, and are read.
+    """
+
+    def __init__(
+        self, data: bytes, name: str, what: str, alike: Mapping[bytes, bytes] = _NONE
+    ) -> None:
+        self._name, self._what, self._alike = name, what, alike
         self._left = extracted.UNPACKED
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
@@ -66,7 +75,10 @@ class Parts:
 
     def xml(self, part: str) -> Any:
         """The root element of one part. Raises DocumentError: as `read`, or it is no XML."""
-        return parse_xml(self.read(part), self._name, self._what, part)
+        data = self.read(part)
+        for other, known in self._alike.items():
+            data = data.replace(other, known)
+        return parse_xml(data, self._name, self._what, part)
 
     def _too_large(self, part: str) -> DocumentError:
         limit = extracted.XML if part else extracted.UNPACKED

@@ -113,7 +113,7 @@ class _Routes:
         events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
         try:
             if not asked.stream:
-                return JSONResponse(shape.whole(self._told(await _whole(events))))
+                return bodies.Whole(shape.whole(self._told(await _whole(events))))
             first = await _first(events)
         except Gone:
             return Response(status_code=CLIENT_GONE)

@@ -8,6 +8,8 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from ..reply import Reply
 
 
@@ -76,9 +78,21 @@ def model(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "esa"}
 
 
+def _written(data: Any) -> bytes:
+    """As JSON; names of files that are not UTF-8 can only be escaped."""
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+class Whole(JSONResponse):
+    """A body as a response."""
+
+    def render(self, content: Any) -> bytes:
+        return _written(content)
+
+
 def event(data: Any) -> bytes:
     """One server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return b"data: %s\n\n" % _written(data)
 
 
 DONE = b"data: [DONE]\n\n"
