@@ -9,15 +9,14 @@ and a reading made on a GPU is to serve where there is none.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from .calibrate.fingerprint import fingerprint
 from .library.layout import Layout
 from .method import Method
+from .origins import contents, sources
 from .preset import Preset
 
 FORMAT = 2
@@ -54,7 +53,7 @@ def identity(
         "format": FORMAT,
         "model": model,
         "head": list(head),
-        "parts": _sources(method),
+        "parts": sources(method),
         "rows": {"dtype": layout.dtype, "kind": layout.kind},
         "prompt": preset.prompt.model_dump(exclude={"after"}),
         "window": window,
@@ -66,7 +65,7 @@ def identity(
             "rotate": getattr(method.score, "rotate", False),
             "distance": method.position.distance,
         }
-        facts["compressor"] = {**_contents(preset.compressor), **aim}
+        facts["compressor"] = {**contents(preset.compressor), **aim}
     if preset.window.dense is None:  # then it follows from k how far attention is plain
         facts["window"] = window = {**window, "dense": method.window.dense_below}
     if preset.reading == "select":
@@ -99,23 +98,3 @@ def _tokens(tokenizer: Any) -> str:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _sources(method: Method) -> dict[str, str]:
-    """The plugin files of the method's parts, by what is in them."""
-    found = {}
-    for name in ("selector", "score", "compressor", "position"):
-        kind = type(getattr(method, name))
-        if not kind.__module__.startswith("esa_cli."):
-            file = Path(inspect.getfile(kind))
-            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
-
-
-def _contents(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, a file by what is in it."""
-    out = dict(settings)
-    if "file" in out:
-        path = Path(str(out["file"])).expanduser()
-        out["file"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return out

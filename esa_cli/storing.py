@@ -15,6 +15,7 @@ from .document import Document, Mark
 from .errors import UsageError
 from .library import SEGMENT, Layout
 from .method import Method
+from .origins import without_file
 from .preset import Preset
 from .protocols import Projection
 
@@ -31,6 +32,8 @@ def hindrance(method: Method) -> str:
     """
     if gathers(method):
         return "its selector gathers what it sees while it reads, which is not stored"
+    if kind := without_file(method):
+        return f"its {kind} stands in no file, by which it would be known again"
     tokens = method.compressor.fit_tokens if method.score.features else 0
     if tokens > SEGMENT:
         return f"its compressor fits on {tokens:,} tokens; the library allows {SEGMENT:,}"

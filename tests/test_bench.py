@@ -565,12 +565,12 @@ def test_every_row_is_kept_and_none_asked_twice(tmp_path: Path) -> None:
         return yes(record)
 
     with pytest.raises(KeyboardInterrupt), journal(path) as first:
-        run(some(4), ask, right, first, method="m")
+        run(some(4), ask, right, first, method="m", settings="s")
     with path.open("a") as file:
         file.write('{"method": "m", "task": "qasp')
     heard: list[dict[str, Any]] = []
     with journal(path) as second:
-        assert run(some(4), yes, right, second, method="m", heard=heard.append)
+        assert run(some(4), yes, right, second, method="m", settings="s", heard=heard.append)
     assert asked == ["0", "1"]
     assert [row["id"] for row in heard] == ["2", "3"]
     rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
@@ -578,6 +578,7 @@ def test_every_row_is_kept_and_none_asked_twice(tmp_path: Path) -> None:
     assert {**rows[0], "seconds": 0} == {
         "method": "m", "benchmark": "longbench", "task": "qasper", "id": "0", "answers": ["yes"],
         "output": "yes", "score": 1.0, "tokens": 7, "seconds": 0, "prompt": some(1)[0].digest,
+        "settings": "s",
     }  # fmt: skip
 
 
@@ -586,6 +587,8 @@ def test_another_method_asks_again_and_other_settings_are_refused(tmp_path: Path
     with journal(path, w=1) as rows:
         run(some(2), yes, right, rows, method="m")
         run(some(2), yes, right, rows, method="n")
+        with pytest.raises(UsageError, match="other settings of n"):
+            run(some(2), yes, right, rows, method="n", settings="edited")
     assert len(rows.rows) == 4
     with pytest.raises(UsageError, match="another settings"):
         journal(path, w=2)

@@ -61,7 +61,7 @@ LAYERS: list[list[str]] = [
         "methods",
         "asked",
     ],
-    ["attention", "builtin"],
+    ["attention", "builtin", "origins"],
     ["cache", "plan", "conformance"],
     ["seam", "witness"],
     ["calibrate", "evidence"],

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from esa_cli import recipes
 from esa_cli.bench.record import Benchmark, Record
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.origins import settings_hash
 from esa_cli.preset import Preset
 from esa_cli.registry import nearest
 
@@ -39,6 +40,10 @@ class Order:
     def records(self) -> Iterator[Record]:
         """Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
+
+    def settings(self, preset: Preset) -> str:
+        """The hash of what a method stands for; the prompt is the benchmark's."""
+        return settings_hash(preset, ("name", "description", "prompt", "generation"))
 
     def survey(self) -> Survey:
         """Reads every line once, so that a broken one is found before any is asked.

@@ -25,11 +25,15 @@ class Reply(NamedTuple):
     tokens: int
 
 
-def kept(record: Record, method: str, journal: Journal) -> bool:
+def kept(record: Record, method: str, settings: str, journal: Journal) -> bool:
     """Whether the journal has the method's answer to this very prompt.
 
+    Args:
+        settings: the hash of what the method stands for.
+
     Raises:
-        UsageError: it has the answer to another one of that name: the data are not the same.
+        UsageError: it has the answer to another one of that name: the data are not the same; or
+            by other settings of that name.
     """
     row = journal.find({"method": method, "task": record.task, "id": record.id})
     if row is not None and row.get("prompt") != record.digest:
@@ -37,6 +41,12 @@ def kept(record: Record, method: str, journal: Journal) -> bool:
             f"{journal.path} has an answer to another prompt as {record.task}, record {record.id}: "
             "its rows come from other data",
             "give the --data it was begun with, or choose another --out",
+        )
+    if row is not None and row.get("settings") != settings:
+        raise UsageError(
+            f"{journal.path} holds results by other settings of {method}, or by another version of "
+            "its plugin",
+            "they would be mixed: choose another --out",
         )
     return row is not None
 
@@ -48,6 +58,7 @@ def run(
     journal: Journal,
     *,
     method: str,
+    settings: str = "",
     until: float | None = None,
     heard: Callable[[dict[str, Any]], None] | None = None,
     left_out: Callable[[Record, LengthError], None] | None = None,
@@ -55,7 +66,8 @@ def run(
     """Asks what the journal does not hold yet; False when the time was up before the end.
 
     Args:
-        method: a name for who answers. heard: called with each new row.
+        method: a name for who answers. settings: the hash of what it stands for.
+        heard: called with each new row.
         left_out: called with a record whose question the window has no room for; the others are
             asked. Without it such a record ends the run.
         until: seconds on `time.monotonic` after which no record is begun.
@@ -64,7 +76,7 @@ def run(
         UsageError: the journal's rows come from other data. LengthError: see `left_out`.
     """
     for record in records:
-        if kept(record, method, journal):
+        if kept(record, method, settings, journal):
             continue
         started = time.monotonic()
         if until is not None and started >= until:
@@ -77,7 +89,7 @@ def run(
             left_out(record, error)
             continue
         row = {
-            "method": method, "task": record.task, "id": record.id,
+            "method": method, "task": record.task, "id": record.id, "settings": settings,
             "benchmark": record.benchmark, "prompt": record.digest,
             "answers": list(record.answers),
             "output": reply.text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,7 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
 
 
 def _journal(
-    run: Run, order: Order, made: Iterable[str], header: dict[str, Any], reporter: Reporter
+    run: Run, order: Order, made: Mapping[str, Preset], header: dict[str, Any], reporter: Reporter
 ) -> Journal:
     """What was kept, once it is known to be of these data.
 
@@ -177,8 +177,8 @@ def _journal(
     )
     if journal.rows:
         for record in order.records():
-            for method in made:
-                runner.kept(record, method, journal)
+            for method, preset in made.items():
+                runner.kept(record, method, order.settings(preset), journal)
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     return journal
 
@@ -243,7 +243,7 @@ def _ask(
             score = order.benchmark.score
             if not ask_all(
                 order.records(), asker, score, journal,
-                method=method, until=until, left_out=left_out,
+                method=method, settings=order.settings(preset), until=until, left_out=left_out,
             ):  # fmt: skip
                 return False
     return True

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from .. import build
 from ..errors import UsageError
 from ..journal import Journal
+from ..origins import settings_hash
 from ..preset import Preset
 from ..probes import probe
 from ..probes.haystack import Haystack
@@ -21,7 +22,7 @@ from ..probes.sample import Question, Sample
 from ..session import Session
 from .checks import all_in_view, askable
 from .documents import Documents
-from .kept import Kept, settings_hash, text_hash
+from .kept import Kept, text_hash
 from .plan import DENSE, Group, Settings, dense_group, dense_length, groups, prompted
 from .recall import Recall, Share, positions, why
 from .shared import shared_reading

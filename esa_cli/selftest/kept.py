@@ -2,19 +2,19 @@
 
 A row is known by its test, method, length, sample and question. All that could give it another
 meaning under the same name must be the same, too: the document it was asked about, which another
-version of a test may build otherwise, the settings that its method stood for, and whose rule the
-document was read by.
+version of a test may build otherwise, the settings that its method stood for, the plugin files
+behind them, and whose rule the document was read by.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
 from ..journal import Journal
+from ..origins import settings_hash
 from ..preset import Preset
 from ..probes.sample import Question, Sample
 from .plan import Settings, groups
@@ -24,11 +24,6 @@ KEY = ("test", "method", "length", "sample", "question")
 
 def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def settings_hash(preset: Preset) -> str:
-    """Of all that a method's preset says but its name."""
-    return text_hash(json.dumps(preset.model_dump(mode="json", exclude={"name"}), sort_keys=True))
 
 
 def same_reading(journal: Journal, settings: Settings, preset: Preset) -> None:

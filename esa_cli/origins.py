@@ -1,0 +1,78 @@
+"""What a method is made of beyond its settings' words: plugin files, and files that settings name.
+
+Both are known by what is in them: rows of an edited plugin are another method's rows. What such a
+file imports from elsewhere is not looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from . import build
+from .method import Method
+from .preset import Preset
+
+PARTS = ("selector", "score", "compressor", "position")
+_WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+
+
+def sources(method: Method) -> dict[str, str]:
+    """The hashes of the plugin files that the method's parts stand in, by kind of part.
+
+    A class typed into a running Python has no file: it is only itself, until it is typed again.
+    """
+    found = {}
+    for name in PARTS:
+        kind = type(getattr(method, name))
+        if not kind.__module__.startswith("esa_cli."):
+            file = _file(kind)
+            found[name] = _of(file) if file else _WITHOUT_FILE.setdefault(kind, uuid.uuid4().hex)
+    return found
+
+
+def without_file(method: Method) -> str:
+    """The first kind of part whose class stands in no file; empty where all do."""
+    kinds = {name: type(getattr(method, name)) for name in PARTS}
+    return next((name for name, kind in kinds.items() if _file(kind) is None), "")
+
+
+def contents(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one part, a file by what is in it."""
+    out = dict(settings)
+    if "file" in out:
+        out["file"] = _of(Path(str(out["file"])).expanduser())
+    return out
+
+
+def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
+    """Of all that a method's preset says, and of the files behind it.
+
+    Args:
+        without: fields that do not count.
+    """
+    facts = preset.model_dump(mode="json", exclude=set(without))
+    files = sources(build.method(preset))
+    for kind in PARTS:
+        if "file" in facts[kind]:
+            files[f"{kind}.file"] = contents(facts[kind])["file"]
+    if files:  # so that what has none keeps the hash that rows were written with
+        facts["files"] = files
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _file(kind: type) -> Path | None:
+    try:
+        return Path(inspect.getfile(kind))
+    except (TypeError, OSError):  # what Python says of classes that were typed in
+        return None
+
+
+def _of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

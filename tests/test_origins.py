@@ -1,0 +1,103 @@
+"""What a method is made of: its settings, and what is in the files behind them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from esa_cli import build, builtin, preset, registry
+from esa_cli.compressors import Linear, save_learned
+from esa_cli.origins import settings_hash, without_file
+from esa_cli.registry import register
+from esa_cli.storing import hindrance
+
+PLUGIN = """
+from dataclasses import dataclass
+import torch
+from esa_cli.registry import register
+
+@register("score", "edited")
+@dataclass(frozen=True)
+class Edited:
+    features = False
+    def scores(self, step):
+        return torch.arange(step.middle) * {sign}
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes back what a test registers; the built-in methods are there before."""
+    assert builtin
+    for table in ("_CLASSES", "_ORIGIN", "_PARTS", "_FILES"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+
+
+def hashed(*overrides: str) -> str:
+    return settings_hash(preset.load("tiny-random", overrides))
+
+
+def test_settings_count_and_the_presets_name_does_not() -> None:
+    plain = preset.load("tiny-random")
+    assert settings_hash(plain) == settings_hash(plain.model_copy(update={"name": "other"}))
+    assert settings_hash(plain) != hashed("window.selected=16")
+    prompt = plain.model_copy(update={"description": "other"})
+    assert settings_hash(plain) != settings_hash(prompt)
+    some = ("name", "description")
+    assert settings_hash(plain, some) == settings_hash(prompt, some)
+
+
+def test_the_code_of_a_plugin_counts(tmp_path: Path) -> None:
+    """In a file of another name it is the same; edited in place it is another."""
+    found = []
+    for name, sign in (("a.py", 1), ("b.py", 1), ("a.py", -1)):
+        (tmp_path / name).write_text(PLUGIN.format(sign=sign), "utf-8")
+        registry.load_file(tmp_path / name)
+        found.append(hashed("score.name=edited"))
+        registry._CLASSES.pop(("score", "edited"))
+        registry._ORIGIN.pop(("score", "edited"))
+    assert found[0] == found[1] != found[2]
+
+
+def test_what_is_in_a_compressors_file_counts(tmp_path: Path) -> None:
+    path = tmp_path / "maps.safetensors"
+    given = ("compressor.name=learned", f"compressor.file={path}")
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        path.unlink(missing_ok=True)
+        save_learned(path, [Linear(torch.randn(16, 3), torch.randn(16, 3)) for _ in range(2)])
+        found.append(hashed(*given))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is typed into a notebook, and then typed again."""
+
+    def typed() -> Callable[[], str]:
+        @register("score", "typed")
+        @dataclass(frozen=True)
+        class Typed:
+            features = False
+
+            def scores(self, step: object) -> torch.Tensor:
+                return torch.zeros(1)
+
+        Typed.__module__ = "typed_in"
+        kept.append(Typed)
+        return lambda: hashed("score.name=typed")
+
+    kept: list[type] = []
+    monkeypatch.setitem(sys.modules, "typed_in", ModuleType("typed_in"))
+    first = typed()()
+    assert first == hashed("score.name=typed")
+    assert typed()() != first
+    method = build.method(preset.load("tiny-random", ["score.name=typed"]))
+    assert without_file(method) == "score"
+    assert hindrance(method).startswith("its score stands in no file")
