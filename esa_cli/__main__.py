@@ -15,6 +15,7 @@ import sys
 from typing import TextIO
 
 from .errors import INTERRUPTED, EsaError, ResourceError
+from .machine import memory_ran_out
 
 BUG = 1
 USAGE = 2
@@ -113,10 +114,7 @@ def _report(error: Exception) -> int:
 
 
 def _out_of_memory(error: Exception) -> ResourceError | None:
-    """torch says it by a class of its own on a GPU, and by a bare RuntimeError on a processor."""
-    text = str(error)
-    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    if not named and "can't allocate memory" not in text and "not enough memory" not in text:
+    if not memory_ran_out(error):
         return None
     return ResourceError(
         "the memory ran out",

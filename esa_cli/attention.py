@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .choice import choose
+from . import plugged
+from .choice import choose, look_on
 from .chunks import Plan, chunks
 from .clipped import attend_clipped
 from .kernels import attend, merge
@@ -131,9 +132,9 @@ class Attention:
     def _tell(
         self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: Selection, lse: Tensor
     ) -> None:
-        observe = getattr(self.method.selector, "observe", None)
-        if observe is not None:
-            observe(replace(self._step(memory, q, plan, 0, local), lse=lse))
+        if hasattr(self.method.selector, "observe"):
+            step = replace(self._step(memory, q, plan, 0, local), lse=lse)
+            look_on(self.method.selector, step)
         if self.watch is not None:
             low = min(self.method.window.initial, plan.start - local)
             store, decoding = memory.store, plan.decoding
@@ -146,7 +147,7 @@ class Attention:
     ) -> list[tuple[Tensor, Tensor]]:
         """Attention to [L, C]; `far` tokens are attended to beside it."""
         position, rope = self.method.position, self.rope_at(plan.stop)
-        near = position.near(local, plan.stop - plan.start, plan.start, far)
+        near = plugged.near(position, local, plan.stop - plan.start, plan.start, far)
         keys, values = memory.store.span(plan.start - local, plan.stop)
         reach = getattr(position, "reach", None)
         if reach is not None and local + plan.stop - plan.start > reach:
@@ -165,7 +166,7 @@ class Attention:
         if not far.shape[0]:
             return []
         rope = self.rope_at(plan.stop)
-        place = self.method.position.far(far, local, plan.stop - plan.start, plan.start)
+        place = plugged.far(self.method.position, far, local, plan.stop - plan.start, plan.start)
         keys, values = memory.store.gather(far)
         keys = rope.rotate(keys, place.key.to(q.device))
         return [self._attend(rope.rotate(q, place.query.to(q.device)), keys, values, False)]
@@ -181,7 +182,7 @@ class Attention:
         for head, at in enumerate(far):
             if not at.shape[0]:
                 continue
-            place = self.method.position.far(at, local, plan.stop - plan.start, plan.start)
+            place = plugged.far(self.method.position, at, local, plan.stop - plan.start, plan.start)
             keys, values = memory.store.gather(at)
             group = slice(head // share, head // share + 1)
             keys = rope.rotate(keys[group], place.key.to(q.device))
@@ -195,14 +196,14 @@ class Attention:
         """One query sees everything in one call: far keys are moved to where, seen from the near
         query's position, they are as far away as the encoding wants them."""
         device, position, rope = q.device, self.method.position, self.rope_at(start + 1)
-        near = position.near(local, 1, start, far.shape[0])
+        near = plugged.near(position, local, 1, start, far.shape[0])
         stand, positions = near.query.to(device), near.key.to(device)
         reach = getattr(position, "reach", None)
         if reach is not None:
             positions = torch.maximum(positions, stand - reach)
         keys, values = memory.store.span(start - local, start + 1)
         if far.shape[0]:
-            place = position.far(far, local, 1, start)
+            place = plugged.far(position, far, local, 1, start)
             far_keys, far_values = memory.fetch(far)
             moved = place.key.to(device) + stand - place.query.to(device)
             positions = torch.cat((moved, positions))

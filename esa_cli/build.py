@@ -50,6 +50,10 @@ def method(preset: Preset) -> Method:
         # A layer that selects for itself needs its own heads' votes.
         parts["score"] = replace(parts["score"], heads=())
     position = parts["position"]
+    if not isinstance(position.distance, int) or position.distance < 0:
+        raise PresetError(
+            f"position.distance = {position.distance!r} is no distance", "a whole number from 0"
+        )
     if preset.position["name"] == "esa" and position.distance >= preset.context:
         raise PresetError(
             f"position.distance = {position.distance} lies outside the model's window of "

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from .errors import EsaError, PluginError
+from .errors import PluginError
+from .plugged import HINT, plugged
 from .protocols import Selection, Selector
-from .step import Heard, Step
+from .step import Step
 
 
 def allowance(selector: Selector, step: Step, budget: int) -> int:
@@ -28,21 +30,20 @@ def choose(selector: Selector, step: Step, budget: int) -> Selection:
         PluginError: the selector fails, or breaks its protocol.
     """
     name = type(selector).__name__
-    try:
+    with plugged("selector", selector):
         budget = allowance(selector, step, budget)
         picked = selector.select(step, budget)
-    except (EsaError, RuntimeError, MemoryError, Heard):
-        raise  # RuntimeError: torch's way of saying that memory ran out
-    except Exception as error:
-        raise PluginError(
-            f"selector {name} fails: {type(error).__name__}: {error}",
-            "`esa plugins check FILE` shows more",
-        ) from error
     heads = step.queries.shape[0]
     rows: Sequence[Tensor] = [picked] if isinstance(picked, Tensor) else picked
     most = min(budget, step.middle)
-    if not isinstance(picked, Tensor) and len(rows) != heads:
+    if not isinstance(picked, Tensor | Sequence) or len(rows) != (
+        1 if isinstance(picked, Tensor) else heads
+    ):
         raise _broken(name, f"one selection, or {heads}, one for each query head")
+    if any(
+        not isinstance(row, Tensor) or row.dim() != 1 or row.dtype != torch.int64 for row in rows
+    ):
+        raise _broken(name, "int64 offsets in one dimension")
     if any(_wrong(row, most, step.middle) for row in rows):
         raise _broken(name, f"ascending offsets below {step.middle}, at most {most} of them")
     return picked
@@ -59,6 +60,16 @@ def _wrong(row: Tensor, most: int, middle: int) -> bool:
 
 
 def _broken(name: str, wanted: str) -> PluginError:
-    return PluginError(
-        f"selector {name} does not return {wanted}", "`esa plugins check FILE` shows more"
-    )
+    return PluginError(f"selector {name} does not return {wanted}", HINT)
+
+
+def look_on(selector: Selector, step: Step) -> None:
+    """Tells the selector, if it observes, what was attended to.
+
+    Raises:
+        PluginError: it fails.
+    """
+    observe = getattr(selector, "observe", None)
+    if observe is not None:
+        with plugged("selector", selector):
+            observe(step)

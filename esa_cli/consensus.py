@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .plugged import scored
 from .precise import precise
 from .registry import register
 from .scores import top_k
@@ -153,7 +154,7 @@ class Consensus:
                 s for s, a in agreements.items() if a.layer > step.layer and a is not asked
             ]:
                 del agreements[start]
-        votes = self._base(same, step) + step.score.scores(step).nan_to_num(neginf=0.0)
+        votes = self._base(same, step) + scored(step).nan_to_num(neginf=0.0)
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
         if step.shared.get(REHEARSAL):
             if self._complete(step):

@@ -92,6 +92,13 @@ def peak_memory(device: str = "cpu") -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
+def memory_ran_out(error: Exception) -> bool:
+    """Whether it says so: torch has a class for it on a GPU, and a bare RuntimeError on a CPU."""
+    text = str(error)
+    named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return named or "can't allocate memory" in text or "not enough memory" in text
+
+
 def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
     """The path with a leading `~` or `~user` replaced by that home folder.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from .compressors import Moments, flatten_keys, fold
 from .errors import PresetError
 from .method import Method
+from .plugged import plugged
 from .protocols import KVStore, Projection
 from .rotary import Rope
 
@@ -89,7 +90,8 @@ class LayerMemory:
 
     def _fit(self, method: Method) -> Projection | None:
         """The compressor's projection, tried on one key so that a wrong width is named here."""
-        projection = method.compressor.fit(self.layer, self.moments)
+        with plugged("compressor", method.compressor):
+            projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
             keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
             try:

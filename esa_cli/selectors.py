@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .plugged import scored
 from .registry import register
 from .scores import top_k
 from .step import Step
@@ -48,4 +49,4 @@ class TopK:
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        return top_k(proximity(step.score.scores(step), self.proximity), budget)
+        return top_k(proximity(scored(step), self.proximity), budget)

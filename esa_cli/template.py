@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from esa_cli.registry import register
@@ -51,7 +52,7 @@ class @class@Selector:
 
     def select(self, step: Step, budget: int) -> Tensor:
         """(K,) int64 offsets into M: ascending, unique, K <= min(budget, M)."""
-        scores = step.queries.new_empty(step.middle)
+        scores = torch.empty(step.middle, device=step.queries.device)
         for offset, logits in step.head_logits(self.rotate):  # (H, C, n)
             scores[offset : offset + logits.shape[2]] = logits.mean(dim=(0, 1))
         return top_k(scores, budget)

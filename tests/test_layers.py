@@ -44,7 +44,7 @@ LAYERS: list[list[str]] = [
     ["store", "compressors", "positions", "preset", "document", "rates", "template", "doctor"],
     ["joined", "library"],
     ["step", "prompt", "probes"],
-    ["scores"],
+    ["scores", "plugged"],
     ["selectors"],
     ["consensus"],
     ["method", "recipes"],

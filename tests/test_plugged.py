@@ -1,0 +1,202 @@
+"""What fails in a plugin is named as the plugin's, wherever it is called; our own bugs are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esa_cli import models, preset
+from esa_cli.choice import choose, look_on
+from esa_cli.conformance.steps import make_step
+from esa_cli.errors import PluginError, PresetError
+from esa_cli.method import Method, Window
+from esa_cli.plugged import far, near, plugged, scored
+from esa_cli.positions import Contiguous
+from esa_cli.protocols import Positions
+from esa_cli.scores import VoteScore
+from esa_cli.seam import attach
+from esa_cli.selectors import TopK
+from esa_cli.session import Session
+
+
+@dataclass(frozen=True)
+class Gives:
+    """A selector that gives what it is told to, or raises it."""
+
+    out: Any = None
+    observe: Any = None
+
+    def select(self, step: Any, budget: int) -> Any:
+        if isinstance(self.out, Exception):
+            raise self.out
+        return self.out
+
+
+@dataclass(frozen=True)
+class Scored:
+    out: Any = None
+    features = False
+
+    def scores(self, step: Any) -> Any:
+        if isinstance(self.out, Exception):
+            raise self.out
+        return self.out
+
+
+@dataclass(frozen=True)
+class Stands:
+    """Positions that are given, or an error."""
+
+    out: Any = None
+    distance = 9
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Any:
+        if isinstance(self.out, Exception):
+            raise self.out
+        return self.out
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Any:
+        return self.near(local, chunk, start, 0)
+
+
+@pytest.mark.parametrize(
+    ("out", "about"),
+    [
+        (None, "does not return one selection, or 6"),
+        (3, "does not return one selection, or 6"),
+        ([torch.tensor([1])] * 2, "does not return one selection, or 6"),
+        (torch.tensor([1.0, 2.0]), "int64 offsets in one dimension"),
+        (torch.tensor([[1, 2]]), "int64 offsets in one dimension"),
+        (torch.tensor(1), "int64 offsets in one dimension"),
+        ([[1, 2]] * 6, "int64 offsets in one dimension"),
+        (torch.tensor([2, 1]), "ascending offsets below"),
+        (torch.tensor([1, 1]), "ascending offsets below"),
+        (torch.tensor([-1, 1]), "ascending offsets below"),
+        (torch.tensor([10**6]), "ascending offsets below"),
+        (torch.arange(5), "at most 4"),
+        (KeyError("k"), "selector Gives fails: KeyError: 'k'"),
+        (RuntimeError("shapes\nmore"), "selector Gives fails: RuntimeError: shapes"),
+    ],
+)
+def test_what_a_selector_may_not_give(out: Any, about: str) -> None:
+    step = make_step()
+    assert step.queries.shape[0] == 6
+    with pytest.raises(PluginError, match=about) as caught:
+        choose(Gives(out), step, 4)
+    assert "\n" not in caught.value.message
+    assert choose(Gives(torch.tensor([0, 3])), step, 4).tolist() == [0, 3]  # type: ignore[union-attr]
+    assert len(choose(Gives([torch.tensor([0])] * 6), step, 4)) == 6
+
+
+@pytest.mark.parametrize(
+    ("out", "about"),
+    [
+        (None, "gives NoneType, not"),
+        (torch.zeros(3), r"gives \(3,\), not"),
+        (torch.zeros(2, 3), r"gives \(2, 3\), not"),
+        (IndexError("i"), "score Scored fails: IndexError: i"),
+    ],
+)
+def test_what_a_score_may_not_give(out: Any, about: str) -> None:
+    """Also where a selector of ours asks it."""
+    step = replace(make_step(), score=Scored(out))
+    calls: list[Callable[[], Any]] = [lambda: scored(step), lambda: choose(TopK(), step, 4)]
+    for call in calls:
+        with pytest.raises(PluginError, match=about):
+            call()
+    good = replace(step, score=Scored(torch.arange(step.middle).float()))
+    assert choose(TopK(), good, 2).tolist() == [step.middle - 2, step.middle - 1]  # type: ignore[union-attr]
+
+
+def test_what_a_position_may_not_give() -> None:
+    some = Positions(torch.arange(3), torch.arange(3))
+    assert near(Stands(some), 0, 3, 0, 0) is some is far(Stands(some), torch.arange(3), 0, 3, 0)
+    for out, about in (
+        (tuple(some), "gives a tuple, not Positions"),
+        (ValueError("v"), "fails: ValueError: v"),
+    ):
+        with pytest.raises(PluginError, match=f"position Stands {about}"):
+            near(Stands(out), 0, 3, 0, 0)
+        with pytest.raises(PluginError, match=f"position Stands {about}"):
+            far(Stands(out), torch.arange(3), 0, 3, 0)
+
+
+def test_who_looks_on_and_fails_is_named() -> None:
+    def fails(step: Any) -> None:
+        raise ZeroDivisionError("z")
+
+    with pytest.raises(PluginError, match="selector Gives fails: ZeroDivisionError: z"):
+        look_on(Gives(observe=fails), make_step())
+    seen: list[Any] = []
+    step = make_step()
+    look_on(Gives(observe=seen.append), step)
+    assert seen == [step]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_memory_that_runs_out_is_nobodys_fault(error: Exception) -> None:
+    with pytest.raises(type(error)), plugged("selector", Gives()):
+        raise error
+
+
+def test_bugs_of_our_own_stay_bugs() -> None:
+    with pytest.raises(KeyError), plugged("selector", TopK()):
+        raise KeyError("k")
+    with pytest.raises(PresetError), plugged("selector", Gives()):
+        raise PresetError("for a person")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@dataclass(frozen=True)
+class Fits:
+    fit_tokens = 8
+
+    def fit(self, layer: int, moments: Any) -> Any:
+        raise KeyError("map")
+
+
+@pytest.mark.parametrize(
+    ("part", "about"),
+    [
+        ({"selector": Gives(KeyError("k"))}, "selector Gives fails"),
+        ({"score": Scored(KeyError("k"))}, "score Scored fails"),
+        ({"position": Stands(KeyError("k"))}, "position Stands fails"),
+        ({"compressor": Fits(), "score": replace(VoteScore(), shortlist=4)}, "compressor Fits"),
+    ],
+)
+def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: str) -> None:
+    method = Method(
+        **{"window": Window(2, 4, 8, 16), "selector": TopK(), "position": Contiguous(), **part}
+    )
+    attachment = attach(loaded.model, method)
+    try:
+        ids = torch.arange(64)[None] % loaded.model.config.vocab_size
+        with pytest.raises(PluginError, match=about), torch.inference_mode():
+            loaded.model(input_ids=ids, past_key_values=attachment.new_cache())
+    finally:
+        attachment.detach()
+
+
+def test_a_distance_below_zero_is_refused(loaded: Any) -> None:
+    for name in ("contiguous", "esa", "true", "streaming"):
+        given = preset.load("tiny-random", [f"position.name='{name}'", "position.distance=-5"])
+        with pytest.raises(PresetError, match="distance = -5"):
+            Session(loaded.model, loaded.tokenizer, given)
