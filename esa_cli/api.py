@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from . import machine, models, plan, preset
+from . import machine, models, plan, preset, recipes
 from .book import Book, Books
 from .document import Document
 from .errors import UsageError
@@ -76,6 +76,8 @@ class Esa:
         name: str = preset.DEFAULT,
         overrides: Sequence[str] = (),
         *,
+        method: str | None = None,
+        length: int = 0,
         device: str = "auto",
         dtype: str = "auto",
         library: Library | None = None,
@@ -89,12 +91,17 @@ class Esa:
 
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
+            method: a whole method over the preset, by its name in `esa methods`.
+            length: tokens of the documents, for methods that are made for one length.
             library: `Library()` is the user's own; None keeps what is read in memory.
 
         Raises:
-            UsageError: no such device or dtype. PresetError, ModelError, ResourceError.
+            UsageError: no such device, dtype or method, or it needs a length. PresetError,
+                ModelError, ResourceError.
         """
         chosen, place = preset.load(name, overrides), choose_device(device)
+        if method is not None:
+            chosen = recipes.for_length(method, chosen, length)
         memory = machine.available_memory(place)
         loaded = models.load(chosen.model, device=place, dtype=dtype)
 

@@ -192,6 +192,7 @@ def join(documents: Sequence[Document]) -> str:
     parts = []
     for number, document in enumerate(documents, 1):
         name = document.name if names.count(document.name) == 1 else document.source
+        name = name.encode("utf-8", "replace").decode()  # a file's name may be no UTF-8
         parts.append(f"===== Document {number} of {len(documents)}: {name} =====\n\n")
         parts.append(document.text if document.text.endswith("\n") else document.text + "\n")
         parts.append("\n")

@@ -157,7 +157,7 @@ class PromptTokens:
             later: it comes behind `history`, whose ids are not in what returns.
 
         Raises:
-            UsageError: the question is empty.
+            UsageError: the question is empty, or no text.
         """
         if not self._verbatim:
             text = text.strip()
@@ -165,6 +165,8 @@ class PromptTokens:
             raise UsageError(
                 "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UsageError("the question is not UTF-8", "type it again in a terminal that is")
         between, lead = self._between_turns() if later else (self._between, self._lead)
         pieces = (
             (between, True),

@@ -187,6 +187,24 @@ def _given(found: Recipe, base: Base) -> Mapping[str, Any]:
     return settings
 
 
+def for_length(name: str, preset: Preset, length: int) -> Preset:
+    """`apply`, which refuses a method that is made for one length where none is known.
+
+    Args:
+        length: tokens of the documents; 0: nobody knows.
+
+    Raises:
+        UsageError: so it is, or there is no such method. PluginError, PresetError.
+    """
+    if not length and stretches(name, preset):
+        raise UsageError(
+            f"method {name!r} is made for the length of its documents, which is not known here",
+            f"`esa ask DOC... QUESTION --method {name}` measures them first; in Python give it as "
+            "`length`",
+        )
+    return apply(name, preset, length)
+
+
 def stretches(name: str, preset: Preset) -> bool:
     """Whether the method is another one for a longer document, as NTK and YaRN are.
 

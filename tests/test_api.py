@@ -194,6 +194,21 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
     assert asked[3:] == [200], "rows go to the disk, and a book that is found is not read"
 
 
+def test_a_whole_method_is_loaded_by_its_name() -> None:
+    """As the commands take it; one that is made for a length needs one."""
+    from esa_cli import recipes
+
+    given = ("tiny-random", ["window.selected=40"])
+    with Esa.load(*given, method="streaming-llm", device="cpu", dtype="float32") as one:
+        assert one.preset == recipes.apply("streaming-llm", preset.load(*given))
+    with pytest.raises(UsageError, match="made for the length"):
+        Esa.load(*given, method="ntk")
+    with Esa.load(*given, method="ntk", length=4000, device="cpu", dtype="float32") as one:
+        assert one.preset.position["name"] == "ntk"
+    with pytest.raises(UsageError, match="no-such"):
+        Esa.load(*given, method="no-such")
+
+
 def test_load_refuses_what_does_not_fit_before_it_is_read(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

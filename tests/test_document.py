@@ -215,6 +215,8 @@ def test_several(tmp_path: Path) -> None:
         "===== Document 1 of 2: doc.txt =====\n\none\n\n===== Document 2 of 2: b.md =====\n\ntwo\n"
     )
     assert f"Document 2 of 2: {same} =" in join(read_documents([str(one), str(same)]))
+    odd = Document("a\udcff.txt", "three", "a\udcff.txt", "utf-8", 5)
+    assert "Document 2 of 2: a?.txt =" in join([odd, odd]), "a name that is not UTF-8"
 
 
 def test_no_source_and_stdin_twice() -> None:

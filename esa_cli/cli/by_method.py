@@ -65,11 +65,7 @@ def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> l
     from .. import preset, recipes
 
     chosen = preset.load(preset_name, given)
-    if recipes.stretches(name, chosen):
-        raise UsageError(
-            f"method {name!r} is made for the length of its documents, which is not known here",
-            f"`esa ask DOC... QUESTION --method {name}` measures them first",
-        )
+    recipes.for_length(name, chosen, 0)
     return [*given, *settings(name, chosen)]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import models, preset
 from ..document import Document
+from ..errors import UsageError
 from .known import Known, Place, load, look
 from .render import Reporter
 
@@ -112,8 +113,13 @@ def opened(
     reporter.stage("import", 0, None)
     from .. import build
     from ..library import Library
+    from ..storing import hindrance
 
-    build.method(chosen)
+    if (why := hindrance(build.method(chosen))) and keep:
+        raise UsageError(
+            f"what is read cannot be kept in the library: {why}",
+            "ask without keeping, or with another method",
+        )
     known = known or look(chosen, Place.of(device, dtype), reporter)
     known.plan(chosen, 1, timed=False).check()
     loaded = load(chosen.model, known.folder, device, dtype, reporter)
