@@ -25,7 +25,6 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.cells import cell_len
 
-from esa_cli.chat import save
 from esa_cli.chat.conversation import Conversation, Exchange
 from esa_cli.cli import chat, chat_terminal, render
 from esa_cli.cli.chat_lines import COMMANDS, Lines
@@ -275,22 +274,6 @@ def test_save_takes_no_file_that_was_there(
     lines.take("two")
     lines.take("/save new.md")
     assert "> two" in (tmp_path / "new.md").read_text("utf-8"), "its own file is written again"
-
-
-def test_a_failed_save_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "talk.md"
-    path.write_text("before", "utf-8")
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        save.write(path, "after")
-    assert path.read_text("utf-8") == "before"
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.txt", "talk.md"]
 
 
 def test_long_talks_are_announced_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,15 +9,15 @@ off.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import DocumentError, ResourceError, UsageError
+from ..disk import writing
+from ..errors import UsageError
 from .questions import Question
 
 OTHER = "choose another --out, or delete the file"
@@ -161,15 +161,9 @@ class Answers:
                 self.written += 1
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise ResourceError(message, "free some space; the same command goes on") from error
-        raise DocumentError(message, "name a file in a folder you may write to") from error
+def _writing(path: Path) -> AbstractContextManager[None]:
+    room = "free some space; the same command goes on"
+    return writing(path, room, "name a file in a folder you may write to")
 
 
 def _forget_failed(path: Path, part: Path) -> None:

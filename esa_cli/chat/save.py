@@ -1,12 +1,8 @@
-"""A conversation as a file: Markdown to be read, or JSON to be worked with.
-
-Written beside its place and moved there, so that a file is never half a conversation.
-"""
+"""A conversation as a file's text: Markdown to be read, or JSON to be worked with."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -58,16 +54,3 @@ def as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange]
 
 def _quoted(words: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in words.splitlines())
-
-
-def write(path: Path, content: str) -> None:
-    """Puts `content` at `path`, at once. Raises OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

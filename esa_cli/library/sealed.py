@@ -8,7 +8,6 @@ no byte of the file can change unseen. Knows nothing about documents, tokens or 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -17,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ..disk import lacks_room
 from ..errors import DocumentError, ResourceError
 
 FORMAT = 1
 LINE_BYTES = 200
 """No first line of a sealed file is longer, in this format or one to come."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOOK = "check who may read it, and the disk; then try again"
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
 
@@ -191,7 +190,7 @@ def on_disk(root: Path) -> Iterator[None]:
     except OSError as error:
         said = error.strerror or str(error)
         where = "free some space, `esa library prune`, or point ESA_LIBRARY to another disk"
-        if error.errno in NO_ROOM:
+        if lacks_room(error):
             raise DiskError(f"no room for the library in {root}: {said}", where) from error
         raise LibraryError(
             f"the library in {root} cannot be changed: {said}"
