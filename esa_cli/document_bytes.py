@@ -38,11 +38,11 @@ _NO_TEXT = "Give a document with text in it."
 _ZIP_KINDS = (
     (b"application/vnd.oasis.opendocument", Kind("an OpenDocument file", _PANDOC)),
     (b"ppt/", Kind("a PowerPoint file (pptx)", "Save it as text first.")),
-    (b"xl/", Kind("an Excel file (xlsx)", "Save its sheets as CSV text first.")),
+    (b"xl/", Kind("an Excel file (xlsb)", "Save it as xlsx first.")),
 )
 _OLD_OFFICE = Kind(
     "an old Office file (doc, xls, ppt), or a newer one with a password",
-    "Open it and save it as docx, without a password.",
+    "Open it and save it as docx or xlsx, without a password.",
 )
 _MAGIC = (
     (b"BZh91AY&SY", Kind("bzip2-compressed data", _UNPACK)),

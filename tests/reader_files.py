@@ -1,10 +1,13 @@
-"""Small PDF, EPUB and Word files, written by hand, for the tests of the readers."""
+"""Small PDF, EPUB, Word, Excel and OpenDocument files, for the tests of the readers."""
 
 from __future__ import annotations
 
 import io
 import zipfile
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import openpyxl
 
 _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -212,3 +215,42 @@ NUMBERING = word_part(
     )
     + "".join(f'<w:num w:numId="{n}"><w:abstractNumId w:val="{n}0"/></w:num>' for n in (1, 2, 3)),
 )
+
+
+def xlsx(rows: Sequence[Sequence[Any]]) -> bytes:
+    """A workbook of one sheet."""
+    book, out = openpyxl.Workbook(), io.BytesIO()
+    for row in rows:
+        book.active.append(row)
+    book.save(out)
+    return out.getvalue()
+
+
+_OPEN = {
+    **{
+        name: f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"
+        for name in ("office", "style", "text", "table", "manifest")
+    },
+    "draw": "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0",
+    "svg": "urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0",
+    "fo": "urn:oasis:names:tc:opendocument:xmlns:xsl-fo-compatible:1.0",
+    "xlink": "http://www.w3.org/1999/xlink",
+}
+
+
+def odt_part(tag: str, inside: str) -> str:
+    spaces = " ".join(f'xmlns:{name}="{space}"' for name, space in _OPEN.items())
+    return f"<{tag} {spaces}>{inside}</{tag}>"
+
+
+def odt(body: str, styles: str = "", more: Mapping[str, str] | None = None) -> bytes:
+    """An OpenDocument text with this body, styles of its own, and other parts by their name."""
+    content = (
+        f"<office:automatic-styles>{styles}</office:automatic-styles>"
+        f"<office:body><office:text>{body}</office:text></office:body>"
+    )
+    parts: dict[str, str | bytes] = {
+        "mimetype": "application/vnd.oasis.opendocument.text",
+        "content.xml": odt_part("office:document-content", content),
+    }
+    return zipped({**parts, **(more or {})})

@@ -338,11 +338,15 @@ def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("scratch")
 def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
     docs = (Path(__file__).parent.parent / "docs" / "readers.md").read_text("utf-8")
-    path = tmp_path / "notebook.py"
+    path = tmp_path / "subtitles.py"
     path.write_text(docs.split("```python\n")[-1].split("```")[0])
     registry.load_file(path)
-    found = readers.read(b'{"cells": [{"source": ["a\\n", "b"]}, {"source": ["c"]}]}', "x.ipynb")
-    assert found == Extracted("a\nb\n\nc\n", (Mark(0, None, "cell 1"), Mark(5, None, "cell 2")))
+    found = readers.read(
+        b"1\n00:00:01,5 --> 00:00:03,0\nWho is\nthere?\n\n2\n00:01:04,0 --> 00:01:05,0\nI am.\n",
+        "x.srt",
+    )
+    marks = (Mark(0, None, "00:00:01"), Mark(14, None, "00:01:04"))
+    assert found == Extracted("Who is there?\nI am.\n", marks)
 
 
 @pytest.mark.usefixtures("scratch")
@@ -417,6 +421,16 @@ SAMPLES = {
     "a.csv": b'name,town\nAnn,"a b"\nBo,Ulm\n' * 3,
     "a.md": b"# One\ntext\n```\ncode\n```\nTwo\n===\n" * 3,
     "a.txt": "Grüße, 世界\n".encode() * 5,
+    "a.ipynb": b'{"cells": [{"cell_type": "markdown", "source": ["# One\\n", "x"]}, {"cell_type": '
+    b'"code", "source": "y", "outputs": [{"output_type": "stream", "text": "z"}]}], "nbformat": 4}',
+    "a.eml": b"From: Ann <a@x.org>\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\nContent-Type: multipart/"
+    b"mixed; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>One\n--b\nContent-Type: image/png\n"
+    b"Content-Transfer-Encoding: base64\n\nAAAA\n--b--\n",
+    "a.xlsx": make.xlsx([["name", "sum"], ["Ann", 3], ["Bo", 2.5]]),
+    "a.odt": make.odt(
+        "<text:h>One</text:h><text:list><text:list-item><text:p>x</text:p>"
+        "</text:list-item></text:list><text:soft-page-break/>"
+    ),
     "a.txt.gz": gzip.compress(b"some words\n" * 20),
 }
 
@@ -439,7 +453,7 @@ def test_damaged_files_end_in_a_clear_error(name: str) -> None:
         except DocumentError as error:
             refusals.append(error.message)
     assert all(name.removesuffix(".gz") in message for message in refusals)
-    if name.endswith(("pdf", "epub", "docx", "gz")):
+    if name.endswith(("pdf", "epub", "docx", "xlsx", "odt", "ipynb", "gz")):
         assert refusals, "some damage is beyond reading"
 
 

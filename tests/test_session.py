@@ -116,6 +116,8 @@ def test_nothing_read_and_nothing_asked(session: Session) -> None:
     session.read(TEXT)
     with pytest.raises(UsageError, match="empty"):
         session.ask("  \n")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        session.ask("caf\udce9?")
 
 
 def test_the_model_is_put_back(loaded: Any) -> None:

@@ -4,7 +4,7 @@ One file a format; `files` and `sources` find the bytes. Each library is importe
 document needs it.
 """
 
-from . import docx, epub, files, html, packed, pdf, tables, text
+from . import docx, epub, files, html, ipynb, mail, odt, packed, pdf, sheets, tables, text
 from .extracted import STDIN, Extracted, Mark, TextBuilder, called
 from .meaning import LeftOut, Meant, Source
 from .registered import Reader, read, readers, register
@@ -26,13 +26,17 @@ __all__ = [
     "files",
     "find",
     "html",
+    "ipynb",
     "is_several",
+    "mail",
     "meant",
+    "odt",
     "packed",
     "pdf",
     "read",
     "readers",
     "register",
+    "sheets",
     "tables",
     "text",
 ]

@@ -15,11 +15,9 @@ from .docx_pages import Pages, begins_with_mark
 from .docx_styles import BULLET, Lists, Style, W, styles, value, whole
 from .extracted import Extracted, TextBuilder, called, library
 from .registered import register
-from .zipped import Parts
+from .zipped import OLD_OFFICE, Parts, holds, not_zipped
 
 _MAIN = "word/document.xml"
-_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_LOCKED = "EncryptedPackage".encode("utf-16-le")
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
 _FORMULA_TEXT = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"
 _GONE = frozenset((_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}pPr", f"{W}rPr", f"{W}instrText"))
@@ -43,11 +41,11 @@ class Docx:
     binary: ClassVar[bool] = True
 
     def sniff(self, head: bytes) -> bool:
-        return head.startswith(b"PK\3\4") and _MAIN.encode() in head
+        return holds(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> Extracted:
-        if data.startswith(_OLD_OFFICE):
-            raise _not_zipped(data, name)
+        if data.startswith(OLD_OFFICE):
+            raise not_zipped(data, name, "docx", "doc")
         parts = Parts(data, name, self.what, _STRICT)
         root = parts.xml(_MAIN)
         writer = _Writer(parts, Pages(root, _counted(parts)))
@@ -59,18 +57,6 @@ class Docx:
                 "Save it as PDF, then recognise its letters: ocrmypdf document.pdf text.pdf",
             )
         return extracted
-
-
-def _not_zipped(data: bytes, name: str) -> DocumentError:
-    if _LOCKED in data:
-        return DocumentError(
-            f"{called(name)} is protected by a password.",
-            "Open it, save it without a password, and give that file.",
-        )
-    return DocumentError(
-        f"{called(name)} is called docx, but is an old Office file (doc).",
-        "Open it and save it as docx.",
-    )
 
 
 def walk(root: Any, writer: _Writer, name: str) -> None:

@@ -126,7 +126,7 @@ class Lists:
             of = int(found[1]) - 1
             other = levels.get(of, _Level(1, "decimal", ""))
             count = counts[of]
-            return _written(other.start if count is None else count, other.kind)
+            return written(other.start if count is None else count, other.kind)
 
         return "" if here.kind == "none" else re.sub(r"%([1-9])", shown, here.text)
 
@@ -141,7 +141,8 @@ def _level(element: Any) -> _Level:
     )
 
 
-def _written(count: int, kind: str) -> str:
+def written(count: int, kind: str) -> str:
+    """A number as a list shows it."""
     if kind in ("lowerLetter", "upperLetter") and count > 0:
         letter = chr(ord("a") + (count - 1) % 26) * min(1 + (count - 1) // 26, _LEVELS)
         return letter.upper() if kind == "upperLetter" else letter

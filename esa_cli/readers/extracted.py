@@ -103,6 +103,16 @@ class TextBuilder:
         """What comes next is on this page."""
         self._page = number
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is text already."""
+        return bool(self._length)
+
+    @property
+    def here(self) -> str | None:
+        """The chapter that what comes next is in."""
+        return self._chapter
+
     def chapter(self, title: str | None) -> None:
         """What comes next is in this chapter."""
         self._chapter = title

@@ -15,7 +15,7 @@ from .registered import register
 
 _DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
 _HEAD = 4096
-_ALSO = {
+WIDER = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874",
     "tis-620": "cp874", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
     "euc_kr": "cp949",
@@ -62,7 +62,7 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     if declared and not data.startswith(BYTE_ORDER_MARKS):
         try:
             encoding = codecs.lookup(declared[1].decode("ascii")).name
-            encoding = _ALSO.get(encoding, encoding)
+            encoding = WIDER.get(encoding, encoding)
             if not encoding.startswith(("utf-16", "utf-32")):  # or it could not be read as ASCII
                 return data.decode(encoding), encoding
         except (LookupError, ValueError):

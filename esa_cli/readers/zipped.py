@@ -19,6 +19,8 @@ from . import extracted
 from .extracted import called, library
 from .registered import damaged
 
+OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_LOCKED = "EncryptedPackage".encode("utf-16-le")
 _STEP = 1 << 20
 _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 
@@ -87,6 +89,33 @@ class Parts:
             f"limit of {limit >> 20} MiB.",
             "Split it and ask about the parts.",
         )
+
+
+def holds(head: bytes, part: str) -> bool:
+    """Whether a zip has a part of this name; of a zip whose end is not there, whether it may.
+
+    What is packed inside it does not count: a text may hold a workbook.
+    """
+    if not head.startswith(b"PK\3\4"):
+        return False
+    try:
+        with zipfile.ZipFile(io.BytesIO(head)) as archive:
+            return part in archive.namelist()
+    except Exception:  # zipfile raises whatever its arithmetic meets
+        return part.encode() in head
+
+
+def not_zipped(data: bytes, name: str, new: str, old: str) -> DocumentError:
+    """The error for an old Office file, or an encrypted one, that is called as the zipped are."""
+    if _LOCKED in data:
+        return DocumentError(
+            f"{called(name)} is protected by a password.",
+            "Open it, save it without a password, and give that file.",
+        )
+    return DocumentError(
+        f"{called(name)} is called {new}, but is an old Office file ({old}).",
+        f"Open it and save it as {new}.",
+    )
 
 
 def parse_xml(data: bytes, name: str, what: str, part: str) -> Any:

@@ -1,0 +1,220 @@
+"""Excel workbooks (xlsx): every sheet a chapter, its rows given as those of CSV.
+
+Values are those that were stored with the file: formulas are not computed. Dates are ISO's, shares
+have their percent sign; other formats of numbers are not applied. It does not know charts.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta
+from typing import Any, ClassVar
+
+from esa_cli.errors import DocumentError
+
+from .extracted import Extracted, TextBuilder, called, library
+from .registered import damaged, register
+from .tables import as_lines
+from .zipped import OLD_OFFICE, Parts, holds, not_zipped
+
+_MAIN = "xl/workbook.xml"
+_OTHERS = (
+    "docProps/", "customXml/", "xl/charts", "xl/comments", "xl/diagrams", "xl/drawings",
+    "xl/embeddings", "xl/externalLinks", "xl/media", "xl/pivot", "xl/theme",
+    "xl/threadedComments",
+)  # fmt: skip
+"""Where the parts are that cells do not depend on."""
+_RELATED = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
+_STRICT = {
+    b"http://purl.oclc.org/ooxml/spreadsheetml/main":
+        b"http://schemas.openxmlformats.org/spreadsheetml/2006/main",
+    b"http://purl.oclc.org/ooxml/officeDocument/relationships":
+        b"http://schemas.openxmlformats.org/officeDocument/2006/relationships",
+}  # fmt: skip
+"""The names of a workbook that was saved as Strict Open XML, which else is the same."""
+_ROWS = 1 << 20
+_CELLS = 1 << 24
+_FORMULA = re.compile(
+    rb"<(?:\w+:)?c\b([^<>]*)>\s*<(?:\w+:)?f\b(?:[^<>]*/>|[^<>]*>[^<]*</(?:\w+:)?f>)"
+    rb"\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
+)
+_EMPTY_ON_PURPOSE = re.compile(rb"""\bt\s*=\s*["']str["']""")
+_EDGES = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)\b[^<>]*>[^<]")
+_BOXED = re.compile(rb"<(?:\w+:)?t>[^<]")
+_LITERAL = re.compile(r'"[^"]*"|\\.')
+_CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
+
+
+@register("sheets")
+class Sheets:
+    """Excel workbooks since 2007."""
+
+    what: ClassVar[str] = "an Excel workbook"
+    suffixes: ClassVar[tuple[str, ...]] = (".xlsx", ".xlsm", ".xltx", ".xltm")
+    binary: ClassVar[bool] = True
+
+    def sniff(self, head: bytes) -> bool:
+        return holds(head, _MAIN)
+
+    def read(self, data: bytes, name: str) -> Extracted:
+        if data.startswith(OLD_OFFICE):
+            raise not_zipped(data, name, "xlsx", "xls")
+        parts, missing, out = Parts(data, name, self.what, _STRICT), _Missing(), TextBuilder()
+        cells = _of_the_cells(parts, name, missing)
+        titles = _write_sheets(cells, out, name)
+        missing.sheets = [title for title in _named(parts) if title not in titles]
+        extracted = out.result(missing.lines(parts))
+        if not extracted.text:
+            raise DocumentError(
+                f"{called(name)} is a workbook without a value in its cells"
+                f"{'; its formulas have never been computed' if missing.formulas else ''}.",
+                "Open it in a spreadsheet program, save it, and give that file.",
+            )
+        return extracted
+
+
+class _Missing:
+    """What a workbook has and its cells have not."""
+
+    def __init__(self) -> None:
+        self.formulas = 0
+        self.edges = self.boxes = False
+        self.sheets: list[str] = []
+
+    def look(self, part: str, data: bytes) -> None:
+        if part.startswith("xl/drawings/"):
+            self.boxes |= _BOXED.search(data) is not None
+        elif part.startswith("xl/worksheets/"):
+            empty = (found[1] for found in _FORMULA.finditer(data))
+            self.formulas += sum(not _EMPTY_ON_PURPOSE.search(how) for how in empty)
+            self.edges |= _EDGES.search(data) is not None
+
+    def lines(self, parts: Parts) -> Iterator[str]:
+        if self.formulas:
+            yield (
+                f"formulas without a stored value are left out: {self.formulas} (saving the file "
+                "in a spreadsheet program computes them)"
+            )
+        for title in self.sheets:
+            yield f"the sheet {title} is named but not in the file"
+        for folder, words in (
+            ("xl/charts/chart", "charts are left out"), ("xl/media/", "pictures are left out"),
+            ("xl/embeddings/", "embedded files are left out"),
+        ):  # fmt: skip
+            count = sum(part.startswith(folder) for part in parts.names)
+            if count:
+                yield f"{words}: {count}"
+        if any(part.startswith(("xl/comments", "xl/threadedComments")) for part in parts.names):
+            yield "comments are left out"
+        if self.boxes:
+            yield "text boxes are left out"
+        if self.edges:
+            yield "headers and footers are left out"
+
+
+def _of_the_cells(parts: Parts, name: str, missing: _Missing) -> io.BytesIO:
+    """A zip of the parts that the cells depend on, each within the limits.
+
+    openpyxl would unpack without a limit, expand entities, and stumble over what else is there.
+    """
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for part in sorted(parts.names):
+            drawn = part.startswith("xl/drawings/")
+            apart = part.startswith(_OTHERS) and not drawn
+            if apart or not part.endswith((".xml", ".rels")):
+                continue
+            data = parts.read(part)
+            if b"<!DOCTYPE" in data.replace(b"\0", b""):  # in UTF-16, too
+                raise damaged(name, Sheets.what, f"{part}: it has entities of its own")
+            missing.look(part, data)
+            for strict, usual in _STRICT.items():
+                data = data.replace(strict, usual)
+            if not drawn:
+                archive.writestr(part, data)
+    return out
+
+
+def _named(parts: Parts) -> list[str]:
+    """The sheets of cells that a workbook says it has."""
+    links = parts.xml("xl/_rels/workbook.xml.rels")
+    kinds = {link.get("Id"): link.get("Type", "") for link in links}
+    sheets = parts.xml(_MAIN).iterfind("{*}sheets/{*}sheet")
+    return [s.get("name") for s in sheets if "chartsheet" not in kinds.get(s.get(_RELATED), "")]
+
+
+def _write_sheets(cells: io.BytesIO, out: TextBuilder, name: str) -> list[str]:
+    """Every sheet's text, and the titles of all."""
+    openpyxl = library("openpyxl", "openpyxl", name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what a reader of cells does not need
+        try:
+            book = openpyxl.load_workbook(cells, read_only=True, data_only=True, keep_links=False)
+            for sheet in book.worksheets:
+                _write(sheet, out, name)
+            return list(book.sheetnames)
+        except DocumentError:
+            raise
+        except Exception as error:  # openpyxl raises what it meets, some with advice around it
+            why = error.__cause__ or error
+            raise damaged(name, Sheets.what, f"{type(why).__name__}: {why}") from error
+
+
+def _write(sheet: Any, out: TextBuilder, name: str) -> None:
+    """A sheet's values as lines, without empty rows and columns."""
+    rows: list[dict[int, str]] = []
+    sheet.reset_dimensions()  # some programs write wrong ones
+    for number, cells in enumerate(sheet.iter_rows(), 1):
+        if number > _ROWS:
+            raise damaged(name, Sheets.what, f"the sheet {sheet.title} has too many rows")
+        row = {at: text for at, cell in enumerate(cells) if (text := _shown(cell))}
+        if row or (rows and rows[-1]):  # of empty rows one, which may part a title from a table
+            rows.append(row)
+    columns = sorted({column for row in rows for column in row})
+    if not columns:
+        return
+    if len(columns) * len(rows) > _CELLS:
+        raise DocumentError(
+            f"{called(name)}: its sheet {sheet.title} is too large, {len(rows):,} rows by "
+            f"{len(columns):,} columns.",
+            "Split it and ask about the parts.",
+        )
+    title = sheet.title if sheet.sheet_state == "visible" else f"{sheet.title} (hidden)"
+    out.paragraph()
+    out.chapter(title)
+    if len(columns) == 1:
+        lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
+    else:
+        lines = as_lines([[row.get(column, "") for column in columns] for row in rows])
+    out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
+
+
+def _shown(cell: Any) -> str:
+    """A cell's value as text; empty where it has none."""
+    value = cell.value
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _CONTROL.sub(" ", value).strip() if "_x00" in value else value.strip()
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, int | float):
+        share = "%" in _LITERAL.sub("", cell.number_format)
+        return f"{_number(value * 100)}%" if share else _number(value)
+    if isinstance(value, datetime):
+        whole = value.time() == time()
+        return str(value.date()) if whole else value.isoformat(" ", "seconds")
+    if isinstance(value, timedelta):
+        minutes, seconds = divmod(round(value.total_seconds()), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def _number(value: float) -> str:
+    """With the fifteen digits that spreadsheets keep."""
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
+    return str(int(value)) if whole else f"{value:.15g}"
