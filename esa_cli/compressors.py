@@ -8,13 +8,10 @@ so the full score needs F = G * D dimensions, not H * D. Compressors map F to R.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .errors import PresetError
 from .precise import precise
 from .protocols import Projection
 from .registry import register
@@ -179,79 +176,3 @@ class Pca(ClosedForm):
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return pca(moments, self._rank(moments))
-
-
-@register(
-    "compressor",
-    "learned",
-    about="linear maps from a file of `esa calibrate`",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. 4-6",
-    cost="R M to score, R kept a token; trained beforehand",
-)
-@dataclass(frozen=True)
-class Learned:
-    """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
-
-    R may differ from layer to layer. `esa calibrate` writes such files.
-    """
-
-    file: str
-    fit_tokens: int = field(default=0, init=False)
-
-    @cached_property
-    def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        from safetensors import safe_open
-        from safetensors.torch import load_file
-
-        try:
-            path = Path(self.file).expanduser()
-        except RuntimeError as error:  # ~somebody who is not a user here
-            raise PresetError(f"no compressor file {self.file}: {error}", _NO_FILE) from error
-        if not path.is_file():
-            raise PresetError(f"no compressor file {path}", _NO_FILE)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-            return load_file(path), metadata
-        except Exception as error:
-            raise PresetError(f"{path} is not a safetensors file: {error}", "") from error
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """What the file says of itself; see `calibrate.fingerprint` for the model it is for."""
-        return self._contents[1]
-
-    def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """The file's maps of `layer`.
-
-        Raises:
-            PresetError: the file has none, or two that do not belong together.
-        """
-        weights = self._contents[0]
-        try:
-            pair = [weights[f"layers.{layer}.{name}"] for name in ("query_map", "key_map")]
-        except KeyError as error:
-            raise PresetError(
-                f"{self.file} has no {error.args[0]}", "it was made for another model"
-            ) from error
-        if pair[0].shape != pair[1].shape or pair[0].ndim != 2:
-            shapes = " and ".join(str(tuple(map_.shape)) for map_ in pair)
-            raise PresetError(f"{self.file}: layer {layer} has maps of shapes {shapes}", "")
-        return Linear(*pair)
-
-
-_NO_FILE = "give compressor.file a path that exists"
-
-
-def save_learned(
-    path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
-) -> None:
-    """Writes maps for `Learned`: one pair a layer, and what the file says of itself."""
-    from safetensors.torch import save_file
-
-    weights: dict[str, Tensor] = {}
-    for i, maps in enumerate(layers):
-        # Copies: PCA has one map for both, which safetensors takes for a mistake.
-        weights[f"layers.{i}.query_map"] = maps.query_map.clone().contiguous()
-        weights[f"layers.{i}.key_map"] = maps.key_map.clone().contiguous()
-    save_file(weights, str(path), metadata=metadata)

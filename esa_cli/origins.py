@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from . import build
+from .errors import PresetError
 from .method import Method
 from .preset import Preset
 
@@ -56,6 +57,9 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
 
     Args:
         without: fields that do not count.
+
+    Raises:
+        PresetError: it does not hold, or a file of it cannot be read.
     """
     facts = preset.model_dump(mode="json", exclude=set(without))
     files = sources(build.method(preset))
@@ -75,4 +79,8 @@ def _file(kind: type) -> Path | None:
 
 
 def _of(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise PresetError(f"{file} cannot be read: {said}", "name a file that is there") from error

@@ -15,8 +15,9 @@ import torch
 from conftest import build_rope
 
 from esa_cli.attention import Attention, LayerMemory, Plan, chunks
-from esa_cli.compressors import ClosedForm, Learned, Linear, NoCompression, save_learned
+from esa_cli.compressors import ClosedForm, Linear, NoCompression
 from esa_cli.errors import PresetError
+from esa_cli.learned import Learned, save_learned
 from esa_cli.method import Method, Window
 from esa_cli.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.protocols import Positions

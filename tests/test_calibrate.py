@@ -34,16 +34,9 @@ from esa_cli.calibrate.recall import Heldout, limited, recall, spaced
 from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.calibrate.train import Training, rank_loss, square_loss, train
-from esa_cli.compressors import (
-    ClosedForm,
-    Learned,
-    Linear,
-    NoCompression,
-    closed_form,
-    save_learned,
-    spectrum,
-)
+from esa_cli.compressors import ClosedForm, Linear, NoCompression, closed_form, spectrum
 from esa_cli.errors import DocumentError, PresetError, ResourceError, UsageError
+from esa_cli.learned import Learned, save_learned
 from esa_cli.method import Method, Window
 from esa_cli.positions import FixedDistance
 from esa_cli.scores import SumScore, VoteScore

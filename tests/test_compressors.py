@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from esa_cli.compressors import (
     ClosedForm,
-    Learned,
     Linear,
     Moments,
     NoCompression,
@@ -20,10 +19,10 @@ from esa_cli.compressors import (
     flatten_keys,
     fold,
     pca,
-    save_learned,
     spectrum,
 )
 from esa_cli.errors import PresetError
+from esa_cli.learned import Learned, save_learned
 
 WIDTH = 12
 SAMPLES = 30

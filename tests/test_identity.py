@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from esa_cli import build, models, preset
-from esa_cli.compressors import Linear, save_learned
+from esa_cli.compressors import Linear
 from esa_cli.identity import identity, model_facts
+from esa_cli.learned import save_learned
 from esa_cli.library import Layout
 from esa_cli.storing import layout, storable
 

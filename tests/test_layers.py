@@ -42,7 +42,7 @@ LAYERS: list[list[str]] = [
     ],
     ["preset_files", "readers"],
     ["store", "compressors", "positions", "preset", "document", "rates", "template", "doctor"],
-    ["joined", "library"],
+    ["joined", "library", "learned"],
     ["step", "prompt", "probes"],
     ["scores", "plugged"],
     ["selectors"],
@@ -83,7 +83,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 BELOW_SESSION = [name for name in RANK if RANK[name] < RANK["session"]]
 METHOD_PARTS = [
-    "kernels", "rows", "rotary", "precise", "protocols", "registry", "store", "compressors",
+    "kernels", "rows", "rotary", "precise", "protocols", "registry", "store", "compressors", "learned",
     "positions", "step", "scores", "selectors", "consensus", "method", "builtin", "attention",
 ]  # fmt: skip
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from esa_cli import build, builtin, preset, registry
-from esa_cli.compressors import Linear, save_learned
+from esa_cli.compressors import Linear
+from esa_cli.errors import PresetError
+from esa_cli.learned import save_learned
 from esa_cli.origins import settings_hash, without_file
 from esa_cli.registry import register
 from esa_cli.storing import hindrance
@@ -75,6 +77,9 @@ def test_what_is_in_a_compressors_file_counts(tmp_path: Path) -> None:
         save_learned(path, [Linear(torch.randn(16, 3), torch.randn(16, 3)) for _ in range(2)])
         found.append(hashed(*given))
     assert found[0] == found[1] != found[2]
+    path.unlink()
+    with pytest.raises(PresetError, match=r"maps\.safetensors cannot be read"):
+        hashed(*given)
 
 
 def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:

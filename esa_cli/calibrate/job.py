@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, build, recipes
-from ..compressors import Learned, save_learned
 from ..errors import PresetError, UsageError
+from ..learned import Learned, save_learned
 from ..method import Method
 from ..models.load import LoadedModel
 from ..preset import Preset
