@@ -83,8 +83,9 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 BELOW_SESSION = [name for name in RANK if RANK[name] < RANK["session"]]
 METHOD_PARTS = [
-    "kernels", "rows", "rotary", "precise", "protocols", "registry", "store",
-    "compressors", "learned", "positions", "step", "scores", "selectors", "consensus", "method", "builtin", "attention",
+    "kernels", "rows", "rotary", "precise", "protocols", "registry", "store", "compressors",
+    "learned", "positions", "step", "scores", "selectors", "consensus", "method", "plugged",
+    "builtin", "attention",
 ]  # fmt: skip
 
 
