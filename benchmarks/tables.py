@@ -70,6 +70,18 @@ def collapse() -> str:
     return table(["tokens", "selection", "mean share", "layers with half or more"], body)
 
 
+def short() -> str:
+    """Questions answered about texts that fit in the window, by how they are read and asked."""
+    found = {(row["length"], row["way"]): row for row in rows("short.jsonl")}
+    ways = list(dict.fromkeys(way for _, way in found))
+    body = []
+    for length in dict.fromkeys(length for length, _ in found):
+        cells = [found.get((length, way)) for way in ways]
+        told = [f"{row['answered']}/{row['of']}" if row else "" for row in cells]
+        body.append([f"{length:,}", *told])
+    return table(["tokens", *ways], body)
+
+
 def prefill() -> str:
     body = [
         [
@@ -211,6 +223,7 @@ def main() -> None:
         sherlock,
         questions,
         questions_before,
+        short,
         collapse,
         prefill,
         ablations,
