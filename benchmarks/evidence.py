@@ -1,8 +1,8 @@
 """Which weights put the passage with the answer first, and whether an answer is there at all.
 
 Three texts are read once each and asked in the default preset's way: the chronicle, the haystack of
-recipe.py with 16 needles at 24,000 tokens, and five excerpts of the chronicle that fit into plain
-attention. Of every question the attention of all layers and heads is kept until its weightings have
+recipe.py with 16 needles at 24,000 tokens, and five excerpts of the chronicle that fit in the
+window. Of every question the attention of all layers and heads is kept until its weightings have
 been compared. Rows are JSON lines; the tables are Markdown on standard output.
 
     python benchmarks/evidence.py --out benchmarks/results/evidence.jsonl
