@@ -122,6 +122,7 @@ def test_the_small_files_are_not_the_model(hub: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.process
 def test_a_hub_that_never_answers_is_given_up(mute_hub: str, tmp_path: Path) -> None:
     """Both ways to ask it, at once: huggingface_hub waits between its attempts."""
     code = (
