@@ -272,6 +272,7 @@ go(FakeAsker(delay=0.001), Path("q.jsonl"), Path("out.jsonl"))
 """
 
 
+@pytest.mark.process
 def test_kills_lose_nothing(write: Write, tmp_path: Path) -> None:
     kinds = itertools.cycle(["a.txt", "b.txt", "c.txt"])
     path = write(*(q(str(number), next(kinds)) for number in range(90)))

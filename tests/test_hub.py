@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -122,7 +123,6 @@ def test_the_small_files_are_not_the_model(hub: str, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.process
 def test_a_hub_that_never_answers_is_given_up(mute_hub: str, tmp_path: Path) -> None:
     """Both ways to ask it, at once: huggingface_hub waits between its attempts."""
     code = (

@@ -58,6 +58,7 @@ def lines(result: subprocess.CompletedProcess[str]) -> list[str]:
     return result.stderr.splitlines()
 
 
+@pytest.mark.process
 @needs_shell
 def test_a_reader_who_goes_away_is_no_error() -> None:
     result = shell("($ESA presets show tiny-random; echo $? >code) | true")
@@ -65,6 +66,7 @@ def test_a_reader_who_goes_away_is_no_error() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.process
 @needs_shell
 def test_a_reader_of_answer_and_progress_who_goes_away() -> None:
     result = shell("($ESA ask note.md What? -p tiny-random 2>&1; echo $? >code) | true")
@@ -90,6 +92,7 @@ def test_progress_that_nobody_reads(
 
 
 @needs_full
+@pytest.mark.process
 @needs_shell
 @pytest.mark.parametrize("command", ["presets list", "--help", "models list --json"])
 def test_a_full_disk_under_the_output(command: str) -> None:
@@ -110,6 +113,7 @@ def test_a_full_disk_under_the_answer(
 
 
 @needs_full
+@pytest.mark.process
 @needs_shell
 def test_a_full_disk_under_everything() -> None:
     result = shell("$ESA presets list >/dev/full 2>/dev/full")
@@ -117,12 +121,14 @@ def test_a_full_disk_under_everything() -> None:
 
 
 @needs_full
+@pytest.mark.process
 @needs_shell
 def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
     for debug in ("", "ESA_DEBUG=1 "):
         assert shell(f"{debug}$ESA presets show nosuch 2>/dev/full").returncode == 4
 
 
+@pytest.mark.process
 @needs_shell
 @pytest.mark.parametrize(
     ("command", "code", "words"),
