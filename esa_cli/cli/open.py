@@ -86,6 +86,23 @@ class Reading:
             self._bar = None
 
 
+def _check(chosen: preset.Preset, keep: bool) -> None:
+    """Holds the method to its protocols, and to the library if what is read is to be kept there.
+
+    Raises:
+        PresetError, PluginError. UsageError: it cannot be kept.
+    """
+    from .. import build
+    from ..storing import hindrance
+
+    why = hindrance(build.method(chosen))
+    if keep and why:
+        raise UsageError(
+            f"what is read cannot be kept in the library: {why}",
+            "ask without keeping, or with another method",
+        )
+
+
 @contextmanager
 def opened(
     name: str,
@@ -106,20 +123,14 @@ def opened(
         library: another than the user's. known: the model's small files, if they were looked at.
 
     Raises:
-        PresetError, ModelError, ResourceError.
+        UsageError: what is read cannot be kept. PresetError, ModelError, ResourceError.
     """
     chosen = preset.load(name, overrides)
     models.parse_reference(chosen.model)
     reporter.stage("import", 0, None)
-    from .. import build
     from ..library import Library
-    from ..storing import hindrance
 
-    if (why := hindrance(build.method(chosen))) and keep:
-        raise UsageError(
-            f"what is read cannot be kept in the library: {why}",
-            "ask without keeping, or with another method",
-        )
+    _check(chosen, keep)
     known = known or look(chosen, Place.of(device, dtype), reporter)
     known.plan(chosen, 1, timed=False).check()
     loaded = load(chosen.model, known.folder, device, dtype, reporter)
