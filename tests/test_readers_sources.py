@@ -53,10 +53,26 @@ def test_a_folder_means_its_readable_files(tree: Path) -> None:
         "docs/deep/wide.txt", "docs/deep/er/c.py",
     ]  # fmt: skip
     assert said == [
-        "docs: 7 files to read; left out: 2 binary, 1 empty, 1 folders ignored by .gitignore, "
-        "1 folders that are links elsewhere, 4 hidden, 1 ignored by .gitignore, "
-        "1 that are links elsewhere"
+        "docs: 7 files to read; left out: 2 binary (data.bin, logo.png), 1 empty (empty.txt), "
+        "1 folder ignored by .gitignore, 1 folder linked elsewhere (away), 4 hidden, "
+        "1 ignored by .gitignore, 1 linked elsewhere (out.txt)"
     ]
+
+
+def test_of_many_files_left_out_the_first_are_named(tree: Path) -> None:
+    for number in range(1200):
+        (tree / "docs" / "deep" / f"p{number:04}.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    os.mkfifo(tree / "docs" / "pipe")
+    (tree / "docs" / "next" / "build").mkdir(parents=True)
+    (tree / "docs" / "next" / ".gitignore").write_text("build\n")
+    said: list[str] = []
+    expand(["docs"], said.append)
+    for part in (
+        "1,202 binary (data.bin, deep/p0000.png, deep/p0001.png and 1,199 more), ",
+        "2 folders ignored by .gitignore, ",
+        "1 neither file nor folder (pipe)",
+    ):
+        assert part in said[0]
 
 
 def test_gitignore_of_the_repository_above(tree: Path) -> None:
@@ -75,7 +91,10 @@ def test_patterns(tree: Path) -> None:
     assert expand(["docs/*"], said.append) == [
         "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/x.log",
     ]  # fmt: skip
-    assert said == ["docs/*: 4 files to read; left out: 2 binary, 1 empty"]
+    assert said == [
+        "docs/*: 4 files to read; left out: 2 binary (docs/data.bin, docs/logo.png), "
+        "1 empty (docs/empty.txt)"
+    ]
     assert expand(["docs/a.txt", "docs/*.txt", "docs", "docs/a.txt"]).count("docs/a.txt") == 2
 
 
@@ -128,7 +147,7 @@ def test_a_folder_that_may_not_be_read_is_said(tree: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "scandir", scandir)
     said: list[str] = []
     assert "docs/deep/wide.txt" not in expand(["docs"], said.append)
-    assert "1 folders that may not be read" in said[0]
+    assert "1 folder that may not be read (deep)" in said[0]
     with pytest.raises(DocumentError, match="docs/deep may not be read: Permission denied") as why:
         expand(["docs/deep"])
     assert why.value.hint == "Try: chmod u+rx docs/deep"
@@ -145,7 +164,7 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     folder, pattern, scan = [one.as_dict() for one in found.left_out]
     assert folder["source"] == "docs"
     assert "2 binary" in folder["why"]
-    assert pattern == {"source": "docs/*.txt", "why": "1 empty"}
+    assert pattern == {"source": "docs/*.txt", "why": "1 empty (docs/empty.txt)"}
     assert scan["source"] == "docs/scan.pdf"
     once = found.once()
     assert [d.source for d in once.documents] == [

@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from esa_cli.errors import DocumentError
-
 from .docx_pages import Pages, begins_with_mark
 from .docx_styles import BULLET, Lists, Style, W, styles, value, whole
-from .extracted import Extracted, TextBuilder, called, library
+from .extracted import Extracted, TextBuilder, library, without_text
 from .registered import register
 from .zipped import OLD_OFFICE, Parts, holds, not_zipped
 
@@ -52,10 +50,7 @@ class Docx:
         walk(root, writer, name)
         extracted = writer.out.result(_missing(parts, root))
         if not extracted.text.strip():
-            raise DocumentError(
-                f"{called(name)} is a Word document without text; it may hold pictures only.",
-                "Save it as PDF, then recognise its letters: ocrmypdf document.pdf text.pdf",
-            )
+            raise without_text(name, self.what)
         return extracted
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from esa_cli.errors import DocumentError
 
-from .extracted import Extracted, TextBuilder, called
+from .extracted import Extracted, TextBuilder, called, without_text
 from .html import decode_markup
 from .markup import parse_xhtml, write
 from .registered import damaged, register
@@ -61,10 +61,7 @@ class Epub:
             write(root, out, name, of_file if chapters else None)
         extracted = out.result(missing)
         if not extracted.text.strip():
-            raise DocumentError(
-                f"{called(name)} is a book without text; its pages may be pictures.",
-                "Convert it to PDF, then recognise its letters: ocrmypdf book.pdf text.pdf",
-            )
+            raise without_text(name, self.what)
         return extracted
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +147,20 @@ def printable(text: str) -> str:
 def called(name: str) -> str:
     """How a message begins that is about the document `name`."""
     return "Standard input" if name == STDIN else f"The document {name}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are: "a.png, b.png and 3 more"."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def without_text(name: str, what: str) -> DocumentError:
+    """The error for a document whose pages may be pictures, a kind of `what`."""
+    return DocumentError(
+        f"{called(name)} is {what} without text; it may hold pictures only.",
+        "Save it as PDF, then recognise its letters: ocrmypdf document.pdf text.pdf",
+    )
 
 
 def path_of(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import ClassVar, cast
 from esa_cli.document_bytes import decode
 from esa_cli.errors import DocumentError
 
-from .extracted import Extracted, TextBuilder, called, path_of
+from .extracted import Extracted, TextBuilder, called, listed, path_of
 from .html import WIDER, decode_markup
 from .markup import parse_html, write
 from .registered import register
@@ -89,12 +89,8 @@ class _Reading:
 
     def missing(self) -> Iterator[str]:
         """What the mail has and the text has not."""
-        names = self._attached[:_MOST_NAMES]
         if self._attached:
-            more = len(self._attached) - len(names)
-            yield f"attached files are not read: {', '.join(names)}" + (
-                f" and {more} more" if more else ""
-            )
+            yield f"attached files are not read: {listed(self._attached, _MOST_NAMES)}"
         for words, count in self._said.items():
             yield f"{words}: {count}" if count > 1 else words
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from esa_cli.errors import DocumentError
 
-from .extracted import Extracted, TextBuilder, called, library
+from .extracted import Extracted, TextBuilder, called, library, without_text
 from .mathml import linear
 from .odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
 from .registered import damaged, register
@@ -56,10 +56,7 @@ class Odt:
         _walk(body, writer, name)
         extracted = writer.out.result(_missing(writer, styles))
         if not extracted.text.strip():
-            raise DocumentError(
-                f"{called(name)} is a text document without text; it may hold pictures only.",
-                "Save it as PDF, then recognise its letters: ocrmypdf document.pdf text.pdf",
-            )
+            raise without_text(name, self.what)
         return extracted
 
 

@@ -1,4 +1,4 @@
-"""Which documents are meant: folders and patterns become files; what is left out is counted.
+"""Which documents are meant: folders and patterns become files; what is left out is named.
 
 A folder means all readable files below it, without hidden ones, binary ones and those that
 `.gitignore` files name. Links that lead out of the folder are not followed. A pattern means what it
@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from esa_cli.document_bytes import is_binary
 from esa_cli.errors import DocumentError, UsageError
 
-from .extracted import library
+from .extracted import library, listed
 from .meaning import LeftOut, Meant, Source
 from .registered import choose
 
@@ -27,7 +27,11 @@ MOST_FILES = 10_000
 _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _OTHER = "Name fewer: a folder further down, or a pattern such as 'docs/**/*.md'."
-_LOCKED = "folders that may not be read"
+_IGNORED = "ignored by .gitignore"
+_ELSEWHERE = "linked elsewhere"
+_UNREADABLE = "may not be read"
+_UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
+"""Left out as everyone expects, and often thousands: counted only."""
 
 
 @dataclass
@@ -35,14 +39,24 @@ class Found:
     """The files of one folder or pattern, and why others are not among them."""
 
     files: list[str] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def rest(self, source: str) -> tuple[LeftOut, ...]:
         """What was left out of this folder or pattern; empty when nothing was."""
         if not self.left_out:
             return ()
-        reasons = ", ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
-        return (LeftOut(source, reasons, len(self.files)),)
+        reasons = (_reason(why, paths, source) for why, paths in sorted(self.left_out.items()))
+        return (LeftOut(source, ", ".join(reasons), len(self.files)),)
+
+
+def _reason(why: str, paths: list[str], source: str) -> str:
+    """How many were left out and why; the first of them by name, where one may be missed."""
+    said = f"{len(paths):,} {why.replace('folder', 'folders') if len(paths) > 1 else why}"
+    if why in _UNNAMED:
+        return said
+    if os.path.isdir(source):
+        paths = [os.path.relpath(path, source) for path in paths]
+    return f"{said} ({listed(sorted(paths))})"
 
 
 def is_several(source: str) -> bool:
@@ -65,7 +79,7 @@ def find(source: str) -> Found:
     for path in several:
         why = _why_not(path)
         if why:
-            found.left_out[why] += 1
+            found.left_out[why].append(path)
             continue
         found.files.append(path)
         if len(found.files) > MOST_FILES:
@@ -130,7 +144,7 @@ def _below(folder: str, found: Found) -> Iterator[str]:
                 f"The folder {folder} may not be read: {error.strerror}.",
                 f"Try: chmod u+rx {folder}",
             ) from error
-        found.left_out[_LOCKED] += 1
+        found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=refused):
         real = os.path.realpath(where)
@@ -139,18 +153,19 @@ def _below(folder: str, found: Found) -> Iterator[str]:
         for name in sorted(folders):
             why = _hidden_or_linked(where, name, root)
             if not why and ignored.names(os.path.join(real, name), folder=True):
-                why = "ignored by .gitignore"
+                why = _IGNORED
             if why:
-                found.left_out[f"folders {why}" if why != "hidden" else "hidden"] += 1
+                kind = why if why == "hidden" else f"folder {why}"
+                found.left_out[kind].append(os.path.join(where, name))
             else:
                 entered.append(name)
         folders[:] = entered
         for name in sorted(files):
             why = _hidden_or_linked(where, name, root)
             if not why and ignored.names(os.path.join(real, name), folder=False):
-                why = "ignored by .gitignore"
+                why = _IGNORED
             if why:
-                found.left_out[why] += 1
+                found.left_out[why].append(os.path.join(where, name))
             else:
                 yield os.path.join(where, name)
 
@@ -162,7 +177,7 @@ def _hidden_or_linked(where: str, name: str, root: str) -> str:
     if not os.path.islink(path):
         return ""
     inside = os.path.realpath(path).startswith(os.path.join(root, ""))
-    return "" if inside and not os.path.isdir(path) else "that are links elsewhere"
+    return "" if inside and not os.path.isdir(path) else _ELSEWHERE
 
 
 class _Ignored:
@@ -199,13 +214,13 @@ def _why_not(path: str) -> str:
     try:
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode):
-            return "no ordinary files"
+            return "neither file nor folder"
         if not info.st_size:
             return "empty"
         with open(path, "rb") as stream:
             head = stream.read(_HEAD)
     except OSError:
-        return "that may not be read"
+        return f"that {_UNREADABLE}"
     reader = choose(head, path)
     if reader.binary:
         return ""
