@@ -84,7 +84,8 @@ def register(
         _CLASSES[kind, name] = cls
         _ORIGIN[kind, name] = origin
         first = (cls.__doc__ or "").strip().partition("\n")[0]
-        _PARTS[kind, name] = Part(kind, name, about or first, source, cost)
+        said = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
+        _PARTS[kind, name] = Part(kind, name, about or said, source, cost)
         return cls
 
     return keep

@@ -127,12 +127,16 @@ def test_a_plugin_may_say_what_its_parts_are(esa: Esa, plugin: str) -> None:
     assert "as told" in esa("plugins", "list", "--plugin", plugin).out
 
 
-def test_a_file_of_recipes_only_is_a_plugin(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
     for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
     source = (
         "from esa_cli.recipes import recipe\n\n"
         '@recipe("whole", about="a mix", source="me", cost="F M")\n'
@@ -150,6 +154,28 @@ def test_a_file_of_recipes_only_is_a_plugin(
     bad = esa("plugins", "check", "broken.py")
     assert bad.code == 4
     assert "checks fail: method broken" in bad.err
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "from dataclasses import dataclass\nfrom esa_cli.registry import register\n"
+        "from esa_cli.selectors import TopK\n\n"
+        "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
+        "    proximity: int = 1\n"
+    )
+    (tmp_path / "two.py").write_text(
+        "from esa_cli.recipes import recipe\n\n"
+        "@recipe('of-two', about='both', source='this test', cost='none')\n"
+        "def two(base):\n    return {'selector': {'name': 'of-one'}}\n"
+    )
+    alone = esa("plugins", "check", "two.py")
+    assert alone.code == 4
+    assert "of-one" in alone.out
+    both = esa("plugins", "check", "two.py", "--plugin", "one.py")
+    assert both.code == 0, both.out
+    rows = json.loads(esa("methods", "--plugin", "one.py", "--json").out)
+    assert [row["about"] for row in rows if row["name"] == "of-one"] == [""]
 
 
 # -- --method

@@ -58,8 +58,10 @@ def new(
 @app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
+    plugins: options.Plugin = None,
 ) -> None:
     """Check that a plugin keeps the rules methods must keep."""
+    options.load_plugins(plugins)
     from ..conformance import check_file
     from ..errors import PluginError
     from .render import print_table
