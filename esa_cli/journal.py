@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,8 @@ class Journal:
     Args:
         path: the file, or None to keep rows in memory only. header: what is measured; its values
             under `same` must not change when a file is continued.
-        key: the fields that tell rows apart. needs: further fields that every row has.
+        key: the fields that tell rows apart, which every row has. wrong: says what is wrong with a
+            row of the file, empty when nothing is.
 
     Raises:
         UsageError: the file holds another measurement, or another process is writing it.
@@ -44,10 +45,10 @@ class Journal:
         *,
         same: Sequence[str],
         key: Sequence[str],
-        needs: Sequence[str] = (),
+        wrong: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
         self.path, self.header = path, dict(header)
-        self.same, self.key, self.needs = same, tuple(key), (*key, *needs)
+        self.same, self.key, self._wrong = same, tuple(key), wrong
         self._done: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._opened = ExitStack()
         self._file: Any = None
@@ -80,12 +81,12 @@ class Journal:
         for number, row in enumerate(lines, 1):
             if "command" in row:
                 continue
-            for field in self.needs:
-                if field not in row:
-                    raise DocumentError(
-                        f"{path}: the row in line {number} has no {field!r}",
-                        "delete that line, or choose another --out",
-                    )
+            lacks = [f"it has no {name!r}" for name in self.key if name not in row]
+            if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
+                raise DocumentError(
+                    f"{path}: the row in line {number} is not whole: {wrong}",
+                    "delete that line, or choose another --out",
+                )
             self._done[self._key(row)] = row
 
     def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -151,9 +151,52 @@ def test_a_broken_line_is_named(line: str, words: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "hotpotqa.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DocumentError, match="cannot be read"):
+    line = json.dumps(longbench_row("a")).encode() + b"\n"
+    (tmp_path / "hotpotqa.jsonl").write_bytes(20 * line + b"\xff\xfe\x00")
+    with pytest.raises(DocumentError, match="line 21: not UTF-8") as caught:
         records("longbench", tmp_path, "hotpotqa")
+    assert "in position 0" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"[" * 100_000, "not a JSON object"),
+        (b'{"context": "c \\ud83d", "input": "i"}', "'context' has half of a surrogate pair"),
+        (b'{"context": "c", "input": "i", "answers": ["\\ude00"]}', "'answers' has half"),
+    ],
+)
+def test_a_line_that_no_tokenizer_takes_is_named(line: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "qasper.jsonl").write_bytes(line)
+    with pytest.raises(DocumentError, match=f"line 1: {words}"):
+        records("longbench", tmp_path, "qasper")
+    (tmp_path / "array.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(DocumentError, match="cannot be read"):
+        files.array(tmp_path / "array.json")
+
+
+def test_a_record_that_asks_nothing_is_found_before_any_is_asked(tmp_path: Path) -> None:
+    context = "A gate. " * 5
+    row = {"task": "qasper", "prompt": context, "context_span": [0, len(context)], "answers": "a"}
+    write(tmp_path / "longbench_mini.jsonl", [row])
+    with pytest.raises(DocumentError, match="qasper, record '1' asks nothing"):
+        order.Order(bench.find("longbench"), tmp_path, ["qasper"]).survey()
+
+
+def test_a_sample_of_longbench_has_the_tasks_that_are_in_it(tmp_path: Path) -> None:
+    context = "A gate. " * 5
+    row = {"prompt": context + "?", "context_span": [0, len(context)], "answers": "a"}
+    write(tmp_path / "longbench_mini.jsonl", [row | {"task": "lcc"}, row | {"task": "qasper"}])
+    write(tmp_path / "trec.jsonl", [longbench_row("a")])
+    assert bench.find("longbench").there(tmp_path) == ["qasper", "trec", "lcc"]
+
+
+@pytest.mark.parametrize("outputs", [[""], ["1234", " "]])
+def test_an_empty_answer_would_be_in_every_output(outputs: list[str], tmp_path: Path) -> None:
+    row = {"input": NIAH, "outputs": outputs, "length": 9}
+    write(tmp_path / "niah_single_1" / "validation.jsonl", [row])
+    with pytest.raises(DocumentError, match="'outputs' has an empty text"):
+        records("ruler", tmp_path, "niah_single_1")
 
 
 # -- InfiniteBench
@@ -209,7 +252,8 @@ def test_infinitebench_compact_form_is_written_out(tmp_path: Path) -> None:
         ("longbook_choice_eng", {"answer": "a hen"}, "not among the options"),
         ("longbook_choice_eng", {"options": ["the keeper"]}, "not four"),
         ("kv_retrieval", {"input": "no key"}, "names no key"),
-        ("math_find", {"input": "how many"}, "which number is wanted"),
+        ("math_find", {"input": "how many", "answer": 9}, "which number is wanted"),
+        ("math_find", {"input": "The largest number of: "}, "'answer' is not a number"),
         ("passkey", {"context": None}, "'context' is not a text"),
     ],
 )
@@ -299,6 +343,11 @@ def test_counting_stars(tmp_path: Path) -> None:
     assert search.prime == '```json\n{"little_penguin": ['
     score = bench.find("counting-stars").score
     assert score(search, "15, 42, 5]}") == 2 / 3
+    for behind in (
+        '\n```\n\n```json\n{"little_penguin": [1, 1',
+        '\nThe "little_penguin" counted ★.',
+    ):
+        assert score(search, "15, 117, 42]}" + behind) == 1, "the list that the prompt opened"
     # 15 without 5: 1; 117 with 100: 0.5; 40 alone: 0.25. Of three; a fourth number is not counted.
     assert score(reason, "15, 117, 100]}") == (1 + 0.5) / 3
     assert score(reason, "15, 40, 100, 117]}") == (1 + 0.25 + 0.25) / 3
@@ -467,8 +516,8 @@ def test_files_without_records_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DocumentError, match=r"trec\.jsonl holds no records"):
             order.Order(longbench, tmp_path, ["qasper", "trec"]).survey()
     context = "A gate. " * 5
-    row = {"task": "qasper", "prompt": context, "context_span": [0, len(context)], "answers": "a"}
-    write(tmp_path / "mini" / "longbench_mini.jsonl", [row])
+    row = {"prompt": context + "?", "context_span": [0, len(context)], "answers": "a"}
+    write(tmp_path / "mini" / "longbench_mini.jsonl", [row | {"task": "qasper"}])
     with pytest.raises(DocumentError, match="holds no records of trec, lcc"):
         order.Order(longbench, tmp_path / "mini", ["qasper", "trec", "lcc"]).survey()
     (tmp_path / "array.json").write_text("[]")
@@ -577,7 +626,7 @@ def test_every_row_is_kept_and_none_asked_twice(tmp_path: Path) -> None:
     assert [row["id"] for row in rows] == ["0", "1", "2", "3"]
     assert {**rows[0], "seconds": 0} == {
         "method": "m", "benchmark": "longbench", "task": "qasper", "id": "0", "answers": ["yes"],
-        "output": "yes", "score": 1.0, "tokens": 7, "seconds": 0, "prompt": some(1)[0].digest,
+        "output": "yes", "score": 1.0, "tokens": 7, "seconds": 0, "record": some(1)[0].digest,
         "settings": "s",
     }  # fmt: skip
 
@@ -596,7 +645,16 @@ def test_another_method_asks_again_and_other_settings_are_refused(tmp_path: Path
 
 @pytest.mark.parametrize(
     "change",
-    [{"before": "B"}, {"document": "D"}, {"question": "Q"}, {"prime": "p"}, {"chat": False}],
+    [
+        {"before": "B"},
+        {"document": "D"},
+        {"question": "Q"},
+        {"prime": "p"},
+        {"chat": False},
+        {"answers": ("no",)},
+        {"longest": 9},
+        {"data": {"classes": ["a"]}},
+    ],
 )
 def test_rows_of_other_data_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
@@ -615,18 +673,18 @@ def test_rows_of_other_data_are_refused(change: dict[str, Any], tmp_path: Path) 
     again[1] = replace(again[1], **change)
     with journal(path) as third, pytest.raises(UsageError) as caught:
         run(again, ask, right, third, method="m")
-    assert f"{path} has an answer to another prompt as qasper, record 1" in caught.value.message
+    assert f"{path} holds another record as qasper, 1:" in caught.value.message
     assert "--data" in caught.value.hint
     assert asked == ["2"]
     rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
-    assert [row["prompt"] for row in rows] == [record.digest for record in some(3)]
+    assert [row["record"] for row in rows] == [record.digest for record in some(3)]
 
 
 def test_where_a_prompt_is_cut_counts() -> None:
     record = some(1)[0]
     moved = replace(record, before=record.before + record.document, document="")
     assert moved.digest != record.digest, "it is read otherwise"
-    assert replace(record, answers=("no",), longest=9).digest == record.digest
+    assert replace(record, id="another").digest == record.digest
 
 
 def test_no_record_is_begun_after_the_time(tmp_path: Path) -> None:
@@ -874,6 +932,12 @@ def test_a_record_without_room_is_named_and_the_others_are_asked(esa: Esa) -> No
     out = esa("longbench", "--data", str(esa.data), *TINY, *words)
     assert "preset: trec, b left out: the question and the answer take" in esa.err
     assert out.splitlines()[1].split()[:4] == ["TREC", "2", "of", "200"]
+    assert "note: preset: trec: 1 left out, for want of room" in out
+    told = json.loads(esa("longbench", "--data", str(esa.data), *TINY, *words, "--json"))
+    assert told["complete"]
+    (missed,) = told["left_out"]
+    assert (missed["method"], missed["task"], missed["id"]) == ("preset", "trec", "b")
+    assert missed["why"].startswith("the question and the answer take")
 
 
 @pytest.mark.parametrize(("dense", "said"), [("512", True), ("0", False)])
@@ -919,7 +983,7 @@ def test_the_command_refuses_rows_of_other_data(esa: Esa, monkeypatch: pytest.Mo
     other = esa.data.parent / "other"
     write(other / "qasper.jsonl", [longbench_row("a"), longbench_row("b", context="A fox. " * 30)])
     esa("longbench", "--data", str(other), *words, code=2)
-    assert "another prompt as qasper, record b" in esa.err
+    assert "another record as qasper, b:" in esa.err
     assert Path("rows.jsonl").read_bytes() == kept
 
 

@@ -275,10 +275,15 @@ def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
     arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
     assert esa(*arguments).code == 0
     whole = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
-    for field in ("test", "score", "dense"):
-        broken = {name: value for name, value in whole[1].items() if name != field}
+    for field, value, said in (
+        ("test", None, "'test' is None, not a text"),
+        ("score", None, "'score' is None, not a number from 0 to 1"),
+        ("score", "much", "'score' is 'much', not a number"),
+        ("time", {"read_s": "long"}, "'time' holds something that is not a number"),
+    ):
+        broken = {**whole[1], field: value}
         rows.write_text("".join(json.dumps(line) + "\n" for line in (whole[0], broken)), "utf-8")
-        fail(esa(*arguments), 3, f"line 2 has no '{field}'")
+        fail(esa(*arguments), 3, f"line 2 is not whole: {said}")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

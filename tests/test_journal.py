@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,23 @@ def test_only_what_changed_is_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("field", ["test", "question", "score"])
+@pytest.mark.parametrize("field", ["test", "question"])
 def test_a_row_without_what_it_needs_is_named(tmp_path: Path, field: str) -> None:
     path = tmp_path / "rows.jsonl"
     broken = {name: value for name, value in row("b").items() if name != field}
     lines = [HEADER, row("a"), broken]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DocumentError, match=f"line 3 has no '{field}'"):
-        Journal(path, HEADER, same=("settings",), key=("test", "question"), needs=("score",))
+    with pytest.raises(DocumentError, match=f"line 3 is not whole: it has no '{field}'"):
+        Journal(path, HEADER, same=("settings",), key=("test", "question"))
+
+
+def test_a_row_that_its_kind_does_not_know_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [HEADER, row("a"), {**row("b"), "score": "much"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def wrong(row: Mapping[str, Any]) -> str:
+        return "" if isinstance(row["score"], float) else f"{row['score']} is no score"
+
+    with pytest.raises(DocumentError, match="line 3 is not whole: much is no score"):
+        Journal(path, HEADER, same=("settings",), key=("test", "question"), wrong=wrong)

@@ -82,7 +82,7 @@ def _record(row: files.Row, task: str) -> Record:
 def score(record: Record, output: str) -> float:
     """The mean over the counts."""
     right = [int(count) for count in record.answers]
-    said = scorers.stars(output, len(right))
+    said = scorers.stars(record.prime + output, len(right))
     if record.task.startswith("reasoning"):
         return scorers.reasoning(said, right, record.data["mistaken"])
     return scorers.searching(said, right)

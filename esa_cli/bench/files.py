@@ -5,6 +5,7 @@ Says which file and line is wrong. It knows nothing of what the fields mean.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ class Row:
         value = self.data.get(key)
         if not isinstance(value, str):
             raise self.wrong(f"{key!r} is not a text")
+        return self._whole(key, value)
+
+    def _whole(self, key: str, value: str) -> str:
+        """JSON can spell half a letter, which no tokenizer takes."""
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self.wrong(f"{key!r} has half of a surrogate pair in it")
         return value
 
     def number(self, key: str) -> int:
@@ -48,7 +55,14 @@ class Row:
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(v, str | int | float) for v in values):
             raise self.wrong(f"{key!r} is not a text or a list of texts")
-        return tuple(str(v) for v in values)
+        return tuple(self._whole(key, str(v)) for v in values)
+
+    def filled(self, key: str) -> tuple[str, ...]:
+        """The same, where each is looked for in an answer: an empty one would be found in all."""
+        values = self.texts(key)
+        if not all(value.strip() for value in values):
+            raise self.wrong(f"{key!r} has an empty text")
+        return values
 
     def numbers(self, key: str) -> tuple[int, ...]:
         value = self.data.get(key)
@@ -81,16 +95,17 @@ def rows(path: Path) -> Iterator[Row]:
     Raises:
         DocumentError: the file cannot be read, a line is not a JSON object, or there is none.
     """
-    line, empty = 0, True
+    empty = True
     try:
-        with path.open(encoding="utf-8-sig") as lines:
+        with path.open("rb") as lines:
             for line, text in enumerate(lines, start=1):
+                text = text.removeprefix(codecs.BOM_UTF8) if line == 1 else text
                 if text.strip():
                     empty = False
                     yield _row(path, line, text)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise DocumentError(
-            f"{path}, line {line + 1}: cannot be read: {error}", "fetch the official file again"
+            f"{path} cannot be read: {error.strerror}", "fetch the official file again"
         ) from error
     if empty:
         raise _nothing(path)
@@ -100,7 +115,7 @@ def array(path: Path) -> list[Row]:
     """The objects of a file that is one JSON array; the line is the place in it."""
     try:
         data = json.loads(path.read_text("utf-8-sig"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DocumentError(
             f"{path} cannot be read: {error}", "fetch the official file again"
         ) from error
@@ -115,10 +130,12 @@ def _nothing(path: Path) -> DocumentError:
     return DocumentError(f"{path} holds no records", "fetch the official file again")
 
 
-def _row(path: Path, line: int, text: str) -> Row:
+def _row(path: Path, line: int, text: bytes) -> Row:
     try:
-        data = json.loads(text)
-    except ValueError:  # a broken object, or a number too long to be one
+        data = json.loads(text.decode())
+    except UnicodeDecodeError as error:
+        raise Row(path, line, {}).wrong(f"not UTF-8: {error}") from error
+    except (ValueError, RecursionError):  # broken, a number too long to be one, or nested too deep
         data = None
     row = Row(path, line, data if isinstance(data, dict) else {})
     if not isinstance(data, dict):

@@ -100,6 +100,8 @@ def _record(row: files.Row, task: str) -> Record:
     answers = row.texts("answer")
     if task in CHOICES:
         answers = _choice(row, answers)
+    if task == "math_find" and not scorers.is_number(answers[0]):
+        raise row.wrong("'answer' is not a number")
     parts = split(PROMPTS[task], _context(row, task), **_fields(row, task))
     longest = 100 if task == "kv_retrieval" else 32
     return Record("infinitebench", task, str(row.line), *parts, answers=answers, longest=longest)

@@ -146,9 +146,11 @@ _SCORES = {
 
 def there(folder: Path) -> list[str]:
     """The tasks whose files are in the folder."""
-    if files.find(folder, MINI):
-        return [task.name for task in TASKS]
-    return [task.name for task in TASKS if files.find(folder, f"{task.name}.jsonl")]
+    mini = files.find(folder, MINI)
+    some = {row.data.get("task") for row in files.rows(mini)} if mini else set()
+    return [
+        task.name for task in TASKS if task.name in some or files.find(folder, f"{task.name}.jsonl")
+    ]
 
 
 def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:

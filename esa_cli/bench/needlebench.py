@@ -120,7 +120,7 @@ def _needles(folder: Path) -> list[dict[str, Any]]:
         if FORMAT not in asked or asked.count("'") < 2:
             raise row.wrong(f"'retrieval_question' does not say {FORMAT!r}")
         for key in ("needle", "arg1", "arg2"):
-            row.text(key)
+            row.text(key), row.filled(key)
     if not found:
         raise DocumentError(f"{path} has no English needles", f"official files: {SOURCE}")
     return [row.data for row in found]
@@ -131,6 +131,7 @@ def _chains(folder: Path) -> list[dict[str, Any]]:
     chains = files.array(path)
     for row in chains:
         row.number("derivation_count"), row.text("answer"), row.text("question")
+        row.filled("answer")
         row.texts("derivations")
     return [row.data for row in chains]
 

@@ -59,6 +59,11 @@ class Order:
                 raise DocumentError(
                     f"{record.task} has two records {record.id!r}", "fetch the official file again"
                 )
+            if not record.question.strip():
+                raise DocumentError(
+                    f"{record.task}, record {record.id!r} asks nothing",
+                    "fetch the official file again",
+                )
             places[name] = len(places) + 1
             length = max(length, record.data.get("length", 0))
         asked = {task for task, _ in places}

@@ -55,9 +55,9 @@ class Record:
 
     @property
     def digest(self) -> str:
-        """Tells prompts apart: ids need not, they are places in a file for some benchmarks."""
-        prompt = [self.before, self.document, self.question, self.prime, self.chat]
-        return hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:16]
+        """Tells records apart, what is right included: ids are places in a file for some."""
+        fields = {name: value for name, value in vars(self).items() if name != "id"}
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
 
 class Benchmark(Protocol):

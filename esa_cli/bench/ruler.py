@@ -120,7 +120,7 @@ def _record(row: files.Row, task: str) -> Record:
         before="",
         document=text[:at],
         question=text[at:],
-        answers=row.texts("outputs"),
+        answers=row.filled("outputs"),
         longest=kind.longest,
         prime=prime,
         data={"length": _rounded(row.number("length"))},

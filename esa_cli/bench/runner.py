@@ -7,7 +7,7 @@ on where it was. It knows no model: it is given a function that answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from esa_cli.bench.record import Record
@@ -25,21 +25,31 @@ class Reply(NamedTuple):
     tokens: int
 
 
+def wrong(row: Mapping[str, Any]) -> str:
+    """What is wrong with a row that `run` is said to have kept; empty when nothing is."""
+    score, tokens = row.get("score"), row.get("tokens")
+    if not isinstance(score, float | int) or not 0 <= score <= 1:
+        return f"'score' is {score!r}, not a number from 0 to 1"
+    if not isinstance(tokens, int):
+        return f"'tokens' is {tokens!r}, not a number of tokens"
+    return ""
+
+
 def kept(record: Record, method: str, settings: str, journal: Journal) -> bool:
-    """Whether the journal has the method's answer to this very prompt.
+    """Whether the journal has the method's answer to this very record.
 
     Args:
         settings: the hash of what the method stands for.
 
     Raises:
-        UsageError: it has the answer to another one of that name: the data are not the same; or
-            by other settings of that name.
+        UsageError: it has the answer to another one of that name: the prompt, or what is right,
+            is not the same; or by other settings of that name.
     """
     row = journal.find({"method": method, "task": record.task, "id": record.id})
-    if row is not None and row.get("prompt") != record.digest:
+    if row is not None and row.get("record") != record.digest:
         raise UsageError(
-            f"{journal.path} has an answer to another prompt as {record.task}, record {record.id}: "
-            "its rows come from other data",
+            f"{journal.path} holds another record as {record.task}, {record.id}: its rows come "
+            "from other data",
             "give the --data it was begun with, or choose another --out",
         )
     if row is not None and row.get("settings") != settings:
@@ -90,7 +100,7 @@ def run(
             continue
         row = {
             "method": method, "task": record.task, "id": record.id, "settings": settings,
-            "benchmark": record.benchmark, "prompt": record.digest,
+            "benchmark": record.benchmark, "record": record.digest,
             "answers": list(record.answers),
             "output": reply.text,
             "score": score(record, reply.text),

@@ -6,6 +6,7 @@ Counting-Stars' `viz.ipynb`, NeedleBench's evaluators in OpenCompass (the benchm
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Sequence
@@ -30,6 +31,14 @@ def first_number(output: str, gold: str) -> float:
     """Math.Find: the first number has the answer's value."""
     found = re.search(r"\d+(?:\.\d+)?", output)
     return float(found is not None and float(found[0]) == float(gold))
+
+
+def is_number(gold: str) -> bool:
+    """Whether `first_number` can compare with it."""
+    try:
+        return math.isfinite(float(gold))
+    except ValueError:
+        return False
 
 
 def word(output: str, gold: str) -> float:
@@ -94,9 +103,10 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
 
 
 def stars(output: str, most: int) -> set[int]:
-    """Counting-Stars: the numbers of the list in the output, the first `most` of them.
+    """Counting-Stars: the numbers of the first list in the output, the first `most` of them.
 
-    The list may have been opened by the prompt, and need not be closed.
+    Args:
+        output: with what the prompt began of it. The list need not be closed.
     """
     behind = output.partition("little_penguin")[2] or output
     listed = behind.partition("]")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from ..errors import EsaError, LengthError
 from . import options
+from .bench_run import Run, header
 from .options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..bench.order import Order
     from ..journal import Journal
     from ..preset import Preset
-    from .known import Known, Place
+    from .known import Known
     from .progress import Progress
     from .render import Reporter
 
@@ -102,21 +102,6 @@ def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
         files.spare("--markdown", markdown, below, "one of the files in --data")
 
 
-@dataclass(frozen=True)
-class Run:
-    """What the person asked for, beside the records."""
-
-    name: str
-    preset: Preset
-    methods: str
-    device: str
-    dtype: str
-    minutes: float | None
-    out: Path | None
-    markdown: Path | None
-    as_json: bool
-
-
 def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
     from ..bench.download import dataset, download
 
@@ -138,13 +123,14 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     reporter.stage("import", 0, None)
     made = presets(run.preset, options.names(run.methods), survey.length)
     place = Place.of(run.device, run.dtype)
-    journal = _journal(run, order, made, _header(run, survey.length, place), reporter)
+    journal = _journal(run, order, made, header(run, survey.length, place), reporter)
     known = look(run.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
     known.check(made.values(), known.tokens(max(texts, key=len, default="")))
     show = partial(
-        bench_table.show, order, journal, run.preset, as_json=run.as_json, markdown=run.markdown
-    )
+        bench_table.show, order, journal, run.preset, run.missed,
+        as_json=run.as_json, markdown=run.markdown,
+    )  # fmt: skip
     try:
         with journal:
             complete = _ask(run, order, made, known, journal, reporter, survey.places, until)
@@ -173,7 +159,7 @@ def _journal(
     from ..journal import Journal
 
     journal = Journal(
-        run.out, header, same=("benchmark", "settings"), key=runner.KEY, needs=("score",)
+        run.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong
     )
     if journal.rows:
         for record in order.records():
@@ -185,26 +171,6 @@ def _journal(
 
 def _goes_on(run: Run) -> str:
     return f"; the same command with --out {run.out} goes on" if run.out else ""
-
-
-def _header(run: Run, length: int, place: Place) -> dict[str, Any]:
-    import platform
-    import shlex
-    import sys
-
-    from .. import __version__
-
-    method = run.preset.model_dump(exclude={"name", "description", "prompt", "generation"})
-    return {
-        "esa": __version__,
-        "command": shlex.join(["esa", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "benchmark": run.name,
-        "model": run.preset.model,
-        "preset": run.preset.name,
-        "settings": {"preset": method, "dtype": str(place.dtype), "length": length},
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
-    }
 
 
 def _ask(
@@ -223,6 +189,7 @@ def _ask(
     from ..models.quiet import quiet_transformers
     from ..session import Session
     from . import progress
+    from .bench_table import LeftOut
     from .known import load
 
     with quiet_transformers():
@@ -236,6 +203,7 @@ def _ask(
                 return progress.reading(reporter, f"{method}: {record.task}, record {place}")
 
             def left_out(record: Record, error: LengthError, name: str = method) -> None:
+                run.missed.append(LeftOut(name, record.task, record.id, error.message))
                 reporter.settle()
                 reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .files import writing
 from .render import print_json, print_table, room
@@ -24,10 +25,20 @@ BESIDE = 2
 GAP = 2
 
 
+class LeftOut(NamedTuple):
+    """A record that a method's window has no room for, and why."""
+
+    method: str
+    task: str
+    id: str
+    why: str
+
+
 def show(
     order: Order,
     journal: Journal,
     base: Preset,
+    left_out: Sequence[LeftOut],
     *,
     complete: bool,
     as_json: bool,
@@ -36,7 +47,7 @@ def show(
     """Prints first, so that a file that cannot be written costs nothing that was measured.
 
     Args:
-        base: the preset that methods are laid over.
+        base: the preset that methods are laid over. left_out: is told below the table.
 
     Raises:
         DocumentError, ResourceError: the file cannot be written.
@@ -46,22 +57,30 @@ def show(
 
     found = table.scores(journal.rows)
     stretched = titles(base, found, journal.header["settings"]["length"])
+    counts = Counter((one.method, one.task) for one in left_out).items()
+    notes = [
+        *order.notes(),
+        *(f"{method}: {task}: {n:,} left out, for want of room" for (method, task), n in counts),
+    ]
     if as_json:
         scores = table.as_dict(order.benchmark, found)
-        result = {"complete": complete, "scores": scores, "notes": order.notes()}
+        result = {
+            "complete": complete, "scores": scores, "notes": order.notes(),
+            "left_out": [one._asdict() for one in left_out],
+        }  # fmt: skip
         print_json({**journal.header, **result, "rows": journal.rows})
     else:
         for number, piece in enumerate(_pieces(order.benchmark, found, stretched, room())):
             if number:
                 print()
             print_table(*piece)
-        for note in order.notes():
+        for note in notes:
             print(f"note: {note}")
     if markdown is not None:
-        notes = "".join(f"\n{note}\n" for note in order.notes())
+        below = "".join(f"\n{note}\n" for note in notes)
         text = table.markdown(*table.table(order.benchmark, found, stretched))
         with writing(markdown):
-            markdown.write_text(text + notes, encoding="utf-8")
+            markdown.write_text(text + below, encoding="utf-8")
 
 
 def is_table(path: Path) -> bool:

@@ -22,6 +22,7 @@ from ..errors import EsaError, UsageError
 from ..journal import Journal
 from ..probes import PROBES, Haystack, probe
 from ..probes.haystack import SUFFIXES
+from ..report import rows
 from . import files, known
 from .live import Listener
 from .render import Reporter, clean, print_json
@@ -74,7 +75,7 @@ def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
         _header(trial, chosen, hay, place),
         same=("model", "settings", "preset_settings"),
         key=KEY,
-        needs=("score", "dense"),
+        wrong=rows.wrong,
     )
     same_reading(journal, trial.settings, chosen)
     folder = _look(trial, chosen, hay, place, reporter)
@@ -234,7 +235,7 @@ def _readings(rows: Sequence[dict[str, Any]]) -> list[str]:
     }
     out = []
     for reading, rule in rules.items():
-        found = (row for row in rows if row.get("reading") == reading and not row["dense"])
+        found = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         names = ", ".join(dict.fromkeys(row["method"] for row in found))
         if names:
             out.append(f"reading: {reading} ({rule}): {clean(names)}")

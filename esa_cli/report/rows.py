@@ -96,31 +96,35 @@ def _header(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> Mappi
 
 
 def _check(row: Row, where: str) -> None:
-    def refuse(what: str) -> DocumentError:
-        return DocumentError(f"{where}: {what}", "is this a file of `esa selftest`?")
+    if what := wrong(row):
+        raise DocumentError(f"{where}: {what}", "is this a file of `esa selftest`?")
 
+
+def wrong(row: Row) -> str:
+    """What is wrong with a row of `esa selftest`, in words; empty when nothing is."""
     for key, kind in REQUIRED.items():
         if key not in row:
-            raise refuse(f"the row has no {key!r}")
+            return f"it has no {key!r}"
         if not isinstance(row[key], kind) or isinstance(row[key], bool):
-            raise refuse(f"{key!r} is {row[key]!r}, not {_KINDS[kind]}")
-    if not _share(row.get("score")):
-        raise refuse(f"'score' is {row.get('score')!r}, not a number from 0 to 1")
-    if row.get("depth") is not None and not _share(row["depth"]):
-        raise refuse(f"'depth' is {row['depth']!r}, not null or a number from 0 to 1")
+            return f"{key!r} is {row[key]!r}, not {_KINDS[kind]}"
+    if not is_share(row.get("score")):
+        return f"'score' is {row.get('score')!r}, not a number from 0 to 1"
+    if row.get("depth") is not None and not is_share(row["depth"]):
+        return f"'depth' is {row['depth']!r}, not null or a number from 0 to 1"
     for key in ("tokens", "time", "recall"):
         if not isinstance(row.get(key) or {}, dict):
-            raise refuse(f"{key!r} is {row[key]!r}, not null or an object")
+            return f"{key!r} is {row[key]!r}, not null or an object"
     if not isinstance(row.get("why") or "", str):
-        raise refuse(f"'why' is {row['why']!r}, not null or a text")
+        return f"'why' is {row['why']!r}, not null or a text"
     if not all(value is None or _number(value) for value in (row.get("time") or {}).values()):
-        raise refuse("'time' holds something that is not a number")
+        return "'time' holds something that is not a number"
     recall = row.get("recall") or {}
     layers = recall.get("layers") or []
     if not isinstance(layers, list):
-        raise refuse("the layers of 'recall' are not a list")
-    if not all(value is None or _share(value) for value in [recall.get("mean"), *layers]):
-        raise refuse("'recall' holds something that is not a number from 0 to 1")
+        return "the layers of 'recall' are not a list"
+    if not all(value is None or is_share(value) for value in [recall.get("mean"), *layers]):
+        return "'recall' holds something that is not a number from 0 to 1"
+    return ""
 
 
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number"}
@@ -130,6 +134,6 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _share(value: Any) -> bool:
+def is_share(value: Any) -> bool:
     """Whether `value` is a number from 0 to 1; NaN is not."""
     return _number(value) and 0 <= value <= 1

@@ -127,9 +127,9 @@ def tokens(text: str) -> int:
         UsageError: it is no number of tokens.
     """
     plain = text.strip().lower().replace("_", "")
-    factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:], 1)
+    factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
     try:
-        count = int(float(plain.rstrip("km")) * factor)
+        count = int(float(plain[:-1]) * factor if factor else float(plain))
     except (ValueError, OverflowError):
         count = 0
     if count < 1:
