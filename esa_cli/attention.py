@@ -26,7 +26,7 @@ from .method import Method
 from .protocols import Selection
 from .rotary import Rope, Ropes
 from .seen import Seen
-from .step import ASKED, REHEARSAL, Step
+from .step import ASKED, PRIME, REHEARSAL, Step
 
 
 class Attention:
@@ -60,7 +60,8 @@ class Attention:
         must not lose sight of the text where it happens to grow beyond `dense`. With
         `window.ending`, what is local begins there, and holds question and answer."""
         local = self._local(plan.start)
-        if local == plan.start or (plan.decoding and memory.shared.get("plain")):
+        plain = plan.start <= self.method.window.dense_below
+        if plain or (plan.decoding and memory.shared.get("plain")):
             return plan.start
         asked, ending = memory.shared.get(ASKED), self.method.window.ending
         if asked is None or ending is None or plan.start < asked:
@@ -240,10 +241,12 @@ class Attention:
         size = self.method.window.chunk
         if memory.shared.get(REHEARSAL) and start > self.method.window.dense_below:
             size = stop - start  # its words are held against each other, so all of them at once
-        for plan in chunks(start, stop, size, last, every):
+        # A question may be one token, too; where its answer begins is told.
+        answering = start >= memory.shared.get(PRIME, start) if asking else last
+        for plan in chunks(start, stop, size, last, every, answering):
             piece = q[:, plan.start - start : plan.stop - start]
             memory.learn(self.method, partial(self.rope_at, plan.stop), piece, plan.start)
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
             if asking and not plan.decoding:
-                memory.shared["plain"] = self._local(plan.start) == plan.start
+                memory.shared["plain"] = plan.start <= self.method.window.dense_below
         return out

@@ -21,6 +21,7 @@ from .errors import UsageError
 from .held import Held
 from .identity import identity, model_facts
 from .library import SEGMENT, Entry, Layout, Library, LibraryError
+from .models.host import devices, rows_dtype
 from .session import Session
 from .storing import layout, maps, provenance, restored, storable
 from .told import Progress, asking, hearing
@@ -93,8 +94,12 @@ class Books:
         return self.library.size_of(tokens, self.layout(self.rows)) if self.library else 0
 
     def layout(self, rows: str) -> Layout:
-        """How this model's rows would be stored, `int8` or `native`."""
-        dtype = str(self.session.model.dtype).removeprefix("torch.")
+        """How this model's rows would be stored, `int8` or `native`.
+
+        Raises:
+            ModelError: its layers compute in different types.
+        """
+        dtype = str(rows_dtype(self.session.model)).removeprefix("torch.")
         shape = self._model_facts["fingerprint"]
         return layout(self.session.attachment.method, shape, dtype, rows)
 
@@ -143,7 +148,7 @@ class Books:
     def _book(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
-        layers = stored.layers(self.session.model.device)
+        layers = stored.layers(devices(self.session.model))
         projections = stored.projections or [None] * len(layers)
         held = Held(stored.ids, layers, projections, entry.head)
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
@@ -207,9 +212,9 @@ class Books:
         known, key = self._key(document.text, self.rows)
         ids, head = session.prompt.document(document.text), len(session.prompt.head())
         spans = [(0, 0)] * head + session.prompt.offsets(document.text)
-        device = str(self.session.model.device)
+        places = devices(self.session.model)
         waiting, layout = asking(self.waiting, more, len(ids)), self.layout(self.rows)
-        with library.write(key, known, ids, layout, waiting, device) as writer:
+        with library.write(key, known, ids, layout, waiting, places) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)
                 return there or self._store(document, library, hear, more)

@@ -126,9 +126,21 @@ class EsaCache(Cache):
                 "this cache was made for another model, or for one that is not attached any more",
                 "use new_cache() of the model's own attachment",
             )
+        if layer_idx == 0:
+            self._check_places(key_states.shape[2])
         chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self.attachment.arriving[layer_idx] = self
         return chunk
+
+    def _check_places(self, count: int) -> None:
+        """Raises UsageError when the host has these tokens anywhere but behind the cached ones."""
+        length, places = self.get_seq_length(), self.attachment.places
+        if places is not None and places != (length, length + count - 1):
+            raise UsageError(
+                f"{count} tokens at the places {places[0]} to {places[1]} do not follow the "
+                f"{length} cached ones",
+                "leave position_ids out, and use_cache on",
+            )
 
     def memory(self, layer_idx: int) -> LayerMemory:
         memory = self.own[layer_idx].memory

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Plan:
     """One chunk [start, stop) of a forward call, and whether it selects.
 
-    `decoding`: it is the call's only token.
+    `decoding`: it is a token of the answer, given alone.
     """
 
     start: int
@@ -22,15 +22,18 @@ class Plan:
     decoding: bool = False
 
 
-def chunks(start: int, stop: int, size: int, last: bool, every: bool) -> Iterator[Plan]:
+def chunks(
+    start: int, stop: int, size: int, last: bool, every: bool, answering: bool = True
+) -> Iterator[Plan]:
     """Cuts [start, stop) into chunks of at most `size`, the short one first.
 
     Args:
         last: the last chunk selects (it holds the question). every: all chunks select.
+        answering: an only token is one of the answer.
     """
     low = start
     high = start + ((stop - start - 1) % size) + 1
     while low < stop:
         select = every or (last and high == stop)
-        yield Plan(low, high, select, decoding=stop - start == 1)
+        yield Plan(low, high, select, decoding=answering and stop - start == 1)
         low, high = high, high + size

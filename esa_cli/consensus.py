@@ -56,6 +56,7 @@ def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
             least 2 epsilon + 1 tokens long.
     """
     if smooth > 1 and votes.numel():
+        votes = votes - votes.amin().clamp(max=0.0)  # beyond the borders there are zeros
         votes = functional.avg_pool1d(votes[None], smooth, stride=1, padding=smooth // 2)[0]
     return top_k(proximity(votes, epsilon), count)
 
@@ -154,7 +155,10 @@ class Consensus:
                 s for s, a in agreements.items() if a.layer > step.layer and a is not asked
             ]:
                 del agreements[start]
-        votes = self._base(same, step) + scored(step).nan_to_num(neginf=0.0)
+        scores = scored(step)
+        # A token without a score is worth no more than the worst that has one.
+        worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
+        votes = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
         if step.shared.get(REHEARSAL):
             if self._complete(step):
@@ -180,11 +184,12 @@ class Consensus:
         return passages(votes, budget, self.smooth, self.proximity)
 
     def _base(self, known: Agreement | None, step: Step) -> Tensor:
-        """Votes so far (M,), with zeros for middle tokens that had none."""
+        """Votes so far (M,); of middle tokens that had none, the fewest that any has."""
         base = torch.zeros(step.middle, device=step.queries.device)
-        if known is not None and known.low == step.low:
+        if known is not None and known.low == step.low and known.votes.numel():
             count = min(base.shape[0], known.votes.shape[0])
             base[:count] = known.votes[:count]
+            base[count:] = known.votes.amin().clamp(max=0.0)
         return base
 
     def _kept(self, known: Agreement, step: Step, budget: int) -> Tensor:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from .calibrate.fingerprint import fingerprint
 from .library.layout import Layout
 from .method import Method
+from .models.host import looking_at, state
 from .origins import contents, sources
 from .preset import Preset
 
@@ -26,7 +28,11 @@ SAMPLES = 1024
 
 
 def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What of a model and its tokenizer shapes what is read."""
+    """What of a model and its tokenizer shapes what is read.
+
+    Raises:
+        ModelError: its weights are not in memory, or cannot be looked at.
+    """
     return {
         "fingerprint": json.loads(fingerprint(model).as_text()),
         "config": _config(model.config),
@@ -83,13 +89,15 @@ def _config(config: Any) -> dict[str, Any]:
 
 def _weights(model: Any) -> str:
     """Of every parameter its name, shape and some of its numbers: a model that was trained on
-    differs in nearly all of them."""
+    differs in nearly all of them. Of packed weights, too, which are no parameters."""
     digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        flat = weight.detach().reshape(-1)
-        some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES]
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, weight in chain(model.named_parameters(), state(model, known)):
+        with looking_at(name):
+            flat = weight.detach().reshape(-1)
+            some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(some.float().cpu().numpy().tobytes())
+        digest.update(some.numpy().tobytes())
     return digest.hexdigest()
 
 

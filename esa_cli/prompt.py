@@ -31,9 +31,9 @@ class PromptTokens:
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self.tokenizer = tokenizer
         self.chat = prompt.chat and bool(getattr(tokenizer, "chat_template", None))
-        self._end = "\n" if prompt.chat else ""
         # A prompt that is nothing but the question is somebody else's, given to the letter.
         self._verbatim = prompt.after == "{question}"
+        self._end = "\n" if prompt.chat and not self._verbatim else ""
         self._first = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
         self._later = prompt.after.replace("{question}", QUESTION).lstrip()
         self._system = prompt.system
@@ -100,11 +100,15 @@ class PromptTokens:
 
     def head(self) -> list[int]:
         """Ids of what stands before the document."""
-        bos = self.tokenizer.bos_token or ""
         ids = self._ids(self._head, special=True)
-        if not self.chat and getattr(self.tokenizer, "add_bos_token", False):
-            return self._ids(bos, special=True) + ids
-        return ids
+        return ids if self.chat else self._begins() + ids
+
+    def _begins(self) -> list[int]:
+        """The id that the tokenizer itself puts before a text, if it does: what it says of that
+        (`add_bos_token`) is not so for all, Llama 3's among them."""
+        first = self.tokenizer.bos_token_id
+        ids = list(self.tokenizer("a")["input_ids"])
+        return [first] if first is not None and ids[:1] == [first] else []
 
     def own(self, text: str, later: bool = False) -> tuple[int, int]:
         """First of the question's own words among the ids of `question`, and behind the last.
@@ -168,10 +172,13 @@ class PromptTokens:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UsageError("the question is not UTF-8", "type it again in a terminal that is")
         between, lead = self._between_turns() if later else (self._between, self._lead)
+        tail = self._tail
+        if not self.chat and prime.startswith(" "):
+            tail = tail.rstrip("\n")  # the answer goes on in the question's line
         pieces = (
             (between, True),
             (lead + text, False),
-            (self._tail, True),
+            (tail, True),
             (prime, False),
         )
         return [token for piece, special in pieces for token in self._ids(piece, special)]

@@ -14,6 +14,7 @@ import torch
 
 from . import build
 from .calibrate import fingerprint
+from .compressors import Moments
 from .errors import PresetError, UsageError
 from .held import Held, join
 from .method import Method
@@ -42,6 +43,40 @@ def serves(old: Method | None, new: Method) -> None:
         )
 
 
+def has_reduced(document: Held, method: Method) -> None:
+    """Whether a document that is held has the reduced keys that a method scores by.
+
+    `serves` has refused it where they are fitted while reading; those by maps from a file could be
+    made later, but stores that are held are not written to any more.
+
+    Raises:
+        PresetError: it has none.
+    """
+    compressor = method.compressor
+    if compressor.fit_tokens or not method.score.features or any(document.projections):
+        return
+    if compressor.fit(0, Moments()) is not None:
+        raise PresetError(
+            "the document was read without reduced keys, by which this preset scores",
+            "read it again with this preset",
+        )
+
+
+def fits(method: Method, model: Any) -> None:
+    """Whether a method that names parts of a model was made for this one.
+
+    Raises:
+        PresetError: its compressor or its heads were found for another model.
+    """
+    fingerprint.check(method.compressor, model, method)
+    last, layers = getattr(method.score, "last", None), model.config.num_hidden_layers
+    if last is not None and last >= layers:
+        raise PresetError(
+            f"score.heads names layer {last}, and the model has {layers} layers, from 0 on",
+            "the heads were found for another model; set score.heads=[]",
+        )
+
+
 @dataclass
 class Reading:
     """What one attached model has read.
@@ -62,23 +97,24 @@ class Reading:
     def __post_init__(self) -> None:
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         method = build.method(self.preset)
-        fingerprint.check(method.compressor, self.model, method)
+        fits(method, self.model)
         self.attachment = attach(self.model, method)
         self.cache = self.attachment.new_cache()
         self._read_by = self.attachment.method
         self._ids: list[int] = []
         self._todo: list[int] = []
+        self._head = 0
+        self._opened: list[Held] = []
 
     def forget(self) -> None:
         """Drops what was read, and frees its memory."""
         self.cache = self.attachment.new_cache()
-        self._ids, self._todo = [], []
+        self._ids, self._todo, self._opened = [], [], []
 
     def held(self) -> Held:
         """What was read, to be opened later by this session or another of the same model."""
         stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
-        head = len(self.prompt.head())
-        return Held(list(self._ids), stores, self.project(), head, self._read_by)
+        return Held(list(self._ids), stores, self.project(), self._head, self._read_by)
 
     def project(self) -> list[Projection | None]:
         """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
@@ -89,16 +125,19 @@ class Reading:
         """Asks from now on about these documents, as one; what was read before is let go.
 
         Raises:
-            UsageError: there is none. PresetError: one was read for another compressor.
+            UsageError: there is none. PresetError: one was read for another compressor, or without
+                the reduced keys that the method scores by.
         """
         if not documents:
             raise UsageError("no document to ask about", "read one first")
         for one in documents:
             serves(one.read_by, self.attachment.method)
+            has_reduced(one, self.attachment.method)
         self.forget()
         self._read_by = self.attachment.method
         self._ids, stores, projections = join(documents)
-        self._todo = self._ids
+        self._todo, self._head = self._ids, documents[0].head
+        self._opened = list(documents)
         self.cache.hold(stores, projections)
 
     @property
@@ -128,7 +167,7 @@ class Reading:
         """
         self.forget()
         self._read_by = self.attachment.method
-        self._todo = ids
+        self._todo, self._head = ids, len(self.prompt.head())
         if done is not None:
             self._ids = ids[: len(done.ids)]
             self.cache.hold(done.stores, done.projections if done.ids else None)
@@ -145,6 +184,7 @@ class Reading:
             settle: called with the tokens read, all of them in the cache, after every FEED.
         """
         ids, done = self._todo, len(self._ids)
+        asking, self.attachment.method = self.attachment.method, self._read_by
         self.cache.mode = "reading"
         self.cache.truncate(done)
         try:
@@ -159,4 +199,6 @@ class Reading:
                     progress(done, len(ids))
             self.cache.project()
         finally:
+            self.attachment.method = asking
             self.cache.truncate(len(self._ids))
+            self.cache.shared.clear()

@@ -2,6 +2,8 @@
 
 The host's own module computes the angles, so every static RoPE variant it knows (default, linear,
 llama3, yarn) comes out as it would in the plain model. This file knows nothing about attention.
+Where layers are on several GPUs, angles follow the layer that asks; that is tested with a stand-in
+for the second device, and not measured.
 
 RoPE is relative: R(q, m) . R(k, n) depends on m - n only. The position encodings use that freely.
 """
@@ -28,12 +30,12 @@ class Rope:
 
     def __init__(self, module: nn.Module, spare: bool = True) -> None:
         self.module, self.spare = module, spare
-        self._cos = torch.empty(0, 0)
-        self._sin = torch.empty(0, 0)
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def _compute(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.module(like[..., :1, :1], positions[None])
-        return cast(Tensor, cos[0]), cast(Tensor, sin[0])
+        # A model on several devices has its rotary module on one of them, and computes there.
+        return cos[0].to(like.device), sin[0].to(like.device)
 
     def cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines at `positions`, each (n, D), in the dtype and on the device of `like`.
@@ -47,12 +49,18 @@ class Rope:
         top = int(positions.max()) + 1
         if top > TABLE_LIMIT or int(positions.min()) < 0:
             return self._compute(positions, like)
-        stale = self._cos.dtype != like.dtype or self._cos.device != like.device
-        if stale or self._cos.shape[0] < top:
-            size = min(TABLE_LIMIT, max(4096, 2 * top)) if self.spare else top
-            self._cos, self._sin = self._compute(torch.arange(size, device=like.device), like)
+        cos, sin = self._table(top, like)
         positions = positions.to(like.device)
-        return self._cos[positions], self._sin[positions]
+        return cos[positions], sin[positions]
+
+    def _table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of at least the positions below `top`; one table for each device and
+        dtype, as a model's layers may be on several."""
+        kind = like.device, like.dtype
+        if kind not in self._tables or self._tables[kind][0].shape[0] < top:
+            size = min(TABLE_LIMIT, max(4096, 2 * top)) if self.spare else top
+            self._tables[kind] = self._compute(torch.arange(size, device=like.device), like)
+        return self._tables[kind]
 
     @property
     def frequencies(self) -> tuple[Tensor, float]:

@@ -13,11 +13,10 @@ models can be attached in one process. `_ATTACHED` holds them weakly: dropping a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, cast
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from .attention import Attention
 from .cache import EsaCache, MakeStore, in_memory
 from .errors import ModelError, UsageError
 from .method import Method
+from .restore import own_configs, put_back
 from .rotary import RawRotary, Rope
 from .seen import Seen
 from .supported import check_type
@@ -76,33 +76,43 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
         check_supported(model.config)
+        if model.device.type == "meta":
+            raise ModelError(
+                "this model's weights are offloaded", "load it whole on a GPU or the processor"
+            )
         self.model = model
         self.body = cast(Any, model.base_model)
         self._modules: list[Any] = [layer.self_attn for layer in self.body.layers]
-        if model.config._attn_implementation == NAME:
-            raise ModelError("this model is attached already", "call detach() on the first")
-        self._rotary = self.body.rotary_emb
-        self._config = model.config
-        self.rope = Rope(self._rotary)
+        _check_free(model, self._modules)
+        rotary = self.body.rotary_emb
+        self.rope = Rope(rotary)
         self.scale = float(self._modules[0].scaling)
         self.arriving: dict[int, EsaCache] = {}
+        self.places: tuple[int, int] | None = None
         self.running = False
         self._watch: Watch | None = None
         self.method = method
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
-        self._share_config(copy.deepcopy(model.config))
+        configs = own_configs(model)
+        # Also where the attachment is dropped and nobody has called `detach`.
+        self._put_back = finalize(self, put_back, self.body, rotary, configs)
+        self._put_back.atexit = False
         model.set_attn_implementation(NAME)
         self.body.rotary_emb = _StartOfForward(self)
         for module in self._modules:
             _ATTACHED[module] = ref(self)
-        self.attached = True
+        if any(module.config._attn_implementation != NAME for module in self._modules):
+            self.detach()
+            raise ModelError(
+                "a layer of this model has a configuration of its own, and keeps its attention",
+                "load the model again, and attach it as it comes",
+            )
 
-    def _share_config(self, config: Any) -> None:
-        current = self.model.config
-        for module in self.model.modules():
-            if getattr(module, "config", None) is current:
-                module.config = config
+    @property
+    def attached(self) -> bool:
+        """Whether the model runs the method: until `detach`."""
+        return self._put_back.alive
 
     @property
     def method(self) -> Method:
@@ -134,9 +144,8 @@ class Attachment:
         """Puts the model back as it was. Does nothing the second time."""
         if not self.attached:
             return
-        self.attached = self.running = False
-        self.body.rotary_emb = self._rotary
-        self._share_config(self._config)
+        self.running = False
+        self._put_back()
         for module in self._modules:
             _ATTACHED.pop(module, None)
         self.arriving.clear()
@@ -153,9 +162,17 @@ class Attachment:
         self.detach()
 
 
+def _check_free(model: PreTrainedModel, modules: list[Any]) -> None:
+    """Raises ModelError when the model, or one that it is part of or has in it, is attached."""
+    kept = [found() for module in modules if (found := _ATTACHED.get(module))]
+    if any(kept) or isinstance(cast(Any, model.base_model).rotary_emb, RawRotary):
+        raise ModelError("this model is attached already", "call detach() on the first")
+
+
 class _StartOfForward(RawRotary):
     """The host calls its rotary module once at the start of a forward call: that is when an
-    attachment knows that what arrives in its cache comes from its own model."""
+    attachment knows that what arrives in its cache comes from its own model, and where its first
+    and its last token stand."""
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
@@ -165,7 +182,15 @@ class _StartOfForward(RawRotary):
         attachment = self._attachment()
         if attachment is not None:
             attachment.running = True
+            # A compiled host would be compiled anew for every place.
+            compiled = torch.compiler.is_compiling()
+            attachment.places = None if compiled else _ends(position_ids)
         return super().forward(x, position_ids)
+
+
+def _ends(positions: Tensor) -> tuple[int, int]:
+    first, last = positions.reshape(-1)[[0, -1]].tolist()
+    return first, last
 
 
 def attach(model: PreTrainedModel, method: Method) -> Attachment:

@@ -7,21 +7,21 @@ Everything below this layer knows nothing of text, files or people.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from . import build
 from .asked import Asked
-from .calibrate import fingerprint
 from .errors import UsageError
 from .models.quiet import quiet_transformers
 from .preset import Preset
 from .prompt import PromptTokens
-from .reading import Reading, serves
+from .reading import Reading, fits, has_reduced, serves
 from .reply import Turn
 from .step import ASKED, OWN, PRIME, REHEARSAL, Heard
 from .streamer import Streamer
@@ -72,9 +72,11 @@ class Session(Reading):
             PresetError: the method does not hold, or needs another fitted compressor.
         """
         new = build.method(preset)
-        fingerprint.check(new.compressor, self.model, new)
+        fits(new, self.model)
         if self._ids:
             serves(self._read_by, new)
+        for document in self._opened:
+            has_reduced(document, new)
         self.attachment.method = new
         self.prompt = PromptTokens(self.tokenizer, preset.prompt)
         self.preset = preset
@@ -122,6 +124,11 @@ class Session(Reading):
         streamer = Streamer(self.tokenizer, on_text)
         self.cache.mode = "asking"
         nucleus = settings.top_p if top_p is None else top_p
+        if not heat >= 0 or not 0 < nucleus <= 1:
+            raise UsageError(
+                f"temperature {heat} and top_p {nucleus} cannot be",
+                "temperature is at least 0, top_p above 0 and at most 1",
+            )
         sampling = {"temperature": heat, "top_p": nucleus, "top_k": 0} if heat > 0 else {}
         try:
             self._generate(asked, tokens, streamer, sampling)
@@ -166,18 +173,33 @@ class Session(Reading):
         """Stock `generate` behind what was read; without `sampling` it is greedy."""
         ids = torch.tensor([self._ids + asked.before + asked.ids], device=self.model.device)
         # transformers would warn that the text is longer than the window, which is the point.
-        with quiet_transformers():
+        with quiet_transformers(), self._only_the_ends() as ends:
             self._remind(asked.before)
             self._rehearse(asked)
             self.model.generate(
                 ids,
+                generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                    max_new_tokens=tokens, do_sample=bool(sampling), use_cache=True,
+                    **sampling, **ends,
+                ),
                 attention_mask=torch.ones_like(ids),
                 past_key_values=self.cache,
-                max_new_tokens=tokens,
-                do_sample=bool(sampling),
                 streamer=streamer,
-                **sampling,
-            )
+            )  # fmt: skip
+
+    @contextmanager
+    def _only_the_ends(self) -> Iterator[dict[str, Any]]:
+        """Takes the host's generation settings away, but the ids that end an answer. Others are
+        made for chat: a penalty for repeated words counts all of the document's, which answers
+        quote, and without the cache each word would have everything put behind it once more."""
+        host = self.model.generation_config
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        ends = {name: getattr(host, name, None) for name in names}
+        self.model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
+        try:
+            yield ends
+        finally:
+            self.model.generation_config = host
 
     def _remind(self, before: list[int]) -> None:
         """Reads the earlier turns, apart from the question: it is what selects for its answer."""

@@ -633,7 +633,7 @@ def test_what_a_folder_holds_and_cannot_be_read_is_left_out(
     assert found[0]["answer"] == "You asked: 1"
     assert asker.calls[0]["books"] == ["text d"]
     counted, scan = found[0]["left_out"]
-    assert (Path(counted["source"]).name, counted["why"]) == ("docs", "1 empty")
+    assert (Path(counted["source"]).name, counted["why"]) == ("docs", "1 empty (empty.txt)")
     assert (Path(scan["source"]).name, "has no text" in scan["why"]) == ("scan.pdf", True)
     assert "has no text" in found[1]["error"], "nothing of the pattern can be read"
     assert "has no text" in found[2]["error"], "it was named"
@@ -648,7 +648,7 @@ def test_the_command_says_what_is_left_out(
     result = command(monkeypatch, FakeAsker(), "q.jsonl", "docs", "--out", "out.jsonl", "--quiet")
     assert result.exit_code == 0, result
     said = result.stderr.splitlines()
-    assert said[0] == "esa: docs: 2 files to read; left out: 1 empty"
+    assert said[0] == "esa: docs: 2 files to read; left out: 1 empty (empty.txt)"
     assert said[1].startswith("esa: left out: The document docs/scan.pdf has no text")
     assert len(said) == 2, "quiet, and each once"
     assert all(row["left_out"] for row in rows(tmp_path / "out.jsonl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import resource
@@ -35,7 +36,7 @@ from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.calibrate.train import Training, rank_loss, square_loss, train
 from esa_cli.compressors import ClosedForm, Linear, NoCompression, closed_form, spectrum
-from esa_cli.errors import DocumentError, PresetError, ResourceError, UsageError
+from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError, UsageError
 from esa_cli.learned import Learned, save_learned
 from esa_cli.method import Method, Window
 from esa_cli.positions import FixedDistance
@@ -747,6 +748,81 @@ def test_the_fingerprint_outlives_rounding(dtype: torch.dtype) -> None:
     weight[0, 0], weight[0, 1] = -1e-12, 1e-12
     before = fingerprint(model)
     assert fingerprint(model.to(dtype)) == before
+
+
+def plain_digest(model: Any) -> str:
+    """Of a host whose weights are plain, as files of maps have it since the first version."""
+    digest = hashlib.sha256()
+    for layer in (model.model.layers[0], model.model.layers[-1]):
+        for name in ("q_proj", "k_proj"):
+            rows = getattr(layer.self_attn, name).weight.tolist()
+            signs = (math.copysign(1, number) < 0 for row in rows for number in row)
+            digest.update(bytes(signs))
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fingerprint_of_plain_weights_is_their_signs(kind: str, dtype: torch.dtype) -> None:
+    model = build_model(kind).to(dtype)
+    assert fingerprint(model).weights == plain_digest(model)
+
+
+class Packed(torch.nn.Module):
+    """A quantised projection: its weight is no tensor, or is not there at all."""
+
+    def __init__(self, linear: Any, method: bool) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().max() / 127)
+        self.register_buffer("codes", (linear.weight / self.scale).round().to(torch.int8))
+        if method:
+            self.weight = lambda: self.codes * self.scale
+
+
+def packed(seed: int = 0, method: bool = True) -> Any:
+    model: Any = build_model("llama", seed)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj"):
+            setattr(layer.self_attn, name, Packed(getattr(layer.self_attn, name), method))
+    return model
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_the_fingerprint_of_packed_weights(method: bool) -> None:
+    model = packed(method=method)
+    before = fingerprint(model)
+    assert fingerprint(packed(method=method)) == before
+    assert fingerprint(packed(1, method)) != before
+    model.model.layers[-1].self_attn.k_proj.codes[3, 5] += 1
+    changed = fingerprint(model)
+    assert changed != before
+    model.model.layers[0].self_attn.q_proj.scale *= 2
+    assert fingerprint(model) != changed
+
+
+def test_the_fingerprint_of_weights_of_eight_bits() -> None:
+    model: Any = build_model("llama")
+    module = model.model.layers[0].self_attn.q_proj
+    module.weight = torch.nn.Parameter(module.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    before = fingerprint(model)
+    assert fingerprint(model) == before
+    module.weight.view(torch.uint8)[3, 5] ^= 1
+    assert fingerprint(model) != before
+
+
+def test_a_projection_that_shows_no_weights_has_no_fingerprint() -> None:
+    model: Any = build_model("llama")
+    model.model.layers[-1].self_attn.k_proj = torch.nn.Identity()
+    with pytest.raises(ModelError, match="shows no weights"):
+        fingerprint(model)
+
+
+def test_weights_that_are_not_in_memory_have_no_fingerprint() -> None:
+    model: Any = build_model("llama")
+    model.model.layers[1].mlp.to("meta")
+    with pytest.raises(ModelError, match="offloaded") as refused:
+        fingerprint(model)
+    assert "whole" in refused.value.hint
 
 
 def saved(path: Path, metadata: dict[str, str] | None) -> Learned:

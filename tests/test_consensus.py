@@ -304,6 +304,32 @@ def test_minus_infinity_counts_as_nothing() -> None:
     assert asked(values, {}) == want
 
 
+def test_what_has_no_score_is_never_better_than_what_has_one() -> None:
+    """Scores that are logits are below zero; left out are those that a shortlist has not."""
+    values = scores(3) - 100.0
+    values[:, 10:] = -INFINITY
+    for row in asked(values, {}):
+        assert max(row) < 10, "BUDGET is less than what has scores"
+    shared: dict[str, Any] = {}
+    score = VoteScore(rule="max", shortlist=10, rotate=False)
+    q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
+    step = replace(build_step(q, k, low=LOW, after=2, score=score), shared=shared)
+    short = torch.nonzero(score.scores(step).isfinite())[:, 0].tolist()
+    single = selector(smooth=1, proximity=0)
+    assert set(single.select(step, BUDGET).tolist()) <= set(short)
+
+
+def test_middle_tokens_that_are_new_have_the_fewest_votes() -> None:
+    shared: dict[str, Any] = {}
+    voting = selector(answer="vote")
+    voting.select(told(torch.arange(MIDDLE) - 500.0, 0, shared), BUDGET)
+    longer = torch.zeros(MIDDLE + 3)
+    longer[-3:] = -1.0
+    got = voting.select(told(longer, 0, shared, start=1000 + CHUNK, chunk=1), BUDGET).tolist()
+    assert MIDDLE - 1 in got
+    assert max(got) < MIDDLE
+
+
 @pytest.mark.parametrize("budget", [MIDDLE, MIDDLE + 1, 1000])
 @pytest.mark.parametrize("chunk", [1, CHUNK])
 def test_a_budget_for_everything_takes_everything(budget: int, chunk: int) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import importlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import KINDS, build_model
 
 from esa_cli import build, models, preset
 from esa_cli.compressors import Linear
-from esa_cli.identity import identity, model_facts
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.identity import SAMPLES, identity, model_facts
 from esa_cli.learned import save_learned
 from esa_cli.library import Layout
 from esa_cli.storing import layout, storable
@@ -112,3 +117,104 @@ def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None
     vote = preset.load("tiny-random", ["score.name=vote"])
     made = layout(build.method(vote), {"layers": 2, "groups": 2, "dim": 8}, "float32", "int8")
     assert (made.reduced, made.kind) == ((0, 0), "int8")
+
+
+# What stands in the weights
+
+
+def weights(model: Any, loaded: Any) -> str:
+    found: str = model_facts(model, loaded.tokenizer)["weights"]
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("tied", [False, True])
+def test_of_plain_weights_parameters_count_alone(loaded: Any, kind: str, tied: bool) -> None:
+    """What is in libraries already must be found again."""
+    model = build_model(kind, tie_word_embeddings=tied)
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.flatten()
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].numpy().tobytes())
+    assert weights(model, loaded) == digest.hexdigest()
+
+
+class Codes(torch.nn.Module):
+    """A quantised projection that keeps everything in buffers."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().max() / 127)
+        self.register_buffer("codes", (linear.weight / self.scale).round().to(torch.int8))
+
+
+def test_buffers_of_packed_weights_count(loaded: Any) -> None:
+    one = copy.deepcopy(loaded.model)
+    layer = one.model.layers[1]
+    layer.mlp.down_proj = Codes(layer.mlp.down_proj)
+    other = copy.deepcopy(one)
+    assert of(other, loaded) == of(one, loaded) != of(loaded.model, loaded)
+    other.model.layers[1].mlp.down_proj.codes[0, 0] += 1
+    assert of(other, loaded) != of(one, loaded)
+
+
+@pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="torch cannot quantise here")
+def test_weights_that_torch_has_packed_count(loaded: Any) -> None:
+    """They are neither parameters nor buffers, and `weight` is no tensor."""
+
+    def quantised(model: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+
+    one = quantised(loaded.model)
+    changed = copy.deepcopy(loaded.model)
+    changed.model.layers[1].mlp.down_proj.weight[0, 0] = 1.0
+    assert weights(quantised(loaded.model), loaded) == weights(one, loaded)
+    assert weights(quantised(changed), loaded) != weights(one, loaded)
+
+
+class Strange(torch.Tensor):
+    """Weights of a kind that torch's operations were not written for."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.reshape:
+            raise NotImplementedError("no reshape\nin here")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Keeps(torch.nn.Module):
+    def get_extra_state(self) -> Any:
+        return object()
+
+
+def test_what_cannot_be_looked_at_is_named(loaded: Any) -> None:
+    one = copy.deepcopy(loaded.model)
+    one.model.layers[1].register_buffer("odd", torch.ones(3).as_subclass(Strange))
+    with pytest.raises(ModelError, match=r"layers\.1\.odd .* looked at: no reshape$") as refused:
+        model_facts(one, loaded.tokenizer)
+    assert "quantisation" in refused.value.hint
+    two = copy.deepcopy(loaded.model)
+    two.model.layers[0].mlp.extra = Keeps()
+    with pytest.raises(ModelError, match=r"mlp\.extra\._extra_state .* is a object"):
+        model_facts(two, loaded.tokenizer)
+
+
+def test_a_model_whose_weights_are_elsewhere_is_refused(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the library, and where it is loaded: there they found no room."""
+    import accelerate
+
+    load = importlib.import_module("esa_cli.models.load")
+    model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
+    with pytest.raises(ModelError, match="weights are offloaded"):
+        model_facts(model, loaded.tokenizer)
+    monkeypatch.setattr(load, "_load_model", lambda *given: model)
+    monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
+    with pytest.raises(ResourceError, match="found no room on cpu"):
+        models.load("random:llama", device="cpu", dtype="float32")

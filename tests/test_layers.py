@@ -20,6 +20,7 @@ LAYERS: list[list[str]] = [
     [
         "supported",
         "western",
+        "restore",
         "machine",
         "reply",
         "streamer",

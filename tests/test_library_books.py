@@ -3,14 +3,19 @@ written down of a reading. Tiny random model."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from esa_cli import Document, Esa, __version__, models, preset
+from esa_cli import Document, Esa, __version__, book, models, preset
+from esa_cli.errors import ModelError
 from esa_cli.library import Entry, Library, LibraryError, plain
+from esa_cli.models.host import devices, rows_dtype
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
 
@@ -155,3 +160,94 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
     assert book.read_s > 0
     assert book.entry is not None
     assert library.verify(book.entry) == []
+
+
+# Where layers are, and of which type. `meta` stands for another device.
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Packed(torch.nn.Module):
+    """A quantised projection, as GPTQ and AWQ keep it: no weight, and numbers of other types."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().max() / 127)
+        self.register_buffer("codes", (linear.weight / self.scale).round().to(torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.codes * self.scale).to(x).T
+
+
+def quantised(loaded: Any) -> Any:
+    model = copy.deepcopy(loaded.model)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(layer.self_attn, name, Packed(getattr(layer.self_attn, name)))
+    return model
+
+
+def mixed(loaded: Any) -> Any:
+    """Layers in bfloat16 behind an embedding in float32."""
+    model = copy.deepcopy(loaded.model).bfloat16()
+    model.model.embed_tokens.float()
+    model.model.embed_tokens.register_forward_hook(lambda module, given, out: out.bfloat16())
+    assert model.dtype == torch.float32
+    return model
+
+
+@pytest.mark.parametrize(("make", "dtype"), [(quantised, "float32"), (mixed, "bfloat16")])
+def test_hosts_that_are_not_of_one_type_answer_as_without_a_library(
+    loaded: Any, library: Library, make: Any, dtype: str
+) -> None:
+    model = make(loaded)
+    host = replace(loaded, model=model)
+    with Esa(host, preset.load("tiny-random", ["window.chunk=128"])) as plain_one:
+        made = plain_one.ask("When?", [plain_one.ingest(note())], max_new_tokens=6).text
+    with esa(host, library, rows="native") as one:
+        found = one.ingest(note())
+        assert found.entry is not None
+        assert found.entry.layout.dtype == dtype
+        assert one.ask("When?", [found], max_new_tokens=6).text == made
+        assert one.ingest(note()).read_s == 0
+    with esa(loaded, library, rows="native") as other:
+        assert other.find(note()) is None, "it is another model"
+
+
+def test_the_type_and_device_of_rows(loaded: Any) -> None:
+    model = copy.deepcopy(loaded.model)
+    assert devices(model) == [CPU, CPU]
+    assert rows_dtype(model) == torch.float32
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.v_proj.to("meta")
+    assert devices(model) == [CPU, META]
+    second.v_proj = Packed(first.v_proj).to("meta")
+    assert devices(model) == [CPU, META]
+    assert rows_dtype(model) == torch.float32, "packed numbers are not what comes out"
+    eight = first.v_proj.weight.to(torch.float8_e4m3fn)
+    first.v_proj.weight = torch.nn.Parameter(eight, requires_grad=False)
+    assert rows_dtype(model) == torch.float32
+    second.v_proj = torch.nn.Identity()
+    assert devices(model) == [CPU, CPU]
+    second.v_proj = torch.nn.Linear(2, 2).half()
+    with pytest.raises(ModelError, match=r"different types \(float16, float32\)"):
+        rows_dtype(model)
+
+
+def test_each_layers_rows_are_where_the_layer_is(
+    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "devices", lambda model: [CPU, META])
+    write, given = library.write, list[Any]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        given.append(args[5])
+        return write(*args[:5])  # what is read here is all on the processor
+
+    monkeypatch.setattr(library, "write", noted)
+    with esa(loaded, library) as one:
+        made = one.ingest(note())
+        assert given == [[CPU, META]]
+        for found in (made, one.find(note())):
+            assert found is not None
+            assert [store.span(0, 2)[0].device for store in found.held.stores] == [CPU, META]

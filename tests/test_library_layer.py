@@ -286,3 +286,33 @@ def test_the_sizes_in_the_docs() -> None:
     for kind in ("native", "int8"):
         layout = Layout(30, 3, 64, "float32", kind=kind, reduced=(48,) * 30)
         assert f"{layout.nbytes(4096) / 4096:,.0f} |" in text
+
+
+META = torch.device("meta")
+"""Stands for the device of a later layer: what is there has a place and no numbers."""
+
+
+def test_each_layer_is_on_its_own_device(tmp_path: Path) -> None:
+    library, ids = Library(tmp_path), [*range(20)]
+    stored = library.open(ingest(library, ids))
+    for layer, device in zip(stored.layers([CPU, META]), (CPU, META), strict=True):
+        layer.append(*torch.zeros(2, 2, 3, 4, device=device))
+        layer.append_features(torch.zeros(3, LAYOUT.reduced[layer.layer], device=device))
+        found = [*layer.span(0, 23), *layer.span(3, 9), *layer.gather(torch.arange(1, 20, 2))]
+        found += [block for _, block in layer.key_blocks(0, 23)]
+        found += [block for _, block in layer.feature_blocks(0, 23)]
+        assert {one.device for one in found} == {device}
+    with pytest.raises(ValueError, match="shorter"):
+        stored.layers([CPU])
+
+
+def test_each_layer_is_written_from_its_own_device(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    with library.write("a" * 40, WITH, [*range(20)], LAYOUT, devices=[CPU, META]) as writer:
+        assert isinstance(writer, Writer)
+        for layer, device in zip(writer.layers, (CPU, META), strict=True):
+            layer.append(*torch.zeros(2, 2, 3, 4, device=device))
+            assert layer.span(0, 3)[0].device == device
+    with library.write("a" * 40, WITH, [*range(20)], LAYOUT) as writer:
+        assert isinstance(writer, Writer)
+        assert {layer.device for layer in writer.layers} == {CPU}

@@ -415,7 +415,9 @@ def test_lengths(text: str, count: int) -> None:
     assert tokens(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km", "5mk"])
+@pytest.mark.parametrize(
+    "text", ["", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km", "5mk"]
+)
 def test_what_is_no_length(text: str) -> None:
     with pytest.raises(UsageError, match="no number of tokens"):
         tokens(text)

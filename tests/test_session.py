@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import processors
 
 from esa_cli import models, preset
+from esa_cli.compressors import Linear
 from esa_cli.errors import LengthError, PresetError, UsageError
+from esa_cli.learned import save_learned
 from esa_cli.prompt import PromptTokens
 from esa_cli.session import Session
 from esa_cli.store import LayerStore
@@ -169,6 +175,42 @@ def test_a_prompt_without_chat_is_taken_to_the_letter(loaded: Any) -> None:
     tokens = PromptTokens(loaded.tokenizer, prompt)
     ids = [*tokens.document("The text."), *tokens.question("\nQ: who? \nA:")]
     assert loaded.tokenizer.decode(ids) == "Read this.\nThe text.\nQ: who? \nA:"
+
+
+def without_template(loaded: Any, first: str = "") -> Any:
+    """A tokenizer as base models have it; `first` is put before every text by its own rule."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = None
+    if first:
+        tokenizer.bos_token = first
+        begins = processors.TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, tokenizer.bos_token_id)]
+        )
+        tokenizer.backend_tokenizer.post_processor = begins
+    return tokenizer
+
+
+def test_without_a_template_a_foreign_prompt_gets_no_line_break(loaded: Any) -> None:
+    tokenizer = without_template(loaded)
+    for prime in ("", " It is"):
+        tokens = PromptTokens(tokenizer, preset.Prompt(before="", after="{question}"))
+        ids = [*tokens.document("Text."), *tokens.question(" Who?", prime)]
+        assert tokenizer.decode(ids) == f"Text. Who?{prime}"
+    own = PromptTokens(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
+    for prime, shown in (("", "Who?\n"), (" It is", "Who? It is"), ("```json", "Who?\n```json")):
+        assert tokenizer.decode(own.question("Who?", prime)) == f"\n\n{shown}"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_text_begins_as_the_tokenizer_begins_it(loaded: Any, chat: bool) -> None:
+    """Llama 3's puts a token first and says that it does not (`add_bos_token`)."""
+    first = "<|im_start|>"
+    tokenizer = without_template(loaded, first)
+    prompt = preset.Prompt(before="ab", after="{question}", chat=chat)
+    assert PromptTokens(tokenizer, prompt).head() == tokenizer("ab")["input_ids"]
+    assert PromptTokens(tokenizer, prompt).head()[0] == tokenizer.convert_tokens_to_ids(first)
+    plain = without_template(loaded)
+    assert PromptTokens(plain, prompt).head() == plain("ab")["input_ids"]
 
 
 def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
@@ -365,3 +407,123 @@ def test_the_question_stays_in_view_and_the_documents_end_does_not(
         length = session.document_tokens
         assert len({one.start for one in seen}) > 4
         assert all(one.start - one.local == length - ending for one in seen)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 2.0}],
+)
+def test_sampling_that_cannot_be_is_refused(session: Session, wrong: dict[str, float]) -> None:
+    session.read(TEXT)
+    with pytest.raises(UsageError, match="cannot be"):
+        session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
+
+
+AGREED = [
+    "selector={name: consensus, smooth: 1, proximity: 0}", "score.name=vote",
+    "window.dense=0", "window.selected=16", "window.local=8", "window.initial=2",
+    "prompt={before: '', after: '{question}', chat: false, system: null}",
+]  # fmt: skip
+
+
+def test_a_question_of_one_token_selects_for_itself(loaded: Any) -> None:
+    """It came alone in its call, as an answer's tokens do, and took the document's agreement."""
+    seen: list[dict[tuple[int, int], list[int]]] = []
+    settings = preset.load("tiny-random", [*AGREED, "reading=select"])
+    with Session(loaded.model, loaded.tokenizer, settings) as session:
+        session.read(TEXT)
+        for _ in range(2):
+            far: dict[tuple[int, int], list[int]] = {}
+            session.attachment.watch = lambda one, far=far: far.setdefault(  # type: ignore[misc]
+                (one.layer, one.start), one.far.tolist()
+            )
+            assert session.ask("q", max_new_tokens=4).question_tokens == 1
+            seen.append({at: rows for at, rows in far.items() if at[1] == session.document_tokens})
+    assert len(seen[0]) == 2
+    assert seen[0] == seen[1]
+
+
+def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any) -> None:
+    """Read alone, because FEED left it over, it is read as in any other piece."""
+    settings = preset.load("tiny-random", [*AGREED, "reading=select", "window.chunk=1"])
+    rows = []
+    for feed in (64, 50):
+        monkeypatch.setattr("esa_cli.reading.FEED", feed)
+        with Session(loaded.model, loaded.tokenizer, settings) as session:
+            ids = session.prompt.document(TEXT)[:65]
+            session.begin(ids)
+            session.resume()
+            rows.append(session.cache.memory(1).store.span(0, 65)[0])
+    torch.testing.assert_close(*rows)
+
+
+def test_heads_of_layers_the_model_lacks_are_refused(loaded: Any) -> None:
+    settings = [*AGREED, "score.heads=[[0, 0], [7, 1]]"]
+    with pytest.raises(PresetError, match="names layer 7, and the model has 2 layers"):
+        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", settings))
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        with pytest.raises(PresetError, match="names layer 7"):
+            session.use(preset.load("tiny-random", settings))
+        session.use(preset.load("tiny-random", [*AGREED, "score.heads=[[0, 0], [1, 1]]"]))
+
+
+def test_what_is_held_has_the_head_it_was_read_with(session: Session) -> None:
+    session.read(TEXT)
+    head = session.held().head
+    assert head == len(session.prompt.head())
+    session.use(preset.load("tiny-random", ["prompt.system=You are terse, and kind."]))
+    held = session.held()
+    assert held.head == head != len(session.prompt.head())
+    session.open([held])
+    assert session.held().head == head
+
+
+def test_a_document_is_read_on_as_it_was_begun(loaded: Any) -> None:
+    """Settings of the asking may change in the middle of it; the reading is one."""
+    begun, other = (
+        preset.load("tiny-random", [f"reading={reading}", "window.dense=0"])
+        for reading in ("local", "select")
+    )
+    rows = []
+    for between in (begun, other):
+        with Session(loaded.model, loaded.tokenizer, begun) as session:
+
+            def stop(done: int, total: int) -> None:
+                raise KeyboardInterrupt
+
+            session.begin(session.prompt.document(TEXT))
+            with pytest.raises(KeyboardInterrupt):
+                session.resume(stop)
+            session.use(between)
+            session.resume()
+            assert session.attachment.method.reading == between.reading
+            rows.append(session.cache.memory(1).store.span(1100, 1200)[0])
+    assert torch.equal(*rows)
+
+
+def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: Path) -> None:
+    """A reading that goes on makes its reduced keys when they are asked for; one that is held has
+    no room for them, and was scored by whole keys, which is another method."""
+    maps = [Linear(torch.randn(32, 2), torch.randn(32, 2)) for _ in range(2)]
+    save_learned(tmp_path / "maps.safetensors", maps)
+    learned = f"compressor={{name: learned, file: {tmp_path / 'maps.safetensors'}}}"
+    without, reduced = (
+        preset.load("tiny-random", [learned, "reading=local", f"score.name={score}"])
+        for score in ("vote", "sum")
+    )
+    with Session(loaded.model, loaded.tokenizer, reduced) as session:
+        session.read(TEXT)
+        want = session.ask(QUESTION).text
+        session.open([session.held()])
+        assert session.ask(QUESTION).text == want
+    with Session(loaded.model, loaded.tokenizer, without) as session:
+        session.read(TEXT)
+        held = session.held()
+        session.use(reduced)
+        assert session.ask(QUESTION).text == want
+        with pytest.raises(PresetError, match="without reduced keys"):
+            session.open([held])
+        session.use(without)
+        session.open([held])
+        with pytest.raises(PresetError, match="without reduced keys"):
+            session.use(reduced)

@@ -4,6 +4,8 @@ A fingerprint holds the model's numbers of layers and heads, and a sha256 over t
 query and key weights of its first and last layer. Signs, because they outlive every rounding: the
 same model in float32, bfloat16 and float16 has one fingerprint. It does not notice a change that
 turns no sign there; a model that was trained on has thousands of weights near zero that do turn.
+Quantised weights have no signs to see: all their bytes count, and in another quantisation the same
+model has another fingerprint.
 
 The aim of maps is whether the score rotates its queries, and to which distance: maps that were
 fitted on other queries lose more than they say.
@@ -18,8 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from ..errors import PresetError
+from ..errors import ModelError, PresetError
+from ..models.host import PLAIN, check_in_memory, looking_at, plain_weight, state
 
 if TYPE_CHECKING:
     from ..method import Method
@@ -53,14 +57,19 @@ class Fingerprint:
 
 
 def fingerprint(model: Any) -> Fingerprint:
-    """The fingerprint of a causal language model of transformers."""
+    """The fingerprint of a causal language model of transformers.
+
+    Raises:
+        ModelError: its weights are not in memory, or are packed in a way that shows none.
+    """
+    check_in_memory(model)
     config = model.config
     layers = model.base_model.layers
     digest = hashlib.sha256()
     for attention in (layers[0].self_attn, layers[-1].self_attn):
         for projection in (attention.q_proj, attention.k_proj):
-            signs = torch.signbit(projection.weight.detach()).to(torch.uint8).cpu()
-            digest.update(signs.numpy().tobytes())
+            for numbers in _numbers(projection):
+                digest.update(numbers.cpu().numpy().tobytes())
     heads = int(config.num_attention_heads)
     return Fingerprint(
         kind=str(config.model_type),
@@ -70,6 +79,17 @@ def fingerprint(model: Any) -> Fingerprint:
         dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         weights=digest.hexdigest(),
     )
+
+
+def _numbers(projection: Any) -> list[Tensor]:
+    """Signs of a projection's weight; of packed weights all bytes, with what unpacks them."""
+    with looking_at("a projection"):
+        if (weight := plain_weight(projection)) is not None:
+            return [torch.signbit(weight).to(torch.uint8)]
+        found = [tensor.reshape(-1).contiguous() for _, tensor in state(projection)]
+        if not found:
+            raise ModelError("a projection of this model shows no weights", PLAIN)
+        return [tensor.view(torch.uint8) for tensor in found]
 
 
 def of_file(metadata: Mapping[str, str]) -> Fingerprint | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..compressors import Linear
 from . import sealed
 from .entry import Entry, read_text
-from .layer import CPU, StoredLayer
+from .layer import StoredLayer, layers_over
 from .places import Places
 from .segment import Segment
 
@@ -91,11 +91,6 @@ class Stored:
             for i, name in enumerate(entry.segments)
         ]
 
-    def layers(self, device: torch.device = CPU) -> list[StoredLayer]:
-        """A new memory for each layer, with an empty tail, over the same maps."""
-        layout, parts = self.entry.layout, self._segments
-        dtype: torch.dtype = getattr(torch, layout.dtype)
-        return [
-            StoredLayer(layer, parts, layout.heads, layout.dim, dtype, device)
-            for layer in range(layout.layers)
-        ]
+    def layers(self, devices: Sequence[torch.device] = ()) -> list[StoredLayer]:
+        """A new memory for each layer over the same maps; see `layers_over`."""
+        return layers_over(self._segments, self.entry.layout, devices)

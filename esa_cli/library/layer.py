@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..rows import Rows, as_index
 from ..store import BLOCK
+from .layout import Layout
 from .segment import Segment
 
 CPU = torch.device("cpu")
@@ -211,6 +212,19 @@ class StoredLayer:
         if self._features is not None and with_reduced:
             self._features = _rest(self._features, part.tokens)
         self._add(part)
+
+
+def layers_over(
+    parts: Sequence[Segment], layout: Layout, devices: Sequence[torch.device] = ()
+) -> list[StoredLayer]:
+    """A new memory for each layer, with an empty tail, over the same parts.
+
+    Args:
+        devices: each layer's; (): the processor for all.
+    """
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    places = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)
+    return [StoredLayer(i, parts, layout.heads, layout.dim, dtype, place) for i, place in places]
 
 
 def _rest(rows: Rows, start: int) -> Rows:

@@ -21,6 +21,8 @@ from .places import Places, default_root, size_of
 from .sealed import DiskError, LibraryError, on_disk
 
 if TYPE_CHECKING:
+    import torch
+
     from .contents import Stored
     from .writer import Writer
 
@@ -109,7 +111,7 @@ class Library:
         ids: Sequence[int],
         layout: Layout,
         waiting: Callable[[], None] | None = None,
-        device: str = "cpu",
+        devices: Sequence[torch.device] = (),
     ) -> Iterator[Writer | Entry]:
         """Gives a `Writer`, or the document if it is there by now.
 
@@ -119,7 +121,7 @@ class Library:
         Args:
             ids: all tokens. waiting: called every half second while another process ingests the
                 same document, which this one waits for; what it raises passes through.
-            device: where tails are kept.
+            devices: where each layer's tail is kept; (): all on the processor.
 
         Raises:
             ResourceError: the disk lacks room.
@@ -134,7 +136,7 @@ class Library:
         with self._places.locked(key, waiting):
             there = self.find(key)
             if there is None:
-                writer = Writer(self._places, key, identity, ids, layout, device)
+                writer = Writer(self._places, key, identity, ids, layout, devices)
                 try:
                     self.check_room(self.size_of(len(ids), layout) - layout.nbytes(writer.done))
                     yield writer

@@ -21,7 +21,7 @@ from . import chain, claims, sealed
 from . import entry as entries
 from .contents import NO_FIT, Projections, fit_name, pack_fit, pack_tokens, read_fit
 from .entry import Entry
-from .layer import StoredLayer
+from .layer import StoredLayer, layers_over
 from .layout import Layout
 from .places import Places, size_of
 from .sealed import LibraryError, on_disk
@@ -44,7 +44,7 @@ class Writer:
         identity: str,
         ids: Sequence[int],
         layout: Layout,
-        device: str = "cpu",
+        devices: Sequence[torch.device] = (),
     ) -> None:
         self.places, self.key, self.identity = places, key, identity
         self.ids, self.layout = list(ids), layout
@@ -59,11 +59,7 @@ class Writer:
             claims.write(places, key, self._chain)
         found = self._resume()
         self.done = sum(segment.tokens for segment in found)
-        dtype, place = getattr(torch, layout.dtype), torch.device(device)
-        self.layers = [
-            StoredLayer(layer, found, layout.heads, layout.dim, dtype, place)
-            for layer in range(layout.layers)
-        ]
+        self.layers = layers_over(found, layout, devices)
 
     def _resume(self) -> list[Segment]:
         """The longest whole beginning on disk; every byte of it is read and checked first."""

@@ -73,7 +73,13 @@ def load(
     chosen = choose_dtype(dtype, place)
     _check_memory(parameters * chosen.itemsize, place, ref)
     report("load", 0, None)
+    from esa_cli.models.host import offloaded
+
     model, tokenizer = _into_memory(ref, folder, config, place, chosen)
+    if offloaded(model):
+        raise ResourceError(
+            f"{ref.name} does not fit: some of its weights found no room on {place}.", _SMALLER
+        )
     weight = next(model.parameters())
     return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device)
 

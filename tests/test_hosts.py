@@ -1,0 +1,171 @@
+"""Hosts that come with settings of their own, or are treated roughly: the answer is the same, and
+the model is afterwards what it was; what cannot be right is refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, ModelFactory
+
+from esa_cli import models, preset
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.method import Method, Window
+from esa_cli.positions import TruePositions
+from esa_cli.seam import Attachment, attach
+from esa_cli.session import Session
+
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+QUESTION = "When does the gate open?"
+WHOLE = Method(window=Window(initial=4, selected=1000, local=8, chunk=16), position=TruePositions())
+
+
+def tokens(count: int = 40) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(1, VOCABULARY, (1, count), generator=generator)
+
+
+# -- Generation settings
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+def answer(loaded: Any) -> str:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.read(TEXT)
+        return session.ask(QUESTION).text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_cache": False},
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"num_beams": 2},
+        {"cache_implementation": "static"},
+        {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.8},
+        {"max_length": 20, "min_new_tokens": 14},
+        {"return_dict_in_generate": True, "output_scores": True},
+    ],
+)
+def test_the_hosts_generation_settings_are_not_the_answers(
+    loaded: Any, changes: dict[str, Any]
+) -> None:
+    want, model = answer(loaded), loaded.model
+    host = copy.deepcopy(model.generation_config)
+    for name, value in changes.items():
+        setattr(host, name, value)
+    before, model.generation_config = model.generation_config, host
+    try:
+        assert answer(loaded) == want
+        assert model.generation_config is host, "put back"
+        assert all(getattr(host, name) == value for name, value in changes.items())
+    finally:
+        model.generation_config = before
+
+
+def test_the_ids_that_end_an_answer_are_the_hosts(loaded: Any) -> None:
+    model, before = loaded.model, loaded.model.generation_config
+    with Session(model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.read(TEXT)
+        want = session.ask(QUESTION)
+        host = copy.deepcopy(before)
+        host.eos_token_id = loaded.tokenizer(want.text, add_special_tokens=False)["input_ids"]
+        model.generation_config = host
+        try:
+            assert session.ask(QUESTION).answer_tokens < want.answer_tokens
+        finally:
+            model.generation_config = before
+
+
+# -- Configurations
+
+
+def test_a_body_with_a_configuration_of_its_own(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want, body = model(ids).logits, model.model.config
+    model.config = top = copy.deepcopy(model.config)
+    with attach(model, WHOLE) as attached:
+        got = model(ids, past_key_values=attached.new_cache()).logits
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert model.config is top
+    assert model.model.config is body
+    assert torch.equal(model(ids).logits, want)
+
+
+def test_a_layer_with_a_configuration_of_its_own_is_refused(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want, layer = model(ids).logits, model.model.layers[1].self_attn
+    layer.config = own = copy.deepcopy(layer.config)
+    with pytest.raises(ModelError, match="configuration of its own"):
+        attach(model, WHOLE)
+    assert layer.config is own
+    assert torch.equal(model(ids).logits, want)
+
+
+# -- Attachments
+
+
+def test_an_attachment_that_is_dropped_leaves_the_model_as_it_was(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want, rotary, config = model(ids).logits, model.model.rotary_emb, model.config
+    attached = attach(model, WHOLE)
+    model(ids, past_key_values=attached.new_cache())
+    del attached
+    gc.collect()
+    assert model.model.rotary_emb is rotary
+    assert model.config is config
+    assert torch.equal(model(ids).logits, want)
+    attach(model, WHOLE).detach()
+
+
+@pytest.mark.parametrize("body_first", [True, False])
+def test_a_model_and_its_body_are_attached_once(make_model: ModelFactory, body_first: bool) -> None:
+    model, ids = make_model("llama"), tokens()
+    want = model(ids).logits
+    first, second = (model.model, model) if body_first else (model, model.model)
+    with attach(first, WHOLE), pytest.raises(ModelError, match="attached already"):
+        attach(second, WHOLE)
+    assert torch.equal(model(ids).logits, want)
+
+
+# -- Places
+
+
+@pytest.fixture
+def attached(make_model: ModelFactory) -> Iterator[Attachment]:
+    with attach(make_model("llama"), WHOLE) as found:
+        yield found
+
+
+@pytest.mark.parametrize("first", [0, 21, 30])
+def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
+    attached: Attachment, first: int
+) -> None:
+    cache, ids = attached.new_cache(), tokens()
+    attached.model(ids[:, :20], past_key_values=cache)
+    with pytest.raises(UsageError, match="do not follow the 20 cached ones"):
+        attached.model(
+            ids[:, 20:], past_key_values=cache, position_ids=torch.arange(20)[None] + first
+        )
+    behind = torch.arange(20, 40)[None]
+    got = attached.model(ids[:, 20:], past_key_values=cache, position_ids=behind).logits
+    cache.truncate(20)
+    assert torch.equal(got, attached.model(ids[:, 20:], past_key_values=cache).logits)
+
+
+def test_generate_without_its_cache_is_refused(attached: Attachment) -> None:
+    cache, ids = attached.new_cache(), tokens()
+    with pytest.raises(UsageError, match="do not follow") as caught:
+        attached.model.generate(ids, past_key_values=cache, use_cache=False, max_new_tokens=3)  # type: ignore[operator]
+    assert "use_cache on" in caught.value.hint
