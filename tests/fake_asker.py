@@ -89,11 +89,17 @@ class FakeAsker:
             cut=len(whole) < len(said),
         )  # fmt: skip
 
+    def _wait(self) -> None:
+        """In short steps: a signal just before a long wait would be heard after it only."""
+        until = time.monotonic() + 20
+        while not self.gate.wait(0.02) and time.monotonic() < until:
+            pass
+
     def _say(self, pieces: Sequence[str], on_text: Callable[[str], None] | None) -> None:
         try:
             for piece in pieces:
                 time.sleep(self.delay)
-                self.gate.wait(20)
+                self._wait()
                 if on_text is not None:
                     on_text(piece)
                 self.spoken.append(piece)

@@ -627,6 +627,8 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
             f"{sample.text}\n\nWhat is the {what}?"
         )
     assert noise == NOISE
+    (alone,) = samples(name, 1000, exact=True, samples=1)
+    assert alone.facts[0].start == got[1].facts[0].start, "in the middle, not where all see it"
     # The second of four is a third of the way, at the nearest of 58 steps.
     second = samples(name, 10_000, exact=True, samples=4)[1]
     lines = (10_000 - words(second.facts[0].text)) // 19

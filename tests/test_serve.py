@@ -88,12 +88,23 @@ class Running:
         return self.raw("POST", "/v1/chat/completions", data, **headers)
 
     def close(self) -> None:
+        """It ends while the next test runs."""
         self.asker.gate.set()
         for client in self.clients:
             client.close()
         self.server.should_exit = True
-        self.thread.join(20)
-        assert not self.thread.is_alive()
+        ENDING.append(self.thread)
+
+
+ENDING: list[threading.Thread] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_server_ends() -> Iterator[None]:
+    yield
+    for thread in ENDING:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 @pytest.fixture

@@ -69,7 +69,9 @@ class Hidden:
         if request.depths:
             depth = depths_of(request, request.samples)[index]
         else:
-            depth = round(index * (DEPTHS - 1) / max(request.samples - 1, 1)) / (DEPTHS - 1)
+            # A single key stands in the middle: the very beginning is in view of every method.
+            share = index / (request.samples - 1) if request.samples > 1 else 0.5
+            depth = round(share * (DEPTHS - 1)) / (DEPTHS - 1)
         ahead = round(depth * lines)
         text = f"{NOISE * ahead}{fact}\n{NOISE * (lines - ahead)}"
         facts = (fact_at(text, len(NOISE) * ahead, fact),)
