@@ -21,7 +21,7 @@ from .models.host import looking_at, state
 from .origins import contents, sources
 from .preset import Preset
 
-FORMAT = 2
+FORMAT = 3
 """Raised when rows read by an older version would differ."""
 SAMPLES = 1024
 """Numbers of each parameter that are looked at."""
