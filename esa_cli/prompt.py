@@ -92,7 +92,13 @@ class PromptTokens:
 
     def text(self, question: str, prime: str = "") -> str:
         """What the model reads behind the document, as text."""
-        return self._between + self._lead + question + self._tail + prime
+        return self._between + self._lead + question + self._before_answer(prime) + prime
+
+    def _before_answer(self, prime: str) -> str:
+        """What stands between question and answer; without a template, an answer whose first words
+        begin with a space goes on in the question's line."""
+        goes_on = not self.chat and prime.startswith(" ")
+        return self._tail.rstrip("\n") if goes_on else self._tail
 
     def document(self, text: str) -> list[int]:
         """Ids of everything up to the end of the document."""
@@ -172,13 +178,10 @@ class PromptTokens:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UsageError("the question is not UTF-8", "type it again in a terminal that is")
         between, lead = self._between_turns() if later else (self._between, self._lead)
-        tail = self._tail
-        if not self.chat and prime.startswith(" "):
-            tail = tail.rstrip("\n")  # the answer goes on in the question's line
         pieces = (
             (between, True),
             (lead + text, False),
-            (tail, True),
+            (self._before_answer(prime), True),
             (prime, False),
         )
         return [token for piece, special in pieces for token in self._ids(piece, special)]

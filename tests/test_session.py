@@ -199,6 +199,7 @@ def test_without_a_template_a_foreign_prompt_gets_no_line_break(loaded: Any) -> 
     own = PromptTokens(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
     for prime, shown in (("", "Who?\n"), (" It is", "Who? It is"), ("```json", "Who?\n```json")):
         assert tokenizer.decode(own.question("Who?", prime)) == f"\n\n{shown}"
+        assert own.text("Who?", prime) == f"\n\n{shown}"
 
 
 @pytest.mark.parametrize("chat", [True, False])
