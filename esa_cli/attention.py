@@ -70,10 +70,7 @@ class Attention:
 
     def _step(self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, local: int) -> Step:
         return Step(
-            layer=memory.layer,
-            start=plan.start,
-            queries=q,
-            store=memory.store,
+            layer=memory.layer, start=plan.start, queries=q, store=memory.store,
             low=low,
             high=plan.start - local,
             local=local,
@@ -83,7 +80,7 @@ class Attention:
             score=self.method.score,
             decoding=plan.decoding,
             shared=memory.shared,
-        )
+        )  # fmt: skip
 
     def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Selection:
         """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""

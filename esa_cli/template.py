@@ -41,7 +41,7 @@ from esa_cli.step import Step
 
 @register("selector", "@name@")
 @dataclass(frozen=True)
-class @class@Selector:
+class @class@:
     """The `budget` best middle tokens, by the mean over heads and current tokens.
 
     Args:
@@ -81,6 +81,8 @@ def template(name: str) -> str:
         )
     words = [word for word in re.split(r"[-_]", name) if word]
     class_name = "".join(word[0].upper() + word[1:] for word in words)
+    if not class_name.endswith("Selector"):
+        class_name += "Selector"  # so that no name is one that the file imports
     source = _SOURCE.replace("@name@", name).replace("@file@", _file_name(name))
     return source.replace("@class@", class_name)
 

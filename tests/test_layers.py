@@ -182,3 +182,10 @@ def test_the_reader_of_imports_reads_them(tmp_path: Path) -> None:
     assert "session" in own_imports("cli"), "it is imported inside a function"
     assert "models" in own_imports("cli"), "it is imported as `from .. import models`"
     assert "errors" in own_imports("models"), "it is imported by its full name"
+
+
+def test_the_layers_of_the_design_document_are_these() -> None:
+    text = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+    block = text.partition("\n    errors\n")[2].partition("\n\n")[0]
+    shown = [["errors"], *(line.split() for line in block.splitlines())]
+    assert [sorted(line) for line in shown] == [sorted(line) for line in LAYERS[1:]]
