@@ -50,27 +50,27 @@ class Attention:
         """The rotary embedding when `length` tokens are cached: the host's, or the encoding's."""
         return self._ropes.at(length, getattr(self.method.position, "frequencies", None))
 
-    def _local(self, start: int) -> int:
-        """l_L of a chunk that starts at `start`: everything cached while attention is plain."""
-        window = self.method.window
-        return start if start <= window.dense_below else min(window.local, start)
+    def _plain(self, start: int) -> bool:
+        """Whether a chunk that starts at `start` sees everything cached."""
+        return start <= self.method.window.dense_below
 
     def _settled(self, memory: LayerMemory, plan: Plan) -> int:
         """l_L of this chunk. An answer goes on as its question was read, plain or selecting: it
         must not lose sight of the text where it happens to grow beyond `dense`. With
         `window.ending`, what is local begins there, and holds question and answer."""
-        local = self._local(plan.start)
-        plain = plan.start <= self.method.window.dense_below
-        if plain or (plan.decoding and memory.shared.get("plain")):
+        if self._plain(plan.start) or (plan.decoding and memory.shared.get("plain")):
             return plan.start
         asked, ending = memory.shared.get(ASKED), self.method.window.ending
         if asked is None or ending is None or plan.start < asked:
-            return local
+            return min(self.method.window.local, plan.start)
         return min(plan.start, plan.start - int(asked) + ending)
 
     def _step(self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, local: int) -> Step:
         return Step(
-            layer=memory.layer, start=plan.start, queries=q, store=memory.store,
+            layer=memory.layer,
+            start=plan.start,
+            queries=q,
+            store=memory.store,
             low=low,
             high=plan.start - local,
             local=local,
@@ -80,7 +80,7 @@ class Attention:
             score=self.method.score,
             decoding=plan.decoding,
             shared=memory.shared,
-        )  # fmt: skip
+        )
 
     def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Selection:
         """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
@@ -236,7 +236,7 @@ class Attention:
             memory.shared.pop(ASKED, None)
         out = torch.empty_like(q)
         size = self.method.window.chunk
-        if memory.shared.get(REHEARSAL) and start > self.method.window.dense_below:
+        if memory.shared.get(REHEARSAL) and not self._plain(start):
             size = stop - start  # its words are held against each other, so all of them at once
         # A question may be one token, too; where its answer begins is told.
         answering = start >= memory.shared.get(PRIME, start) if asking else last
@@ -245,5 +245,5 @@ class Attention:
             memory.learn(self.method, partial(self.rope_at, plan.stop), piece, plan.start)
             out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
             if asking and not plan.decoding:
-                memory.shared["plain"] = plan.start <= self.method.window.dense_below
+                memory.shared["plain"] = self._plain(plan.start)
         return out

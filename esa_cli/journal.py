@@ -138,6 +138,12 @@ class Journal:
         self._file.flush()
 
 
+def is_share(value: Any) -> bool:
+    """Whether a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= 1
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The file's objects; a last line that was not finished is left out.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import ModelError, UsageError
+from .letters import has_halves
 from .preset import Prompt
 from .reply import Turn
 
@@ -175,7 +176,7 @@ class PromptTokens:
             raise UsageError(
                 "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
+        if has_halves(text):
             raise UsageError("the question is not UTF-8", "type it again in a terminal that is")
         between, lead = self._between_turns() if later else (self._between, self._lead)
         pieces = (

@@ -104,7 +104,8 @@ class Session(Reading):
 
         Raises:
             UsageError: nothing has been read, or not to its end; the question is empty, or with the
-                turns before it longer than the model's window allows; or no token is allowed.
+                turns before it longer than the model's window allows; no token is allowed, or a
+                sampling that cannot be is asked for.
         """
         if not self._ids:
             raise UsageError("no document has been read", "call read(text) first")
@@ -116,6 +117,12 @@ class Session(Reading):
         settings = self.preset.generation
         tokens = self._tokens(max_new_tokens)
         heat = settings.temperature if temperature is None else temperature
+        nucleus = settings.top_p if top_p is None else top_p
+        if not heat >= 0 or not 0 < nucleus <= 1:
+            raise UsageError(
+                f"temperature {heat} and top_p {nucleus} cannot be",
+                "temperature is at least 0, top_p above 0 and at most 1",
+            )
         asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.preset, tokens)
         if seed is not None:
@@ -123,12 +130,6 @@ class Session(Reading):
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
         self.cache.mode = "asking"
-        nucleus = settings.top_p if top_p is None else top_p
-        if not heat >= 0 or not 0 < nucleus <= 1:
-            raise UsageError(
-                f"temperature {heat} and top_p {nucleus} cannot be",
-                "temperature is at least 0, top_p above 0 and at most 1",
-            )
         sampling = {"temperature": heat, "top_p": nucleus, "top_k": 0} if heat > 0 else {}
         try:
             self._generate(asked, tokens, streamer, sampling)

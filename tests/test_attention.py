@@ -460,19 +460,26 @@ def test_observing_does_not_change_what_the_compressor_is_fitted_on() -> None:
     close(got, want)
 
 
+ALL_LOCAL = replace(WINDOW, local=30, dense=4)
+"""A short text lies in L whole, and is not plain: `dense` is less than `local`."""
+
+
 @pytest.mark.parametrize("ending", [0, 2, 5])
+@pytest.mark.parametrize("window", [WINDOW, ALL_LOCAL], ids=["window", "all local"])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_ending_keeps_the_question_in_view_and_little_before_it(position: str, ending: int) -> None:
+def test_ending_keeps_the_question_in_view_and_little_before_it(
+    position: str, window: Window, ending: int
+) -> None:
     """Each step equals the paper's rule with as many local tokens as question and ending have."""
     layer, other = new_layer(38), new_layer(38)
     other.q, other.k, other.v = layer.q, layer.k, layer.v
-    asked = method_of(position, window=replace(WINDOW, ending=ending))
+    asked = method_of(position, window=replace(window, ending=ending))
     for each in (layer, other):
         each.feed(attention_of(asked), 25, every=False, last=False)
     for upto in (29, 33, 34, 35):
         start = len(layer.memory.store)
         got = layer.feed(attention_of(asked), upto, asking=True)
-        same = replace(WINDOW, local=start - 25 + ending)
+        same = replace(window, local=start - 25 + ending)
         close(got, other.feed(attention_of(replace(asked, window=same)), upto))
 
 
@@ -486,26 +493,10 @@ def test_ending_needs_a_question() -> None:
     )
 
 
-@pytest.mark.parametrize("ending", [0, 2])
-def test_all_of_it_local_is_not_all_of_it_plain(ending: int) -> None:
-    """Where `dense` is less than `local`, a short text lies in L whole, and still has an ending."""
-    layer, other = new_layer(38), new_layer(38)
-    other.q, other.k, other.v = layer.q, layer.k, layer.v
-    window = replace(WINDOW, local=30, dense=4)
-    asked = method_of(window=replace(window, ending=ending))
-    for each in (layer, other):
-        each.feed(attention_of(asked), 25, every=False, last=False)
-    for upto in (29, 33, 34, 35):
-        start = len(layer.memory.store)
-        got = layer.feed(attention_of(asked), upto, asking=True)
-        same = replace(window, local=start - 25 + ending)
-        close(got, other.feed(attention_of(replace(asked, window=same)), upto))
-
-
 def test_an_answer_to_a_text_in_l_sees_l_tokens() -> None:
     layer, other = new_layer(38), new_layer(38)
     other.q, other.k, other.v = layer.q, layer.k, layer.v
-    made = attention_of(method_of(window=replace(WINDOW, local=30, dense=4, selected=0)))
+    made = attention_of(method_of(window=replace(ALL_LOCAL, selected=0)))
     for each, asking in ((layer, True), (other, False)):
         each.feed(made, 28, asking=asking)
     for upto in range(29, 39):

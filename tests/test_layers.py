@@ -21,6 +21,7 @@ LAYERS: list[list[str]] = [
         "supported",
         "western",
         "restore",
+        "letters",
         "machine",
         "reply",
         "streamer",

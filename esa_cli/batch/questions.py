@@ -19,6 +19,7 @@ from typing import Any
 
 from ..document import Meant, meant
 from ..errors import DocumentError
+from ..letters import has_halves
 
 _LIKELY = ("documents", "docs")
 """Other keys may stand there and mean nothing; but one like these is a slip, and the question would
@@ -99,7 +100,7 @@ def _question(
     text, own = row.get("question"), row.get("documents")
     fault = fault or _fault(row, bool(sources.default.sources))
     if fault:
-        shown = text if isinstance(text, str) and not _broken(text) else ""
+        shown = text if isinstance(text, str) and not has_halves(text) else ""
         return Question(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
     assert isinstance(text, str)
     named = sources.default.paths if own is None else tuple(own)
@@ -137,13 +138,9 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
         return '"documents" is not a list of paths'
     if own is not None and "-" in own:
         return "standard input (-) cannot be a document here"
-    if _broken(json.dumps(row, ensure_ascii=False)):
+    if has_halves(json.dumps(row, ensure_ascii=False)):
         return "half a surrogate pair, which is no character"
     return ""
-
-
-def _broken(text: str) -> bool:
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _key(parts: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError
+from esa_cli.letters import has_halves
 
 FOLDERS = ("", "data")
 """Where files lie below the folder a person names."""
@@ -39,7 +40,7 @@ class Row:
 
     def _whole(self, key: str, value: str) -> str:
         """JSON can spell half a letter, which no tokenizer takes."""
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
+        if has_halves(value):
             raise self.wrong(f"{key!r} has half of a surrogate pair in it")
         return value
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.bench.record import Record
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.journal import Journal
+from esa_cli.journal import Journal, is_share
 
 KEY = ("method", "task", "id")
 """What tells rows apart."""
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
 def wrong(row: Mapping[str, Any]) -> str:
     """What is wrong with a row that `run` is said to have kept; empty when nothing is."""
     score, tokens = row.get("score"), row.get("tokens")
-    if not isinstance(score, float | int) or not 0 <= score <= 1:
+    if not is_share(score):
         return f"'score' is {score!r}, not a number from 0 to 1"
     if not isinstance(tokens, int):
         return f"'tokens' is {tokens!r}, not a number of tokens"

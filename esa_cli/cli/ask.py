@@ -72,6 +72,7 @@ def ask(
     esa ask book.txt "Who is Ahab?"
     """
     from ..errors import UsageError
+    from ..letters import has_halves
     from .answer import Ways, run
     from .run import Request, split
 
@@ -79,7 +80,7 @@ def ask(
         raise UsageError("--report is of one question", "ask it without --stdin")
     ways = Ways(keep, library, evidence, report, stdin, method=method)
     documents, question = split(arguments or [], library=library, lines=stdin)
-    if any("\ud800" <= letter <= "\udfff" for letter in question):
+    if has_halves(question):
         raise UsageError("the question is not UTF-8", "set the terminal to UTF-8 and type it again")
     options.load_plugins(plugins)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}

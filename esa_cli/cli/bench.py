@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..bench.order import Order
     from ..journal import Journal
     from ..preset import Preset
+    from .bench_table import NoRoom
     from .known import Known
     from .progress import Progress
     from .render import Reporter
@@ -127,13 +128,16 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     known = look(run.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
     known.check(made.values(), known.tokens(max(texts, key=len, default="")))
+    left_out: list[bench_table.NoRoom] = []
     show = partial(
-        bench_table.show, order, journal, run.preset, run.missed,
+        bench_table.show, order, journal, run.preset, left_out,
         as_json=run.as_json, markdown=run.markdown,
     )  # fmt: skip
     try:
         with journal:
-            complete = _ask(run, order, made, known, journal, reporter, survey.places, until)
+            complete = _ask(
+                run, order, made, known, journal, reporter, survey.places, until, left_out
+            )
     except (KeyboardInterrupt, EsaError):
         reporter.settle()
         if journal.rows:
@@ -182,14 +186,15 @@ def _ask(
     reporter: Reporter,
     places: dict[tuple[str, str], int],
     until: float | None,
+    left_out: list[NoRoom],
 ) -> bool:
-    """Method by method; False when the time was up before the end."""
+    """Method by method; False when the time was up before the end. `left_out` is added to."""
     from ..bench.asker import Asker
     from ..bench.runner import run as ask_all
     from ..models.quiet import quiet_transformers
     from ..session import Session
     from . import progress
-    from .bench_table import LeftOut
+    from .bench_table import NoRoom
     from .known import load
 
     with quiet_transformers():
@@ -202,8 +207,8 @@ def _ask(
                 place = f"{places[record.task, record.id]} of {len(places)}"
                 return progress.reading(reporter, f"{method}: {record.task}, record {place}")
 
-            def left_out(record: Record, error: LengthError, name: str = method) -> None:
-                run.missed.append(LeftOut(name, record.task, record.id, error.message))
+            def no_room(record: Record, error: LengthError, name: str = method) -> None:
+                left_out.append(NoRoom(name, record.task, record.id, error.message))
                 reporter.settle()
                 reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
 
@@ -211,7 +216,7 @@ def _ask(
             score = order.benchmark.score
             if not ask_all(
                 order.records(), asker, score, journal,
-                method=method, settings=order.settings(preset), until=until, left_out=left_out,
+                method=method, settings=order.settings(preset), until=until, left_out=no_room,
             ):  # fmt: skip
                 return False
     return True

@@ -6,12 +6,11 @@ import platform
 import shlex
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from .bench_table import LeftOut
 
 if TYPE_CHECKING:
     from ..preset import Preset
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What the person asked for, beside the records; and which of them were left out."""
+    """What the person asked for, beside the records."""
 
     name: str
     preset: Preset
@@ -31,7 +30,6 @@ class Run:
     out: Path | None
     markdown: Path | None
     as_json: bool
-    missed: list[LeftOut] = field(default_factory=list)
 
 
 def header(run: Run, length: int, place: Place) -> dict[str, Any]:

@@ -25,7 +25,7 @@ BESIDE = 2
 GAP = 2
 
 
-class LeftOut(NamedTuple):
+class NoRoom(NamedTuple):
     """A record that a method's window has no room for, and why."""
 
     method: str
@@ -38,7 +38,7 @@ def show(
     order: Order,
     journal: Journal,
     base: Preset,
-    left_out: Sequence[LeftOut],
+    left_out: Sequence[NoRoom],
     *,
     complete: bool,
     as_json: bool,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DocumentError
+from ..journal import is_share
 
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""
@@ -132,8 +133,3 @@ _KINDS: dict[type, str] = {str: "a text", int: "a whole number"}
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_share(value: Any) -> bool:
-    """Whether `value` is a number from 0 to 1; NaN is not."""
-    return _number(value) and 0 <= value <= 1
