@@ -9,18 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .api import Esa
-    from .book import Book
-    from .document import Document, read_document
-    from .library import Library
-    from .method import Method, Window
-    from .preset import load as load_preset
-    from .reply import Evidence, Reply, Turn
-    from .seam import attach
-    from .session import Answer, Session
+from esa_cli.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from esa_cli.api import Esa
+    from esa_cli.book import Book
+    from esa_cli.document import Document, read_document
+    from esa_cli.library import Library
+    from esa_cli.method import Method, Window
+    from esa_cli.preset import load as load_preset
+    from esa_cli.reply import Evidence, Reply, Turn
+    from esa_cli.seam import attach
+    from esa_cli.session import Answer, Session
+
 __all__ = [
     "Answer",
     "Book",
@@ -40,20 +41,20 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Answer": ("session", "Answer"),
-    "Book": ("book", "Book"),
-    "Document": ("document", "Document"),
-    "Esa": ("api", "Esa"),
-    "Evidence": ("reply", "Evidence"),
-    "Library": ("library", "Library"),
-    "Method": ("method", "Method"),
-    "Reply": ("reply", "Reply"),
-    "Session": ("session", "Session"),
-    "Turn": ("reply", "Turn"),
-    "Window": ("method", "Window"),
-    "attach": ("seam", "attach"),
-    "load_preset": ("preset", "load"),
-    "read_document": ("document", "read_document"),
+    "Answer": ("esa_cli.session", "Answer"),
+    "Book": ("esa_cli.book", "Book"),
+    "Document": ("esa_cli.document", "Document"),
+    "Esa": ("esa_cli.api", "Esa"),
+    "Evidence": ("esa_cli.reply", "Evidence"),
+    "Library": ("esa_cli.library", "Library"),
+    "Method": ("esa_cli.method", "Method"),
+    "Reply": ("esa_cli.reply", "Reply"),
+    "Session": ("esa_cli.session", "Session"),
+    "Turn": ("esa_cli.reply", "Turn"),
+    "Window": ("esa_cli.method", "Window"),
+    "attach": ("esa_cli.seam", "attach"),
+    "load_preset": ("esa_cli.preset", "load"),
+    "read_document": ("esa_cli.document", "read_document"),
 }
 """Public name -> the module it lives in, and its name there."""
 
@@ -63,7 +64,7 @@ if not TYPE_CHECKING:  # or a type checker would take any misspelled name for on
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, attribute = _PLACES[name]
-        value = getattr(import_module(f".{module}", __name__), attribute)
+        value = getattr(import_module(module), attribute)
         globals()[name] = value
         return value
 

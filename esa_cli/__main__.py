@@ -14,8 +14,8 @@ import signal
 import sys
 from typing import TextIO
 
-from .errors import INTERRUPTED, EsaError, ResourceError
-from .machine import memory_ran_out
+from esa_cli.errors import INTERRUPTED, EsaError, ResourceError
+from esa_cli.machine import memory_ran_out
 
 BUG = 1
 USAGE = 2
@@ -72,7 +72,7 @@ def _interrupted(leave: bool) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    from .cli.app import command
+    from esa_cli.cli.app import command
 
     group = command()
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions

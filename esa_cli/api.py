@@ -15,21 +15,21 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from . import machine, models, plan, preset, recipes
-from .book import Book, Books
-from .document import Document
-from .errors import UsageError
-from .evidence import rests_on
-from .library import Entry, Library
-from .models.load import choose_device
-from .models.weights import read_config
-from .preset import Preset
-from .reply import Reply, Turn
-from .session import Session
-from .storing import gathers
-from .together import AskedBook, distinct, together
-from .told import Progress
-from .witness import Witness
+from esa_cli import machine, models, plan, preset, recipes
+from esa_cli.book import Book, Books
+from esa_cli.document import Document
+from esa_cli.errors import UsageError
+from esa_cli.evidence import rests_on
+from esa_cli.library import Entry, Library
+from esa_cli.models.load import choose_device
+from esa_cli.models.weights import read_config
+from esa_cli.preset import Preset
+from esa_cli.reply import Reply, Turn
+from esa_cli.session import Session
+from esa_cli.storing import gathers
+from esa_cli.together import AskedBook, distinct, together
+from esa_cli.told import Progress
+from esa_cli.witness import Witness
 
 
 class Esa:
@@ -210,7 +210,7 @@ class Esa:
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""
-        from .report.evidence_page import evidence_page
+        from esa_cli.report.evidence_page import evidence_page
 
         books = distinct(books)
         if self._weights is None or [id(book) for book in books] != [id(b) for b in self._open]:

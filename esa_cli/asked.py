@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .errors import HistoryError, LengthError
-from .method import Window
-from .preset import Preset
-from .prompt import PromptTokens
-from .reply import Turn
+from esa_cli.errors import HistoryError, LengthError
+from esa_cli.method import Window
+from esa_cli.preset import Preset
+from esa_cli.prompt import PromptTokens
+from esa_cli.reply import Turn
 
 
 @dataclass(frozen=True)

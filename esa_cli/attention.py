@@ -16,17 +16,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from . import plugged
-from .choice import choose, look_on
-from .chunks import Plan, chunks
-from .clipped import attend_clipped
-from .kernels import attend, merge
-from .memory import LayerMemory
-from .method import Method
-from .protocols import Selection
-from .rotary import Rope, Ropes
-from .seen import Seen
-from .step import ASKED, PRIME, REHEARSAL, Step
+from esa_cli import plugged
+from esa_cli.choice import choose, look_on
+from esa_cli.chunks import Plan, chunks
+from esa_cli.clipped import attend_clipped
+from esa_cli.kernels import attend, merge
+from esa_cli.memory import LayerMemory
+from esa_cli.method import Method
+from esa_cli.protocols import Selection
+from esa_cli.rotary import Rope, Ropes
+from esa_cli.seen import Seen
+from esa_cli.step import ASKED, PRIME, REHEARSAL, Step
 
 
 class Attention:

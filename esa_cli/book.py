@@ -16,15 +16,15 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .document import Document, read_document
-from .errors import UsageError
-from .held import Held
-from .identity import identity, model_facts
-from .library import SEGMENT, Entry, Layout, Library, LibraryError
-from .models.host import devices, rows_dtype
-from .session import Session
-from .storing import layout, maps, provenance, restored, storable
-from .told import Progress, asking, hearing
+from esa_cli.document import Document, read_document
+from esa_cli.errors import UsageError
+from esa_cli.held import Held
+from esa_cli.identity import identity, model_facts
+from esa_cli.library import SEGMENT, Entry, Layout, Library, LibraryError
+from esa_cli.models.host import devices, rows_dtype
+from esa_cli.session import Session
+from esa_cli.storing import layout, maps, provenance, restored, storable
+from esa_cli.told import Progress, asking, hearing
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """How rows are wanted -> how those may be kept that serve: who wants every bit gets no other."""

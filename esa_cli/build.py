@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from . import registry
-from .errors import PluginError, PresetError
-from .kernels import KERNELS
-from .method import Method, Window
-from .preset import Preset
-from .protocols import Compressor, PositionEncoding, Score, Selector
-from .registry import nearest
+from esa_cli import registry
+from esa_cli.errors import PluginError, PresetError
+from esa_cli.kernels import KERNELS
+from esa_cli.method import Method, Window
+from esa_cli.preset import Preset
+from esa_cli.protocols import Compressor, PositionEncoding, Score, Selector
+from esa_cli.registry import nearest
 
 PROTOCOLS = {
     "selector": Selector,

@@ -1,6 +1,15 @@
 """Registers the built-in methods, through the same door as any plugin."""
 
-from . import compressors, consensus, encodings, learned, methods, positions, scores, selectors
+from esa_cli import (
+    compressors,
+    consensus,
+    encodings,
+    learned,
+    methods,
+    positions,
+    scores,
+    selectors,
+)
 
 __all__ = [
     "compressors",

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .errors import UsageError
-from .memory import LayerMemory
-from .protocols import KVStore, Projection
-from .store import LayerStore
+from esa_cli.errors import UsageError
+from esa_cli.memory import LayerMemory
+from esa_cli.protocols import KVStore, Projection
+from esa_cli.store import LayerStore
 
 if TYPE_CHECKING:
-    from .seam import Attachment
+    from esa_cli.seam import Attachment
 
 
 MakeStore = Callable[[int, int, int, torch.dtype, torch.device], KVStore]

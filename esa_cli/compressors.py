@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .precise import precise
-from .protocols import Projection
-from .registry import register
+from esa_cli.precise import precise
+from esa_cli.protocols import Projection
+from esa_cli.registry import register
 
 
 def fold(q: Tensor, groups: int) -> Tensor:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import __version__, machine
-from .errors import EsaError
-from .models import DEFAULT_MODEL, list_models, path_of
-from .models.cache import home
-from .models.load import choose_dtype
+from esa_cli import machine
+from esa_cli.errors import EsaError
+from esa_cli.models import DEFAULT_MODEL, list_models, path_of
+from esa_cli.models.cache import home
+from esa_cli.models.load import choose_dtype
+from esa_cli.version import __version__
 
 T = TypeVar("T")
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flash-attn")
@@ -84,7 +85,7 @@ def report() -> dict[str, Any]:
     """Everything, as one mapping that JSON can hold; sizes in bytes."""
     import psutil
 
-    from .kernels import available
+    from esa_cli.kernels import available
 
     broken: list[str] = []
     gpus: list[dict[str, Any]] = _look(broken, devices, [])

@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .reply import Evidence
-from .sentences import LONGEST, Sentences
-from .witness import Witness
+from esa_cli.reply import Evidence
+from esa_cli.sentences import LONGEST, Sentences
+from esa_cli.witness import Witness
 
 FOUND = 1.3
 """Documents in which no sentence has this `strength` may not hold the answer. Chosen so that hardly

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .joined import JoinedStore, Part, Parted
-from .method import Method
-from .protocols import KVStore, Projection
-from .store import LayerStore
+from esa_cli.joined import JoinedStore, Part, Parted
+from esa_cli.method import Method
+from esa_cli.protocols import KVStore, Projection
+from esa_cli.store import LayerStore
 
 
 @dataclass(frozen=True)

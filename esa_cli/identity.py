@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from .calibrate.fingerprint import fingerprint
-from .library.layout import Layout
-from .method import Method
-from .models.host import looking_at, state
-from .origins import contents, sources
-from .preset import Preset
+from esa_cli.calibrate.fingerprint import fingerprint
+from esa_cli.library.layout import Layout
+from esa_cli.method import Method
+from esa_cli.models.host import looking_at, state
+from esa_cli.origins import contents, sources
+from esa_cli.preset import Preset
 
 FORMAT = 3
 """Raised when rows read by an older version would differ."""

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .protocols import KVStore, Projection
-from .store import BLOCK, LayerStore
+from esa_cli.protocols import KVStore, Projection
+from esa_cli.store import BLOCK, LayerStore
 
 
 class Part(NamedTuple):

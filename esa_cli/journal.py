@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError, UsageError
 
 MISSING = object()
 SHOWN = 60

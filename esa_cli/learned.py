@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .compressors import Linear, Moments
-from .errors import PresetError
-from .protocols import Projection
-from .registry import register
+from esa_cli.compressors import Linear, Moments
+from esa_cli.errors import PresetError
+from esa_cli.protocols import Projection
+from esa_cli.registry import register
 
 _NO_FILE = "give compressor.file a path that exists"
 

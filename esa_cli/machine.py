@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from .errors import EsaError, UsageError
+from esa_cli.errors import EsaError, UsageError
 
 LIMIT = "ESA_MEMORY_LIMIT"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

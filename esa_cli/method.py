@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .compressors import ClosedForm
-from .positions import FixedDistance
-from .protocols import Compressor, PositionEncoding, Score, Selector
-from .scores import SumScore
-from .selectors import TopK
+from esa_cli.compressors import ClosedForm
+from esa_cli.positions import FixedDistance
+from esa_cli.protocols import Compressor, PositionEncoding, Score, Selector
+from esa_cli.scores import SumScore
+from esa_cli.selectors import TopK
 
 
 @dataclass(frozen=True)

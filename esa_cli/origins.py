@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from . import build
-from .errors import PresetError
-from .method import Method
-from .preset import Preset
+from esa_cli import build
+from esa_cli.errors import PresetError
+from esa_cli.method import Method
+from esa_cli.preset import Preset
 
 PARTS = ("selector", "score", "compressor", "position")
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from .errors import EsaError, PluginError
-from .machine import memory_ran_out
-from .protocols import PositionEncoding, Positions
-from .step import Heard, Step
+from esa_cli.errors import EsaError, PluginError
+from esa_cli.machine import memory_ran_out
+from esa_cli.protocols import PositionEncoding, Positions
+from esa_cli.step import Heard, Step
 
 HINT = "`esa plugins check FILE` shows more"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .protocols import Positions
-from .registry import register
+from esa_cli.protocols import Positions
+from esa_cli.registry import register
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """What positions cost a step."""

@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 from platformdirs import user_config_path
 
-from .errors import PresetError
-from .machine import in_home
-from .registry import nearest
-from .strict_yaml import strictly
+from esa_cli.errors import PresetError
+from esa_cli.machine import in_home
+from esa_cli.registry import nearest
+from esa_cli.strict_yaml import strictly
 
 SUFFIXES = (".yaml", ".yml")
 

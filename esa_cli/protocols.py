@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .compressors import Moments
-    from .step import Step
+    from esa_cli.compressors import Moments
+    from esa_cli.step import Step
 
 
 class Positions(NamedTuple):

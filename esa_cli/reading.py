@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from . import build
-from .calibrate import fingerprint
-from .compressors import Moments
-from .errors import PresetError, UsageError
-from .held import Held, join
-from .method import Method
-from .preset import Preset
-from .prompt import PromptTokens
-from .protocols import Projection
-from .seam import Attachment, attach
+from esa_cli import build
+from esa_cli.calibrate import fingerprint
+from esa_cli.compressors import Moments
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.held import Held, join
+from esa_cli.method import Method
+from esa_cli.preset import Preset
+from esa_cli.prompt import PromptTokens
+from esa_cli.protocols import Projection
+from esa_cli.seam import Attachment, attach
 
 FEED = 1024
 """Tokens handed to the host model at once while reading; the method cuts them into its chunks.

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import registry
-from .errors import EsaError, PluginError, PresetError, UsageError
-from .preset import Preset, merge, validated
+from esa_cli import registry
+from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
+from esa_cli.preset import Preset, merge, validated
 
 
 class Base(NamedTuple):

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from .errors import PluginError, PresetError
+from esa_cli.errors import PluginError, PresetError
 
 KINDS = ("selector", "score", "compressor", "position")
 T = TypeVar("T", bound=type)
@@ -97,7 +97,7 @@ def load_entry_points() -> None:
     Raises:
         PluginError: one does not load; it names the plugin.
     """
-    from . import builtin  # noqa: F401
+    from esa_cli import builtin  # noqa: F401
 
     for point in entry_points(group="esa.plugins"):
         try:

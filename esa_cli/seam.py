@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from .attention import Attention
-from .cache import EsaCache, MakeStore, in_memory
-from .errors import ModelError, UsageError
-from .method import Method
-from .restore import own_configs, put_back
-from .rotary import RawRotary, Rope
-from .seen import Seen
-from .supported import check_type
+from esa_cli.attention import Attention
+from esa_cli.cache import EsaCache, MakeStore, in_memory
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.method import Method
+from esa_cli.restore import own_configs, put_back
+from esa_cli.rotary import RawRotary, Rope
+from esa_cli.seen import Seen
+from esa_cli.supported import check_type
 
 NAME = "esa"
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")

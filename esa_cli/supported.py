@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import ModelError
+from esa_cli.errors import ModelError
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures whose logits are tested against stock attention."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .book import Book
-from .document import Document
-from .held import rows_of
+from esa_cli.book import Book
+from esa_cli.document import Document
+from esa_cli.held import rows_of
 
 
 @dataclass(frozen=True)

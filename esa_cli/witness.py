@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .protocols import Positions
-from .rotary import Rope
-from .seen import Seen
+from esa_cli.protocols import Positions
+from esa_cli.rotary import Rope
+from esa_cli.seen import Seen
 
 if TYPE_CHECKING:
-    from .seam import Attachment
+    from esa_cli.seam import Attachment
 
 
 BLOCK_ELEMENTS = 4 << 20

@@ -21,15 +21,7 @@ from esa_cli.calibrate import hearing
 from esa_cli.calibrate.heads import Found, find, voting
 from esa_cli.calibrate.heads_file import MARK, refuse_foreign, write
 from esa_cli.calibrate.hearing import ALL, Hearing
-from esa_cli.calibrate.voters import (
-    Head,
-    enough,
-    judge,
-    prefixes,
-    ranked,
-    stride_of,
-    window_sums,
-)
+from esa_cli.calibrate.voters import Head, enough, judge, prefixes, ranked, stride_of, window_sums
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.models import load as load_model
 from esa_cli.preset import Preset

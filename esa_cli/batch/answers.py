@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ..disk import writing
-from ..errors import UsageError
-from .questions import Question
+from esa_cli.batch.questions import Question
+from esa_cli.disk import writing
+from esa_cli.errors import UsageError
 
 OTHER = "choose another --out, or delete the file"
 BEGIN, BEGIN_EARLY = b'{"id": ', b'{"index": '

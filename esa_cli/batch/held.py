@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..document import Document, read_document
-from ..errors import ResourceError
-from ..reply import Asker
+from esa_cli.document import Document, read_document
+from esa_cli.errors import ResourceError
+from esa_cli.reply import Asker
 
 LATER = 8
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from ..document import Meant
-from .questions import Question
+from esa_cli.batch.questions import Question
+from esa_cli.document import Meant
 
 Group = list[tuple[int, Question]]
 """Questions with their places, all about the same documents."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..document import Meant, meant
-from ..errors import DocumentError
-from ..letters import has_halves
+from esa_cli.document import Meant, meant
+from esa_cli.errors import DocumentError
+from esa_cli.letters import has_halves
 
 _LIKELY = ("documents", "docs")
 """Other keys may stand there and mean nothing; but one like these is a slip, and the question would

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EsaError
-from ..reply import Reply, lacking
+from esa_cli.errors import EsaError
+from esa_cli.reply import Reply, lacking
 
 if TYPE_CHECKING:
-    from ..document import LeftOut
+    from esa_cli.document import LeftOut
 
 
 def answered(

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..document import Gathered, Meant, gather
-from ..errors import DocumentError, EsaError
-from ..reply import Asker
-from .answers import Answers
-from .held import Held
-from .order import Group, groups
-from .questions import Question
-from .rows import answered, failed
+from esa_cli.batch.answers import Answers
+from esa_cli.batch.held import Held
+from esa_cli.batch.order import Group, groups
+from esa_cli.batch.questions import Question
+from esa_cli.batch.rows import answered, failed
+from esa_cli.document import Gathered, Meant, gather
+from esa_cli.errors import DocumentError, EsaError
+from esa_cli.reply import Asker
 
 Opened = tuple[Gathered, list[Any]] | EsaError
 """The documents of a group and their books, or what kept them from being read."""

@@ -18,15 +18,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..cache import EsaCache
-from ..compressors import NoCompression, flatten_keys, fold
-from ..costs import shape_of
-from ..errors import ResourceError
-from ..machine import size_text
-from ..method import Method
-from ..seam import Attachment
-from ..seen import Seen
-from .shards import Shards
+from esa_cli.cache import EsaCache
+from esa_cli.calibrate.shards import Shards
+from esa_cli.compressors import NoCompression, flatten_keys, fold
+from esa_cli.costs import shape_of
+from esa_cli.errors import ResourceError
+from esa_cli.machine import size_text
+from esa_cli.method import Method
+from esa_cli.seam import Attachment
+from esa_cli.seen import Seen
 
 FEED = 1024
 """Tokens handed to the model at once, and kept in one part."""

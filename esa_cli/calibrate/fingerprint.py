@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, PresetError
-from ..models.host import PLAIN, check_in_memory, looking_at, plain_weight, state
+from esa_cli.errors import ModelError, PresetError
+from esa_cli.models.host import PLAIN, check_in_memory, looking_at, plain_weight, state
 
 if TYPE_CHECKING:
-    from ..method import Method
+    from esa_cli.method import Method
 
 KEY = "fingerprint"
 """The metadata entry of a compressor file that holds the fingerprint of its model."""

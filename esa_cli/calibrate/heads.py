@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import build
-from ..errors import UsageError
-from ..method import Method, Window
-from ..preset import Preset
-from ..probes.sample import Sample
-from ..prompt import PromptTokens
-from ..scores import VoteScore
-from ..seam import attach
-from .hearing import ALL, Hearing, Progress, Reader, read
-from .voters import Head, Heads, enough, prefixes, ranked
+from esa_cli import build
+from esa_cli.calibrate.hearing import ALL, Hearing, Progress, Reader, read
+from esa_cli.calibrate.voters import Head, Heads, enough, prefixes, ranked
+from esa_cli.errors import UsageError
+from esa_cli.method import Method, Window
+from esa_cli.preset import Preset
+from esa_cli.probes.sample import Sample
+from esa_cli.prompt import PromptTokens
+from esa_cli.scores import VoteScore
+from esa_cli.seam import attach
 
 PASSAGE = 128
 """Tokens of a window where the preset selects no whole passages."""

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PresetError, UsageError
-from ..machine import in_home
-from ..preset import find, load, merge, parse_override
-from ..preset_files import SUFFIXES
-from ..strict_yaml import written
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.machine import in_home
+from esa_cli.preset import find, load, merge, parse_override
+from esa_cli.preset_files import SUFFIXES
+from esa_cli.strict_yaml import written
 
 if TYPE_CHECKING:
-    from .voters import Heads
+    from esa_cli.calibrate.voters import Heads
 
 MARK = "# Made by `esa heads`"
 

@@ -10,20 +10,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, build, recipes
-from ..errors import PresetError, UsageError
-from ..learned import Learned, save_learned
-from ..method import Method
-from ..models.load import LoadedModel
-from ..preset import Preset
-from ..prompt import PromptTokens
-from ..seam import attach
-from .collect import Progress, collect, uncompressed
-from .fingerprint import KEY, Fingerprint, aim, fingerprint
-from .fit import Fitting
-from .saving import whole, writing
-from .shards import Shards, open_folder
-from .study import Study, choose_ranks, study
+from esa_cli import build, recipes
+from esa_cli.calibrate.collect import Progress, collect, uncompressed
+from esa_cli.calibrate.fingerprint import KEY, Fingerprint, aim, fingerprint
+from esa_cli.calibrate.fit import Fitting
+from esa_cli.calibrate.saving import whole, writing
+from esa_cli.calibrate.shards import Shards, open_folder
+from esa_cli.calibrate.study import Study, choose_ranks, study
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.learned import Learned, save_learned
+from esa_cli.method import Method
+from esa_cli.models.load import LoadedModel
+from esa_cli.preset import Preset
+from esa_cli.prompt import PromptTokens
+from esa_cli.seam import attach
+from esa_cli.version import __version__
 
 LEAST = 64
 """Fewer tokens than this cannot be divided into what is fitted on and what is held out."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..errors import UsageError
+from esa_cli.errors import UsageError
 
 
 def check_total(total: int, layers: int, most: int) -> None:

@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import UsageError
-from .saving import whole, writing
+from esa_cli.calibrate.saving import whole, writing
+from esa_cli.errors import UsageError
 
 SETTINGS = "esa-calibration.json"
 MAPS = "maps"

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..compressors import Linear, Moments, closed_form
-from .recall import spaced
+from esa_cli.calibrate.recall import spaced
+from esa_cli.compressors import Linear, Moments, closed_form
 
 Loss = Literal["mse", "rank"]
 Init = Literal["random", "closed-form"]

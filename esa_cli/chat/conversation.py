@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import HistoryError
-from ..reply import Asker, Evidence, Reply, Turn
+from esa_cli.errors import HistoryError
+from esa_cli.reply import Asker, Evidence, Reply, Turn
 
 KEPT = 10
 """Passages that are kept of an answer, to be shown when they are asked for."""

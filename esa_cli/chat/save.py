@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..reply import Evidence
-from .conversation import Exchange
+from esa_cli.chat.conversation import Exchange
+from esa_cli.reply import Evidence
 
 
 def place(passage: Evidence) -> str:

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import models, preset
-from ..document import Document, Gathered, join
-from . import books as named
-from . import files, shown
-from .by_method import of_documents
-from .known import Known, Place, look
-from .open import opened
-from .render import Reporter, print_json
-from .run import Request
-from .shelf import shelf
+from esa_cli import models, preset
+from esa_cli.cli import books as named
+from esa_cli.cli import files, shown
+from esa_cli.cli.by_method import of_documents
+from esa_cli.cli.known import Known, Place, look
+from esa_cli.cli.open import opened
+from esa_cli.cli.render import Reporter, print_json
+from esa_cli.cli.run import Request
+from esa_cli.cli.shelf import shelf
+from esa_cli.document import Document, Gathered, join
 
 if TYPE_CHECKING:
-    from ..api import Esa
-    from ..book import Book
-    from ..library import Library
+    from esa_cli.api import Esa
+    from esa_cli.book import Book
+    from esa_cli.library import Library
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ def _run(
     if ways.method is not None:
         request = of_documents(request, ways.method, documents, reporter, shelf=ways.shelf)
         chosen = preset.load(request.preset, request.overrides)
-    from ..library import Library
+    from esa_cli.library import Library
 
     library = Library()
     known = _known(request, chosen, documents, library, ways, reporter)
-    from ..together import distinct
+    from esa_cli.together import distinct
 
     with opened(
         request.preset, request.overrides, request.device, request.dtype, reporter,
@@ -114,7 +114,7 @@ def _known(
         ResourceError: it does not. ModelError, PresetError.
     """
     reporter.stage("import", 0, None)
-    from .. import build
+    from esa_cli import build
 
     build.method(chosen)
     known = look(chosen, Place.of(request.device, request.dtype), reporter)
@@ -138,8 +138,8 @@ def _lines(
     reporter: Reporter,
     as_json: bool,
 ) -> int:
-    from .ask_lines import PARTIAL, ask_lines
-    from .stdin_lines import numbered
+    from esa_cli.cli.ask_lines import PARTIAL, ask_lines
+    from esa_cli.cli.stdin_lines import numbered
 
     wrong = ask_lines(
         esa, books, numbered(sys.stdin), sys.stdout, as_json, reporter=reporter,
@@ -158,7 +158,7 @@ def _options(request: Request) -> dict[str, Any]:
 
 
 def _passages(ways: Ways, reporter: Reporter, as_json: bool) -> int:
-    from .quoted import passages
+    from esa_cli.cli.quoted import passages
 
     return passages(ways.evidence, reporter.quiet and not as_json)
 
@@ -189,7 +189,7 @@ def _ask(
         print_json(result)
     else:
         print(flush=True)
-        from .quoted import show_under
+        from esa_cli.cli.quoted import show_under
 
         show_under(reply, count, reporter)
         reporter.note(shown.summary(result))

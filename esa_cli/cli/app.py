@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from .. import __version__
-from . import (
+from esa_cli.cli import (
     ask,
     batch,
     bench,
@@ -27,6 +26,7 @@ from . import (
     selftest,
     serve,
 )
+from esa_cli.version import __version__
 
 app = typer.Typer(
     name="esa",

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from . import by_method, options
-from .options import DEFAULT_PRESET
+from esa_cli.cli import by_method, options
+from esa_cli.cli.options import DEFAULT_PRESET
 
 Arguments = Annotated[
     list[str] | None,
@@ -71,10 +71,10 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    from ..errors import UsageError
-    from ..letters import has_halves
-    from .answer import Ways, run
-    from .run import Request, split
+    from esa_cli.cli.answer import Ways, run
+    from esa_cli.cli.run import Request, split
+    from esa_cli.errors import UsageError
+    from esa_cli.letters import has_halves
 
     if stdin and report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")

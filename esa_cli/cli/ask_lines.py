@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from ..batch.rows import answered, failed
-from ..errors import EsaError
-from ..reply import Asker
-from .quoted import SHOWN, Spoken, complain, show_under
-from .render import Reporter, clean
-from .render import as_json as written
-from .stdin_lines import Line
+from esa_cli.batch.rows import answered, failed
+from esa_cli.cli.quoted import SHOWN, Spoken, complain, show_under
+from esa_cli.cli.render import Reporter, clean
+from esa_cli.cli.render import as_json as written
+from esa_cli.cli.stdin_lines import Line
+from esa_cli.errors import EsaError
+from esa_cli.reply import Asker
 
 if TYPE_CHECKING:
-    from ..document import LeftOut
+    from esa_cli.document import LeftOut
 
 PARTIAL = 7
 """Exit code when some questions got no answer; the others did."""

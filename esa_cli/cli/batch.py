@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
-from . import by_method, files, options
-from .ask import MaxTokens, Seed, Temperature
-from .ask_lines import PARTIAL
-from .options import DEFAULT_PRESET
+from esa_cli.cli import by_method, files, options
+from esa_cli.cli.ask import MaxTokens, Seed, Temperature
+from esa_cli.cli.ask_lines import PARTIAL
+from esa_cli.cli.options import DEFAULT_PRESET
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..batch.answers import Answers
-    from ..batch.questions import Question
-    from .render import Reporter
+    from esa_cli.batch.answers import Answers
+    from esa_cli.batch.questions import Question
+    from esa_cli.cli.render import Reporter
 
 File = Annotated[
     Path,
@@ -70,9 +70,9 @@ def batch(
 
     Exit code 7: some questions got an error in place of an answer.
     """
-    from .. import preset as presets
-    from .open import opened
-    from .render import Reporter
+    from esa_cli import preset as presets
+    from esa_cli.cli.open import opened
+    from esa_cli.cli.render import Reporter
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
@@ -103,7 +103,7 @@ def check(
     Raises:
         UsageError, DocumentError: none can, or the answers cannot be written.
     """
-    from ..batch.questions import read
+    from esa_cli.batch.questions import read
 
     if "-" in documents:
         raise UsageError("standard input (-) cannot be read again", "save it to a file")
@@ -144,8 +144,8 @@ def run(
     Raises:
         UsageError: `out` holds other answers, or another process writes it.
     """
-    from ..batch.answers import Answers
-    from ..batch.run import run as answer
+    from esa_cli.batch.answers import Answers
+    from esa_cli.batch.run import run as answer
 
     started = time.monotonic()
     end = len(questions) if limit is None else min(limit, len(questions))
@@ -178,8 +178,8 @@ def _tell(
     reporter: Reporter,
     as_json: bool,
 ) -> int:
-    from ..machine import time_text
-    from .render import print_json
+    from esa_cli.cli.render import print_json
+    from esa_cli.machine import time_text
 
     failed = sum(index < end for index in answers.failed)
     if as_json:
@@ -204,8 +204,8 @@ class _Progress:
         self.started = self.shown = time.monotonic()
 
     def __call__(self) -> None:
-        from ..machine import time_text
-        from .render import LINE_EVERY_S
+        from esa_cli.cli.render import LINE_EVERY_S
+        from esa_cli.machine import time_text
 
         self.done += 1
         now = time.monotonic()

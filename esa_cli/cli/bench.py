@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import EsaError, LengthError
-from . import options
-from .bench_run import Run, header
-from .options import DEFAULT_PRESET
+from esa_cli.cli import options
+from esa_cli.cli.bench_run import Run, header
+from esa_cli.cli.options import DEFAULT_PRESET
+from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
-    from ..bench import Benchmark, Record
-    from ..bench.order import Order
-    from ..journal import Journal
-    from ..preset import Preset
-    from .bench_table import NoRoom
-    from .known import Known
-    from .progress import Progress
-    from .render import Reporter
+    from esa_cli.bench import Benchmark, Record
+    from esa_cli.bench.order import Order
+    from esa_cli.cli.bench_table import NoRoom
+    from esa_cli.cli.known import Known
+    from esa_cli.cli.progress import Progress
+    from esa_cli.cli.render import Reporter
+    from esa_cli.journal import Journal
+    from esa_cli.preset import Preset
 
 Name = Annotated[
     str,
@@ -65,10 +65,10 @@ def bench(
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
     """
-    from ..bench import find
-    from ..errors import UsageError
-    from ..preset import load
-    from .render import Reporter
+    from esa_cli.bench import find
+    from esa_cli.cli.render import Reporter
+    from esa_cli.errors import UsageError
+    from esa_cli.preset import load
 
     benchmark, reporter = find(name), Reporter(quiet)
     if data is None:
@@ -81,7 +81,7 @@ def bench(
     try:
         if download:
             _download(name, benchmark, data, reporter)
-        from ..bench import order
+        from esa_cli.bench import order
 
         asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
@@ -92,7 +92,7 @@ def bench(
 
 def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
     """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
-    from . import bench_table, files
+    from esa_cli.cli import bench_table, files
 
     files.check("--markdown", markdown)
     files.check("--out", out, makes_folders=True)
@@ -104,7 +104,7 @@ def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
 
 
 def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
-    from ..bench.download import dataset, download
+    from esa_cli.bench.download import dataset, download
 
     found = dataset(name, benchmark.SOURCE)
     reporter.note(f"esa: fetching the dataset {found.repo} (licence: {found.licence})", dim=False)
@@ -113,9 +113,9 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 
 def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
-    from ..bench.order import presets
-    from . import bench_table
-    from .known import Place, look
+    from esa_cli.bench.order import presets
+    from esa_cli.cli import bench_table
+    from esa_cli.cli.known import Place, look
 
     until = None if run.minutes is None else time.monotonic() + 60 * run.minutes
     if told and (left := ", ".join(order.left_out())):
@@ -159,8 +159,8 @@ def _journal(
     Raises:
         UsageError, DocumentError: it is not, or cannot be read.
     """
-    from ..bench import runner
-    from ..journal import Journal
+    from esa_cli.bench import runner
+    from esa_cli.journal import Journal
 
     journal = Journal(
         run.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong
@@ -189,13 +189,13 @@ def _ask(
     left_out: list[NoRoom],
 ) -> bool:
     """Method by method; False when the time was up before the end. `left_out` is added to."""
-    from ..bench.asker import Asker
-    from ..bench.runner import run as ask_all
-    from ..models.quiet import quiet_transformers
-    from ..session import Session
-    from . import progress
-    from .bench_table import NoRoom
-    from .known import load
+    from esa_cli.bench.asker import Asker
+    from esa_cli.bench.runner import run as ask_all
+    from esa_cli.cli import progress
+    from esa_cli.cli.bench_table import NoRoom
+    from esa_cli.cli.known import load
+    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.session import Session
 
     with quiet_transformers():
         loaded = load(run.preset.model, known.folder, run.device, run.dtype, reporter)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from ..preset import Preset
-    from .known import Place
+    from esa_cli.cli.known import Place
+    from esa_cli.preset import Preset
 
 
 @dataclass(frozen=True)

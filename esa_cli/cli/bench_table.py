@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .files import writing
-from .render import print_json, print_table, room
+from esa_cli.cli.files import writing
+from esa_cli.cli.render import print_json, print_table, room
 
 if TYPE_CHECKING:
-    from ..bench import Benchmark
-    from ..bench.order import Order
-    from ..bench.table import Scores
-    from ..journal import Journal
-    from ..preset import Preset
-    from .render import Reporter
+    from esa_cli.bench import Benchmark
+    from esa_cli.bench.order import Order
+    from esa_cli.bench.table import Scores
+    from esa_cli.cli.render import Reporter
+    from esa_cli.journal import Journal
+    from esa_cli.preset import Preset
 
 Table = tuple[list[str], list[list[str]]]
 """Headers and rows."""
@@ -52,8 +52,8 @@ def show(
     Raises:
         DocumentError, ResourceError: the file cannot be written.
     """
-    from ..bench import table
-    from ..bench.order import titles
+    from esa_cli.bench import table
+    from esa_cli.bench.order import titles
 
     found = table.scores(journal.rows)
     stretched = titles(base, found, journal.header["settings"]["length"])
@@ -93,7 +93,7 @@ def _pieces(
     benchmark: Benchmark, found: Scores, titles: Mapping[str, str], width: int
 ) -> list[Table]:
     """The table, divided by methods where it would be wider than `width`; at least one a piece."""
-    from ..bench.table import table
+    from esa_cli.bench.table import table
 
     pieces: list[Table] = []
     left = list(found)
@@ -119,7 +119,7 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
-    from .. import build
+    from esa_cli import build
 
     plain = {name: build.method(preset).window.dense_below for name, preset in made.items()}
     asked = [row for row in journal.rows if row["method"] in plain]

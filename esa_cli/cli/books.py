@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from ..reply import Asker
-from .render import Reporter
+from esa_cli.cli.render import Reporter
+from esa_cli.errors import UsageError
+from esa_cli.reply import Asker
 
 if TYPE_CHECKING:
-    from ..document import Document, Gathered
+    from esa_cli.document import Document, Gathered
 
 
 def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
@@ -36,7 +36,7 @@ def read(names: Sequence[str], reporter: Reporter) -> Gathered:
     Raises:
         UsageError, DocumentError: as `document.gather`.
     """
-    from ..document import gather, meant
+    from esa_cli.document import gather, meant
 
     found = gather(meant(names)).once()
     for left_out in found.left_out:

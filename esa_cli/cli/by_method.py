@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..document import Document
-    from ..preset import Preset
-    from .render import Reporter
-    from .run import Request
+    from esa_cli.cli.render import Reporter
+    from esa_cli.cli.run import Request
+    from esa_cli.document import Document
+    from esa_cli.preset import Preset
 
 Method = Annotated[
     str | None,
@@ -47,8 +47,8 @@ def settings(name: str, chosen: Preset, length: int = 0) -> list[str]:
     Raises:
         UsageError: no such method. PresetError: its settings do not hold.
     """
-    from .. import recipes
-    from ..strict_yaml import written
+    from esa_cli import recipes
+    from esa_cli.strict_yaml import written
 
     before, after = chosen.model_dump(), recipes.apply(name, chosen, length).model_dump()
     return [f"{key}={written(after[key])}" for key in recipes.LAID if after[key] != before[key]]
@@ -62,7 +62,7 @@ def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> l
     """
     if name is None:
         return list(given)
-    from .. import preset, recipes
+    from esa_cli import preset, recipes
 
     chosen = preset.load(preset_name, given)
     recipes.for_length(name, chosen, 0)
@@ -89,9 +89,9 @@ def of_documents(
     if name is None:
         return request
     reporter.stage("import", 0, None)
-    from .. import preset, recipes
-    from ..document import join
-    from .known import Place, look
+    from esa_cli import preset, recipes
+    from esa_cli.cli.known import Place, look
+    from esa_cli.document import join
 
     chosen, length = preset.load(request.preset, request.overrides), 0
     if recipes.stretches(name, chosen):

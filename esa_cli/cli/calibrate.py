@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
-from ..registry import nearest
-from . import options
-from .options import DEFAULT_PRESET
+from esa_cli.cli import options
+from esa_cli.cli.options import DEFAULT_PRESET
+from esa_cli.errors import UsageError
+from esa_cli.registry import nearest
 
 if TYPE_CHECKING:
-    from ..calibrate.job import Job
-    from .calibrated import Done
-    from .render import Reporter
-    from .run import Prepared
+    from esa_cli.calibrate.job import Job
+    from esa_cli.cli.calibrated import Done
+    from esa_cli.cli.render import Reporter
+    from esa_cli.cli.run import Prepared
 
 Texts = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
@@ -104,7 +104,7 @@ class Wanted:
         Raises:
             UsageError, DocumentError: words that are unknown, files that cannot be written.
         """
-        from .calibrated import check_files
+        from esa_cli.cli.calibrated import check_files
 
         for option, word in {"method": self.method, **self.training}.items():
             if option in WORDS and word not in WORDS[option]:
@@ -113,7 +113,7 @@ class Wanted:
             raise UsageError("--rank and --total-rank exclude each other", "leave one out")
         check_files(self, texts)
         if self.out.exists():
-            from ..calibrate.job import refuse_foreign
+            from esa_cli.calibrate.job import refuse_foreign
 
             refuse_foreign(self.out)
 
@@ -151,7 +151,7 @@ def calibrate(
 
     esa calibrate book.txt --out book.safetensors
     """
-    from .run import Request
+    from esa_cli.cli.run import Request
 
     learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "init": init, "seed": seed}
     files = (out, recall_out, plot, report, work or out.with_suffix(".work"))
@@ -165,8 +165,8 @@ def calibrate(
 
 
 def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
-    from .calibrated import show
-    from .render import Reporter, print_json
+    from esa_cli.cli.calibrated import show
+    from esa_cli.cli.render import Reporter, print_json
 
     reporter = Reporter(quiet)
     try:
@@ -189,15 +189,15 @@ def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
 
 def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     """Reads, fits, measures and writes."""
-    from .. import models
-    from ..calibrate.fit import fitting_of
-    from ..calibrate.job import aimed, open_job
-    from ..calibrate.ranks import check_total
-    from ..costs import shape_of
-    from ..models.quiet import quiet_transformers
-    from .calibrated import Done, options_for, outcome, tell_limits
-    from .known import collect_again
-    from .run import prepare
+    from esa_cli import models
+    from esa_cli.calibrate.fit import fitting_of
+    from esa_cli.calibrate.job import aimed, open_job
+    from esa_cli.calibrate.ranks import check_total
+    from esa_cli.cli.calibrated import Done, options_for, outcome, tell_limits
+    from esa_cli.cli.known import collect_again
+    from esa_cli.cli.run import prepare
+    from esa_cli.costs import shape_of
+    from esa_cli.models.quiet import quiet_transformers
 
     ready = prepare(request, reporter)
     given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
@@ -224,7 +224,7 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
 
 
 def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
-    from .. import plan
+    from esa_cli import plan
 
     total, read = len(job.ids), job.shards.tokens
     if read:

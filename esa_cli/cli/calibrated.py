@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from . import files
+from esa_cli.cli import files
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..calibrate.job import Job
-    from ..calibrate.study import Study
-    from ..preset import Preset
-    from .calibrate import Wanted
-    from .render import Reporter
+    from esa_cli.calibrate.job import Job
+    from esa_cli.calibrate.study import Study
+    from esa_cli.cli.calibrate import Wanted
+    from esa_cli.cli.render import Reporter
+    from esa_cli.preset import Preset
 
 PARTS = ("selector", "score", "position")
 """Settings that say how maps are used, with an option of `esa ask` for each name."""
@@ -40,7 +40,7 @@ def check_files(wanted: Wanted, texts: Sequence[str]) -> None:
         UsageError, DocumentError: as `files.check`, `files.spare`, `document.meant`; or two options
             name one place, or there is no matplotlib for --plot.
     """
-    from ..document import meant
+    from esa_cli.document import meant
 
     maps, work = {"--out": wanted.out}, {"--work": wanted.work}
     drawn = {"--recall-out": wanted.recall_out, "--plot": wanted.plot, "--report": wanted.report}
@@ -90,12 +90,12 @@ def outcome(wanted: Wanted, preset: Preset, done: Study) -> dict[str, Any]:
     series = {name: found.series() for name, found in done.results.items()}
     title = f"recall@{done.ks[-1]} per layer, {preset.name}"
     if wanted.plot:
-        from ..report.png import recall_chart
+        from esa_cli.report.png import recall_chart
 
         with files.writing(wanted.plot):
             recall_chart(series, wanted.plot, title=title)
     if wanted.report:
-        from ..report.html import recall_page
+        from esa_cli.report.html import recall_page
 
         page = recall_page(series, title, {**result, "command": "esa calibrate"})
         files.write(wanted.report, page)
@@ -104,8 +104,8 @@ def outcome(wanted: Wanted, preset: Preset, done: Study) -> dict[str, Any]:
 
 def tell_limits(wanted: Wanted, job: Job, reporter: Reporter) -> None:
     """Says where the model has fewer dimensions than --rank, or the text fewer keys than --k."""
-    from ..calibrate.recall import limited
-    from ..calibrate.study import held_out
+    from esa_cli.calibrate.recall import limited
+    from esa_cli.calibrate.study import held_out
 
     if wanted.rank and wanted.rank > job.width:
         reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")
@@ -118,8 +118,8 @@ def tell_limits(wanted: Wanted, job: Job, reporter: Reporter) -> None:
 
 def show(study: Study) -> None:
     """Tables: recall of every layer, and means by how reduced keys are stored."""
-    from ..calibrate.recall import STORED
-    from .render import print_table
+    from esa_cli.calibrate.recall import STORED
+    from esa_cli.cli.render import print_table
 
     names, results = list(study.results), study.results
     series = {name: results[name].series() for name in names}

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import books, by_method, options
-from .ask import MaxTokens, Seed, Temperature
-from .ask_lines import PARTIAL
-from .options import DEFAULT_PRESET
+from esa_cli.cli import books, by_method, options
+from esa_cli.cli.ask import MaxTokens, Seed, Temperature
+from esa_cli.cli.ask_lines import PARTIAL
+from esa_cli.cli.options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
-    from ..document import Document
-    from ..reply import Asker
-    from .render import Reporter
+    from esa_cli.cli.render import Reporter
+    from esa_cli.document import Document
+    from esa_cli.reply import Asker
 
 Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
@@ -48,9 +48,9 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
-    from .open import opened
-    from .quoted import passages
-    from .render import Reporter
+    from esa_cli.cli.open import opened
+    from esa_cli.cli.quoted import passages
+    from esa_cli.cli.render import Reporter
 
     named = documents or []
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -83,8 +83,8 @@ def run(
         ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
-    from ..chat.conversation import KEPT, Conversation
-    from . import chat_lines
+    from esa_cli.chat.conversation import KEPT, Conversation
+    from esa_cli.cli import chat_lines
 
     found = books.ingest(asker, documents)
     reporter.settle()
@@ -92,13 +92,13 @@ def run(
     names = [document.source for document in documents]
     lines = chat_lines.Lines(talk, names, reporter, shown, stoppable=on_terminal)
     if on_terminal:
-        from . import chat_terminal
+        from esa_cli.cli import chat_terminal
 
         many = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
         chat_terminal.talk(lines, reporter)
     else:
-        from .stdin_lines import numbered
+        from esa_cli.cli.stdin_lines import numbered
 
         for _, line in numbered(sys.stdin):
             if not lines.take(line):

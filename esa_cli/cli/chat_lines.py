@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..chat import save
-from ..chat.conversation import Conversation
-from ..errors import EsaError, UsageError
-from . import files
-from .quoted import Spoken, complain, in_full, show_under
-from .render import Reporter, clean
-from .stdin_lines import Line
+from esa_cli.chat import save
+from esa_cli.chat.conversation import Conversation
+from esa_cli.cli import files
+from esa_cli.cli.quoted import Spoken, complain, in_full, show_under
+from esa_cli.cli.render import Reporter, clean
+from esa_cli.cli.stdin_lines import Line
+from esa_cli.errors import EsaError, UsageError
 
 COMMANDS = {
     "/evidence": "[N]: the passages the last answer rests on, in full",

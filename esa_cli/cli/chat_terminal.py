@@ -14,8 +14,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from .chat_lines import COMMANDS, Lines
-from .render import Reporter
+from esa_cli.cli.chat_lines import COMMANDS, Lines
+from esa_cli.cli.render import Reporter
 
 HINT = "  Ctrl-D ends; /help lists the commands"
 

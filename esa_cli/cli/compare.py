@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import options
-from .ask import Arguments, MaxTokens
-from .options import DEFAULT_PRESET
+from esa_cli.cli import options
+from esa_cli.cli.ask import Arguments, MaxTokens
+from esa_cli.cli.options import DEFAULT_PRESET
 
 Passages = Annotated[
     int, typer.Option("--passages", min=0, help="Selected passages to show for each method.")
 ]
 if TYPE_CHECKING:
-    from ..selftest.compare import Compared
-    from .run import Request
+    from esa_cli.cli.run import Request
+    from esa_cli.selftest.compare import Compared
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 
@@ -41,8 +41,8 @@ def compare(
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
-    from ..errors import UsageError
-    from .run import Request, split
+    from esa_cli.cli.run import Request, split
+    from esa_cli.errors import UsageError
 
     documents, question = split(arguments or [])
     options.load_plugins(plugins)
@@ -59,13 +59,13 @@ def compare(
 def _run(
     request: Request, names: tuple[str, ...], passages: int, *, as_json: bool, quiet: bool
 ) -> None:
-    from ..models.quiet import quiet_transformers
-    from ..selftest.checks import all_in_view
-    from ..selftest.compare import compare as run_compare
-    from ..selftest.plan import Settings, groups
-    from . import progress
-    from . import run as steps
-    from .render import Reporter, print_json
+    from esa_cli.cli import progress
+    from esa_cli.cli import run as steps
+    from esa_cli.cli.render import Reporter, print_json
+    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.selftest.checks import all_in_view
+    from esa_cli.selftest.compare import compare as run_compare
+    from esa_cli.selftest.plan import Settings, groups
 
     reporter = Reporter(quiet)
     try:
@@ -111,8 +111,8 @@ def _as_dict(result: Compared, text: str) -> dict[str, Any]:
 
 
 def _print(results: Sequence[Compared], text: str) -> None:
-    from ..machine import size_text, time_text
-    from .render import clean, print_table
+    from esa_cli.cli.render import clean, print_table
+    from esa_cli.machine import size_text, time_text
 
     rows = []
     for result in results:

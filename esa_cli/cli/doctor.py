@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import options
+from esa_cli.cli import options
 
 
 def doctor(as_json: options.Json = False) -> None:
     """Show versions, hardware, kernels, models and disk, and what to do about what is missing."""
-    from ..doctor import report
-    from .render import print_json, print_table
+    from esa_cli.cli.render import print_json, print_table
+    from esa_cli.doctor import report
 
     facts = report()
     if as_json:
@@ -22,7 +22,7 @@ def doctor(as_json: options.Json = False) -> None:
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    from ..machine import size_text
+    from esa_cli.machine import size_text
 
     cpu, memory = facts["processor"], facts["memory"]
     features = [name for name in ("avx2", "avx512", "bfloat16") if cpu[name]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ..machine import size_text
-from .render import one_line
+from esa_cli.cli.render import one_line
+from esa_cli.machine import size_text
 
 if TYPE_CHECKING:
-    from ..library import Entry
+    from esa_cli.library import Entry
 
 
 def facts(entry: Entry) -> dict[str, str]:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import __version__
-from . import options
-from .options import DEFAULT_PRESET
+from esa_cli.cli import options
+from esa_cli.cli.options import DEFAULT_PRESET
+from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from ..calibrate.heads import Found
-    from ..preset import Preset
-    from ..probes import Haystack
-    from .render import Reporter
+    from esa_cli.calibrate.heads import Found
+    from esa_cli.cli.render import Reporter
+    from esa_cli.preset import Preset
+    from esa_cli.probes import Haystack
 
 SHOWN = 16
 """Heads in the table."""
@@ -78,8 +78,8 @@ def heads(
 
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """
-    from ..selftest.plan import tokens
-    from .render import Reporter
+    from esa_cli.cli.render import Reporter
+    from esa_cli.selftest.plan import tokens
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
@@ -93,9 +93,9 @@ def heads(
 
 
 def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
-    from .. import preset
-    from ..errors import ModelError
-    from .render import print_json
+    from esa_cli import preset
+    from esa_cli.cli.render import print_json
+    from esa_cli.errors import ModelError
 
     chosen = preset.load(wanted.preset, wanted.overrides)
     found, result = _steps(wanted, chosen, _check(wanted), reporter)
@@ -112,11 +112,11 @@ def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
 
 def _check(wanted: Wanted) -> Haystack:
     """Files, before anything is loaded; the haystack."""
-    from ..probes import Haystack
-    from . import files
+    from esa_cli.cli import files
+    from esa_cli.probes import Haystack
 
     if wanted.out is not None:
-        from ..calibrate.heads_file import refuse_foreign
+        from esa_cli.calibrate.heads_file import refuse_foreign
 
         files.check("--out", wanted.out)
         refuse_foreign(wanted.out, wanted.preset)
@@ -129,9 +129,9 @@ def _steps(
 ) -> tuple[Found, dict[str, Any]]:
     """Reads and asks; what came out, and the JSON object."""
     reporter.stage("import", 0, None)
-    from ..calibrate.heads import voting
-    from ..models.quiet import quiet_transformers
-    from . import known
+    from esa_cli.calibrate.heads import voting
+    from esa_cli.cli import known
+    from esa_cli.models.quiet import quiet_transformers
 
     voting(chosen)
     place = known.Place.of(wanted.device, wanted.dtype)
@@ -149,10 +149,10 @@ def _steps(
 
 
 def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter) -> Found:
-    from ..calibrate.heads import find
-    from ..probes import probe
-    from ..probes.sample import Request
-    from . import progress
+    from esa_cli.calibrate.heads import find
+    from esa_cli.cli import progress
+    from esa_cli.probes import probe
+    from esa_cli.probes.sample import Request
 
     def size(text: str) -> int:
         out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
@@ -197,8 +197,8 @@ def _use(found: Found) -> str:
 
 
 def _write(path: Path, wanted: Wanted, found: Found) -> None:
-    from ..calibrate.heads_file import write
-    from .files import writing
+    from esa_cli.calibrate.heads_file import write
+    from esa_cli.cli.files import writing
 
     about = f"{found.hits} of {found.held_out} held-out needles first, all heads {found.all_hits}"
     with writing(path):
@@ -207,7 +207,7 @@ def _write(path: Path, wanted: Wanted, found: Found) -> None:
 
 def _show(found: Found, result: dict[str, Any]) -> None:
     """The best heads, what the set finds of the held-out questions, and how to use it."""
-    from .render import print_table
+    from esa_cli.cli.render import print_table
 
     headers = (
         "layer",

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from . import options
-from .options import DEFAULT_PRESET
+from esa_cli.cli import options
+from esa_cli.cli.options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
-    from ..api import Esa
-    from ..book import Book
-    from ..document import Document
-    from .render import Reporter
+    from esa_cli.api import Esa
+    from esa_cli.book import Book
+    from esa_cli.cli.render import Reporter
+    from esa_cli.document import Document
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
@@ -41,9 +41,9 @@ def ingest(
 
     Stopped in the middle, the same command goes on where it was.
     """
-    from . import books as named
-    from .open import opened
-    from .render import Reporter, print_json
+    from esa_cli.cli import books as named
+    from esa_cli.cli.open import opened
+    from esa_cli.cli.render import Reporter, print_json
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
@@ -75,8 +75,8 @@ def _kept(esa: Esa, document: Document, rows: str, reporter: Reporter) -> Book:
 
 
 def _print(books: Sequence[Book]) -> None:
-    from ..machine import size_text, time_text
-    from .render import print_table
+    from esa_cli.cli.render import print_table
+    from esa_cli.machine import size_text, time_text
 
     print_table(
         ("id", "tokens", "size", "read in", "document"),

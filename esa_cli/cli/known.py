@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import machine, models, preset
-from ..errors import PresetError
-from ..models.load import choose_device, choose_dtype
-from ..models.peek import count_tokens, peek
-from ..models.weights import read_config
-from ..supported import check_type
-from .render import Reporter
+from esa_cli import machine, models, preset
+from esa_cli.cli.render import Reporter
+from esa_cli.errors import PresetError
+from esa_cli.models.load import choose_device, choose_dtype
+from esa_cli.models.peek import count_tokens, peek
+from esa_cli.models.weights import read_config
+from esa_cli.supported import check_type
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Known:
 
     def plan(self, chosen: preset.Preset, tokens: int, timed: bool = True) -> Any:
         """What reading `tokens` tokens takes. Raises PresetError, ModelError."""
-        from .. import plan
+        from esa_cli import plan
 
         place = self.place
         return plan.estimate(
@@ -120,7 +120,7 @@ def _check_supported(folder: Path) -> None:
     """Finds out before minutes of loading; a folder without weights is checked likewise."""
     from transformers import AutoConfig
 
-    from ..seam import check_supported
+    from esa_cli.seam import check_supported
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)

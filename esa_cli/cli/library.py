@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import entries, options
+from esa_cli.cli import entries, options
 
 if TYPE_CHECKING:
-    from ..library import Entry, Library, LibraryError
+    from esa_cli.library import Entry, Library, LibraryError
 
 app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
 _BAD = ("damaged", "unreadable")
@@ -30,9 +30,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @app.command("list")
 def list_(as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
-    from ..library import Library, plain
-    from ..machine import size_text
-    from .render import print_json, print_table
+    from esa_cli.cli.render import print_json, print_table
+    from esa_cli.library import Library, plain
+    from esa_cli.machine import size_text
 
     library = Library()
     found = library.entries()
@@ -65,8 +65,8 @@ def list_(as_json: options.Json = False) -> None:
 @app.command("show")
 def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     """Show what is known of a document, or its text."""
-    from ..library import Library, plain
-    from .render import print_json, print_table
+    from esa_cli.cli.render import print_json, print_table
+    from esa_cli.library import Library, plain
 
     library = Library()
     entry = _one(library, name)
@@ -81,7 +81,7 @@ def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
 
 def _print_text(text: str) -> None:
     """To the letter, for evidence counts its letters; but a terminal it must not steer."""
-    from .render import clean
+    from esa_cli.cli.render import clean
 
     sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
 
@@ -89,8 +89,8 @@ def _print_text(text: str) -> None:
 @app.command("verify")
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
-    from ..library import Library
-    from .render import print_json
+    from esa_cli.cli.render import print_json
+    from esa_cli.library import Library
 
     library = Library()
     chosen = _several(library, names) if names else library.entries()
@@ -107,7 +107,7 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
 
 
 def _state(found: Sequence[LibraryError]) -> str:
-    from ..library import UnreadableError
+    from esa_cli.library import UnreadableError
 
     if not found:
         return "good"
@@ -117,7 +117,7 @@ def _state(found: Sequence[LibraryError]) -> str:
 
 def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
     """Raises LibraryError where a document is not good."""
-    from ..library import LibraryError, UnreadableError
+    from esa_cli.library import LibraryError, UnreadableError
 
     of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
     damaged, hidden = of["damaged"], of["unreadable"]
@@ -136,9 +136,9 @@ def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
 @app.command("rm")
 def rm(names: Ids, yes: Yes = False) -> None:
     """Remove documents from the library; the files they were read from stay."""
-    from ..errors import UsageError
-    from ..library import Library
-    from ..machine import size_text
+    from esa_cli.errors import UsageError
+    from esa_cli.library import Library
+    from esa_cli.machine import size_text
 
     library = Library()
     chosen = _several(library, names)
@@ -167,9 +167,9 @@ def prune(
     as_json: options.Json = False,
 ) -> None:
     """Sweep what interrupted readings left, and keep the library below a size."""
-    from ..library import Library, plain
-    from ..machine import parse_size, size_text
-    from .render import print_json
+    from esa_cli.cli.render import print_json
+    from esa_cli.library import Library, plain
+    from esa_cli.machine import parse_size, size_text
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(most, dry_run=dry_run)
@@ -195,7 +195,7 @@ def prune(
 
 
 def _one(library: Library, name: str) -> Entry:
-    from ..errors import UsageError
+    from esa_cli.errors import UsageError
 
     found = library.matches(name)
     if not found:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import progress
-from .render import Reporter, clean
+from esa_cli.cli import progress
+from esa_cli.cli.render import Reporter, clean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

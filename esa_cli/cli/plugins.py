@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from esa_cli.cli import options
 
 app = typer.Typer(help="List, write and check plugins.")
 
@@ -17,8 +17,8 @@ app = typer.Typer(help="List, write and check plugins.")
 def list_(plugins: options.Plugin = None) -> None:
     """List the selectors, scores, compressors and position encodings."""
     options.load_plugins(plugins)
-    from .. import registry
-    from .render import print_table
+    from esa_cli import registry
+    from esa_cli.cli.render import print_table
 
     registry.load_entry_points()
     rows = []
@@ -48,8 +48,8 @@ def new(
     folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
-    from ..registry import load_entry_points
-    from ..template import write_template
+    from esa_cli.registry import load_entry_points
+    from esa_cli.template import write_template
 
     load_entry_points()
     print(write_template(name, folder))
@@ -62,9 +62,9 @@ def check(
 ) -> None:
     """Check that a plugin keeps the rules methods must keep."""
     options.load_plugins(plugins)
-    from ..conformance import check_file
-    from ..errors import PluginError
-    from .render import print_table
+    from esa_cli.cli.render import print_table
+    from esa_cli.conformance import check_file
+    from esa_cli.errors import PluginError
 
     results = check_file(file)
     rows = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..machine import time_text
-from .render import LINE_EVERY_S, Reporter
+from esa_cli.cli.render import LINE_EVERY_S, Reporter
+from esa_cli.machine import time_text
 
 Progress = Callable[[int, int], None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import IO
 
-from ..chat.save import place
-from ..reply import Evidence, Reply
-from .render import Reporter, clean
+from esa_cli.chat.save import place
+from esa_cli.cli.render import Reporter, clean
+from esa_cli.reply import Evidence, Reply
 
 SHOWN = 3
 """Passages under an answer where nobody says how many."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import models, preset
-from ..document import join
-from ..errors import UsageError
-from . import books, known
-from .render import Reporter
+from esa_cli import models, preset
+from esa_cli.cli import books, known
+from esa_cli.cli.render import Reporter
+from esa_cli.document import join
+from esa_cli.errors import UsageError
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
 
@@ -91,7 +91,7 @@ def prepare(request: Request, reporter: Reporter) -> Prepared:
     models.parse_reference(chosen.model)
     text = join(books.read(request.documents, reporter).documents)
     reporter.stage("import", 0, None)
-    from .. import build
+    from esa_cli import build
 
     build.method(chosen)
     model = known.look(chosen, known.Place.of(request.device, request.dtype), reporter)

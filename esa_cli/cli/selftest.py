@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from . import options
-from .options import DEFAULT_PRESET
+from esa_cli.cli import options
+from esa_cli.cli.options import DEFAULT_PRESET
 
 Test = Annotated[
     str,
@@ -78,11 +78,11 @@ def selftest(
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
     """
-    from ..errors import UsageError
-    from ..selftest.plan import Settings
-    from ..selftest.plan import depths as parse_depths
-    from ..selftest.plan import tokens as parse_tokens
-    from .trial import Trial, run
+    from esa_cli.cli.trial import Trial, run
+    from esa_cli.errors import UsageError
+    from esa_cli.selftest.plan import Settings
+    from esa_cli.selftest.plan import depths as parse_depths
+    from esa_cli.selftest.plan import tokens as parse_tokens
 
     if length and lengths:
         raise UsageError("--len and --lens are both given", "--lens takes one or several")

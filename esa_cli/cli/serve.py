@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError
-from . import books, options
-from .options import DEFAULT_PRESET
+from esa_cli.cli import books, options
+from esa_cli.cli.options import DEFAULT_PRESET
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..document import Document
-    from ..reply import Asker
-    from .render import Reporter
+    from esa_cli.cli.render import Reporter
+    from esa_cli.document import Document
+    from esa_cli.reply import Asker
 
 Documents = Annotated[
     list[str] | None,
@@ -79,9 +79,9 @@ def serve(
 
     Prints the base URL when it is ready; Ctrl-C ends it.
     """
-    from ..machine import parse_size
-    from .open import opened
-    from .render import Reporter
+    from esa_cli.cli.open import opened
+    from esa_cli.cli.render import Reporter
+    from esa_cli.machine import parse_size
 
     size = parse_size(max_body, "--max-body")
     wanted = Wanted(documents or [], allow or [], host, port, token, size, max_queue, timeout)
@@ -104,7 +104,7 @@ def check(wanted: Wanted) -> None:
         raise UsageError(
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
-    from ..serve.guard import is_loopback
+    from esa_cli.serve.guard import is_loopback
 
     if wanted.token is not None and not (wanted.token.isascii() and wanted.token.isprintable()):
         raise UsageError("the token has letters that a header cannot hold", "use ASCII letters")
@@ -132,9 +132,9 @@ def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: R
     Raises:
         UsageError: the address is taken. ResourceError, LibraryError.
     """
-    from ..serve import server
-    from ..serve.app import Limits, make_app
-    from ..serve.shelf import Shelf
+    from esa_cli.serve import server
+    from esa_cli.serve.app import Limits, make_app
+    from esa_cli.serve.shelf import Shelf
 
     with server.bind(wanted.host, wanted.port) as sock:
         fixed = books.ingest(asker, documents)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
-from .render import Reporter
+from esa_cli.cli.render import Reporter
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..api import Esa
-    from ..book import Book
-    from ..library import Library
+    from esa_cli.api import Esa
+    from esa_cli.book import Book
+    from esa_cli.library import Library
 
 
 def shelf(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
@@ -21,7 +21,7 @@ def shelf(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
     Raises:
         UsageError: there is none.
     """
-    from ..library import LibraryError
+    from esa_cli.library import LibraryError
 
     books = []
     # Not the last used first: asking uses them, and the next answer would come of another order.

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..machine import peak_memory, size_text, time_text
-from .render import Reporter
+from esa_cli.cli.render import Reporter
+from esa_cli.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
-    from ..api import Esa
-    from ..book import Book
-    from ..document import LeftOut
-    from ..reply import Reply
+    from esa_cli.api import Esa
+    from esa_cli.book import Book
+    from esa_cli.document import LeftOut
+    from esa_cli.reply import Reply
 
 
 @dataclass

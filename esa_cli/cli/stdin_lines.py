@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO, Any
 
-from ..errors import UsageError
+from esa_cli.errors import UsageError
 
 Line = str | UsageError
 """A question, or what is wrong with it."""

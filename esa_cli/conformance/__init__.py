@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
-from .. import recipes, registry
-from ..errors import PluginError
-from .compressors import check_compressor, random_moments
-from .findings import Finding, describe
-from .methods import check_recipe
-from .positions import check_position
-from .scores import check_score
-from .selectors import check_selector
-from .steps import Rotary, advance, make_step
+from esa_cli import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
+from esa_cli import recipes, registry
+from esa_cli.conformance.compressors import check_compressor, random_moments
+from esa_cli.conformance.findings import Finding, describe
+from esa_cli.conformance.methods import check_recipe
+from esa_cli.conformance.positions import check_position
+from esa_cli.conformance.scores import check_score
+from esa_cli.conformance.selectors import check_selector
+from esa_cli.conformance.steps import Rotary, advance, make_step
+from esa_cli.errors import PluginError
 
 __all__ = ["Finding", "Rotary", "advance", "check", "check_file", "make_step", "random_moments"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import EsaError
+from esa_cli.errors import EsaError
 
 T = TypeVar("T")
 

@@ -16,14 +16,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..compressors import flatten_keys
-from ..kernels import merge
-from ..kernels.reference import attend
-from ..protocols import Projection, Score
-from ..rotary import Rope
-from ..scores import SumScore
-from ..step import Step
-from ..store import LayerStore
+from esa_cli.compressors import flatten_keys
+from esa_cli.kernels import merge
+from esa_cli.kernels.reference import attend
+from esa_cli.protocols import Projection, Score
+from esa_cli.rotary import Rope
+from esa_cli.scores import SumScore
+from esa_cli.step import Step
+from esa_cli.store import LayerStore
 
 READ = 256
 """Tokens per chunk while the store is filled, before the chunk that selects."""

@@ -12,7 +12,16 @@ True positions, rotated at other frequencies than the host's:
 Knows nothing about attention: an encoding returns positions and frequencies only.
 """
 
-from . import infllm, interpolation, lm_infinite, ntk, origin, rerope, streaming, yarn
+from esa_cli.encodings import (
+    infllm,
+    interpolation,
+    lm_infinite,
+    ntk,
+    origin,
+    rerope,
+    streaming,
+    yarn,
+)
 
 __all__ = [
     "infllm",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..positions import ROTATED, FixedDistance
-from ..protocols import Positions
-from ..registry import register
+from esa_cli.positions import ROTATED, FixedDistance
+from esa_cli.protocols import Positions
+from esa_cli.registry import register
 
 
 @register(

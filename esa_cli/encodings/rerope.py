@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..positions import ROTATED, FixedDistance
-from ..registry import register
+from esa_cli.positions import ROTATED, FixedDistance
+from esa_cli.registry import register
 
 
 @register(

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..positions import ROTATED, consecutive
-from ..protocols import Positions
-from ..registry import register
+from esa_cli.positions import ROTATED, consecutive
+from esa_cli.protocols import Positions
+from esa_cli.registry import register
 
 
 @register(

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..positions import ROTATED
-from ..recipes import Base, recipe
-from ..registry import register
-from .origin import FULL_COST, everything, whole_stretch
-from .stretched import Stretched, base_of, series
+from esa_cli.encodings.origin import FULL_COST, everything, whole_stretch
+from esa_cli.encodings.stretched import Stretched, base_of, series
+from esa_cli.positions import ROTATED
+from esa_cli.recipes import Base, recipe
+from esa_cli.registry import register
 
 
 @register(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
-from . import cpu, cuda, flash, reference
+from esa_cli.errors import UsageError
+from esa_cli.kernels import cpu, cuda, flash, reference
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 

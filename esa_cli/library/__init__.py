@@ -5,12 +5,12 @@ Importing this imports no torch; `esa_cli.library.contents` and `.layer` do.
 
 from __future__ import annotations
 
-from .entry import Entry
-from .layout import SEGMENT, Layout
-from .library import Library, plain
-from .places import default_root
-from .sealed import DiskError, ForeignVersionError, LibraryError, UnreadableError
-from .sweep import Pruned
+from esa_cli.library.entry import Entry
+from esa_cli.library.layout import SEGMENT, Layout
+from esa_cli.library.library import Library, plain
+from esa_cli.library.places import default_root
+from esa_cli.library.sealed import DiskError, ForeignVersionError, LibraryError, UnreadableError
+from esa_cli.library.sweep import Pruned
 
 __all__ = [
     "SEGMENT",

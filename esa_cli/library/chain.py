@@ -12,8 +12,8 @@ import json
 from array import array
 from collections.abc import Sequence
 
-from .layout import Layout
-from .sealed import FORMAT
+from esa_cli.library.layout import Layout
+from esa_cli.library.sealed import FORMAT
 
 
 def _hash(*parts: bytes) -> bytes:

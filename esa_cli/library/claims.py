@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import sealed
-from .entry import Entry
-from .places import Places
-from .sealed import LibraryError, UnreadableError
+from esa_cli.library import sealed
+from esa_cli.library.entry import Entry
+from esa_cli.library.places import Places
+from esa_cli.library.sealed import LibraryError, UnreadableError
 
 
 def write(places: Places, key: str, chain: list[str]) -> None:

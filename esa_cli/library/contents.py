@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..compressors import Linear
-from . import sealed
-from .entry import Entry, read_text
-from .layer import StoredLayer, layers_over
-from .places import Places
-from .segment import Segment
+from esa_cli.compressors import Linear
+from esa_cli.library import sealed
+from esa_cli.library.entry import Entry, read_text
+from esa_cli.library.layer import StoredLayer, layers_over
+from esa_cli.library.places import Places
+from esa_cli.library.segment import Segment
 
 Projections = Sequence[Linear | None]
 """One a layer; None where a layer scores with the whole folded keys."""

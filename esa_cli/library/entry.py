@@ -8,11 +8,17 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import sealed
-from .layout import Layout
-from .names import is_document
-from .places import Places
-from .sealed import ForeignVersionError, LibraryError, UnreadableError, damaged, readable
+from esa_cli.library import sealed
+from esa_cli.library.layout import Layout
+from esa_cli.library.names import is_document
+from esa_cli.library.places import Places
+from esa_cli.library.sealed import (
+    ForeignVersionError,
+    LibraryError,
+    UnreadableError,
+    damaged,
+    readable,
+)
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
 

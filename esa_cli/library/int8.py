@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..rows import as_index
-from .layout import Layout
+from esa_cli.library.layout import Layout
+from esa_cli.rows import as_index
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:

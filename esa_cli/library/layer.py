@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rows import Rows, as_index
-from ..store import BLOCK
-from .layout import Layout
-from .segment import Segment
+from esa_cli.library.layout import Layout
+from esa_cli.library.segment import Segment
+from esa_cli.rows import Rows, as_index
+from esa_cli.store import BLOCK
 
 CPU = torch.device("cpu")
 

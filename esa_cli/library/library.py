@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..machine import size_text
-from . import chain, mark, sweep
-from . import entry as entries
-from .entry import Entry
-from .layout import Layout
-from .places import Places, default_root, size_of
-from .sealed import DiskError, LibraryError, on_disk
+from esa_cli.library import chain, mark, sweep
+from esa_cli.library import entry as entries
+from esa_cli.library.entry import Entry
+from esa_cli.library.layout import Layout
+from esa_cli.library.places import Places, default_root, size_of
+from esa_cli.library.sealed import DiskError, LibraryError, on_disk
+from esa_cli.machine import size_text
 
 if TYPE_CHECKING:
     import torch
 
-    from .contents import Stored
-    from .writer import Writer
+    from esa_cli.library.contents import Stored
+    from esa_cli.library.writer import Writer
 
 OTHER_BYTES = 48
 """Bytes of a token beside its rows: id and offsets (24), text, projections; generously."""
@@ -128,7 +128,7 @@ class Library:
             LibraryError: the library cannot be written, its folder is somebody's own, or the
                 document is there and damaged.
         """
-        from .writer import Writer
+        from esa_cli.library.writer import Writer
 
         assert ids, "a document without tokens"
         with on_disk(self.root):
@@ -151,7 +151,7 @@ class Library:
         Raises:
             LibraryError: a file of it is missing, damaged or of another version.
         """
-        from .contents import Stored
+        from esa_cli.library.contents import Stored
 
         if entry.damage:
             raise entries.unusable(entry)
@@ -171,7 +171,7 @@ class Library:
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Reads every byte of a document; what is damaged, a file once."""
-        from .verify import damages
+        from esa_cli.library.verify import damages
 
         return damages(self._places, entry)
 

@@ -23,10 +23,10 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-from ..machine import in_home
-from . import mark
-from .names import FOLDERS, KEPT, is_ours
-from .sealed import LibraryError, on_disk
+from esa_cli.library import mark
+from esa_cli.library.names import FOLDERS, KEPT, is_ours
+from esa_cli.library.sealed import LibraryError, on_disk
+from esa_cli.machine import in_home
 
 ROOT = "ESA_LIBRARY"
 WAIT_S = 0.5

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..disk import lacks_room
-from ..errors import DocumentError, ResourceError
+from esa_cli.disk import lacks_room
+from esa_cli.errors import DocumentError, ResourceError
 
 FORMAT = 1
 LINE_BYTES = 200

@@ -22,10 +22,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from . import sealed
-from .int8 import decode, encode
-from .layout import Layout, Section
-from .sealed import LibraryError, damaged
+from esa_cli.library import sealed
+from esa_cli.library.int8 import decode, encode
+from esa_cli.library.layout import Layout, Section
+from esa_cli.library.sealed import LibraryError, damaged
 
 _ODD = numpy.uint64(0x9E3779B97F4A7C15)
 SCAN = 4

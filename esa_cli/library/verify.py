@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import entry as entries
-from . import sealed
-from .contents import read_fit
-from .entry import Entry
-from .places import Places
-from .sealed import LibraryError
-from .segment import Segment
+from esa_cli.library import entry as entries
+from esa_cli.library import sealed
+from esa_cli.library.contents import read_fit
+from esa_cli.library.entry import Entry
+from esa_cli.library.places import Places
+from esa_cli.library.sealed import LibraryError
+from esa_cli.library.segment import Segment
 
 
 def damages(places: Places, entry: Entry) -> list[LibraryError]:

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EsaError, ResourceError
-from . import chain, claims, sealed
-from . import entry as entries
-from .contents import NO_FIT, Projections, fit_name, pack_fit, pack_tokens, read_fit
-from .entry import Entry
-from .layer import StoredLayer, layers_over
-from .layout import Layout
-from .places import Places, size_of
-from .sealed import LibraryError, on_disk
-from .segment import Layer, Segment, write_segment
+from esa_cli.errors import EsaError, ResourceError
+from esa_cli.library import chain, claims, sealed
+from esa_cli.library import entry as entries
+from esa_cli.library.contents import NO_FIT, Projections, fit_name, pack_fit, pack_tokens, read_fit
+from esa_cli.library.entry import Entry
+from esa_cli.library.layer import StoredLayer, layers_over
+from esa_cli.library.layout import Layout
+from esa_cli.library.places import Places, size_of
+from esa_cli.library.sealed import LibraryError, on_disk
+from esa_cli.library.segment import Layer, Segment, write_segment
 
 
 class Writer:

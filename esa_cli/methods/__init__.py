@@ -4,7 +4,16 @@ Importing this registers them. Each file says its formula, its source, and where
 what was published. `by_head` and `blocks` are what several share.
 """
 
-from . import esa_recipes, full, infllm, lm_infinite, loki, quest, streaming_llm, tokenselect
+from esa_cli.methods import (
+    esa_recipes,
+    full,
+    infllm,
+    lm_infinite,
+    loki,
+    quest,
+    streaming_llm,
+    tokenselect,
+)
 
 __all__ = [
     "esa_recipes",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..registry import register
-from ..step import Step
+from esa_cli.registry import register
+from esa_cli.step import Step
 
 
 @register(

@@ -29,14 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..recipes import OWN_SCORE, Base, recipe
-from ..registry import register
-from ..rows import Rows
-from ..step import Step
-from .blocks import AT_ONCE, block_rows, tokens_of
-from .by_head import best_by_head
-from .esa_recipes import ATTENDED
-from .received import Received
+from esa_cli.methods.blocks import AT_ONCE, block_rows, tokens_of
+from esa_cli.methods.by_head import best_by_head
+from esa_cli.methods.esa_recipes import ATTENDED
+from esa_cli.methods.received import Received
+from esa_cli.recipes import OWN_SCORE, Base, recipe
+from esa_cli.registry import register
+from esa_cli.rows import Rows
+from esa_cli.step import Step
 
 RECEIVED = "infllm.received"
 

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..positions import ROTATED, consecutive
-from ..protocols import Positions
-from ..recipes import OWN_SCORE, Base, recipe
-from ..registry import register
-from ..step import Step
-from .by_head import best_by_head, loudest
+from esa_cli.methods.by_head import best_by_head, loudest
+from esa_cli.positions import ROTATED, consecutive
+from esa_cli.protocols import Positions
+from esa_cli.recipes import OWN_SCORE, Base, recipe
+from esa_cli.registry import register
+from esa_cli.step import Step
 
 SOURCE = (
     "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "

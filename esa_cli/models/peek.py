@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
-from . import hub
-from .cache import path_of
-from .progress import Progress
-from .reference import ModelRef, as_reference
-from .resolve import resolve
+from esa_cli.errors import ModelError
+from esa_cli.models import hub
+from esa_cli.models.cache import path_of
+from esa_cli.models.progress import Progress
+from esa_cli.models.reference import ModelRef, as_reference
+from esa_cli.models.resolve import resolve
 
 
 def peek(ref: str | ModelRef, progress: Progress | None = None) -> Path:

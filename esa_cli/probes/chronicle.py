@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .chronicler import Chronicler, Paragraph, load_material
+from esa_cli.probes.chronicler import Chronicler, Paragraph, load_material
 
 DEFAULT_WORDS = 27_000
 DEFAULT_SEED = 7

@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ..document import read_documents
-from ..errors import UsageError
-from . import chronicle
+from esa_cli.document import read_documents
+from esa_cli.errors import UsageError
+from esa_cli.probes import chronicle
 
 SUFFIXES = (".txt", ".md")
 SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s)")

@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..errors import UsageError
-from .dice import Dice
-from .plant import depths_of, fact_at
-from .sample import Question, Request, Sample
+from esa_cli.errors import UsageError
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.plant import depths_of, fact_at
+from esa_cli.probes.sample import Question, Request, Sample
 
 HEAD, TAIL = "JSON data:\n{", "}"
 BEFORE = "Extract the value corresponding to the specified key{key} in the JSON object below.\n\n"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..errors import UsageError
-from .dice import Dice
-from .plant import depths_of, document, even
-from .sample import Question, Request, Sample
+from esa_cli.errors import UsageError
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.plant import depths_of, document, even
+from esa_cli.probes.sample import Question, Request, Sample
 
 LONGEST = 24
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .dice import Dice
-from .plant import dealt, depths_of, document, together, word_ends
-from .sample import Question, Request, Sample
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.plant import dealt, depths_of, document, together, word_ends
+from esa_cli.probes.sample import Question, Request, Sample
 
 BEFORE = (
     "You are an intelligent AI assistant skilled in answering user questions.\n"

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..errors import UsageError
-from .dice import Dice
-from .plant import depths_of, document
-from .sample import Question, Request, Sample
+from esa_cli.errors import UsageError
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.plant import depths_of, document
+from esa_cli.probes.sample import Question, Request, Sample
 
 BEFORE = (
     "{some} special magic {numbers} hidden within the following text. Make sure to memorize it. "

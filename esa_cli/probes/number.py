@@ -7,8 +7,8 @@ in runs, so that a copy has to be counted right.
 
 from __future__ import annotations
 
-from .dice import Dice
-from .passkey import Hidden
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.passkey import Hidden
 
 DIGITS = 10
 LONGEST_RUN = 5

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..errors import UsageError
-from .needle import answered, ask, chosen
-from .plant import depths_of, plant
-from .sample import Question, Request, Sample
+from esa_cli.errors import UsageError
+from esa_cli.probes.needle import answered, ask, chosen
+from esa_cli.probes.plant import depths_of, plant
+from esa_cli.probes.sample import Question, Request, Sample
 
 
 class OwnDocument:

@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..errors import UsageError
-from .dice import Dice
-from .plant import depths_of, document, fact_at, room
-from .sample import Question, Request, Sample
+from esa_cli.errors import UsageError
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.plant import depths_of, document, fact_at, room
+from esa_cli.probes.sample import Question, Request, Sample
 
 NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"

@@ -11,10 +11,10 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from ..errors import UsageError
-from .dice import Dice
-from .haystack import added
-from .sample import Fact, Request
+from esa_cli.errors import UsageError
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.haystack import added
+from esa_cli.probes.sample import Fact, Request
 
 SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s+[^\sa-z]|\s*\Z)|[。！？]")
 ABBREVIATIONS = (

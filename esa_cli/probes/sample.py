@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .haystack import Haystack
+from esa_cli.probes.haystack import Haystack
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from ..errors import UsageError
-from .dice import Dice
-from .haystack import SLACK
-from .plant import dealt, depths_of, document, fact_at, together
-from .sample import Fact, Question, Request, Sample
+from esa_cli.errors import UsageError
+from esa_cli.probes.dice import Dice
+from esa_cli.probes.haystack import SLACK
+from esa_cli.probes.plant import dealt, depths_of, document, fact_at, together
+from esa_cli.probes.sample import Fact, Question, Request, Sample
 
 STARS = {
     "searching": "\nThe little {who} counted {a} ★\n",

@@ -4,11 +4,24 @@ One file a format; `files` and `sources` find the bytes. Each library is importe
 document needs it.
 """
 
-from . import docx, epub, files, html, ipynb, mail, odt, packed, pdf, sheets, tables, text
-from .extracted import STDIN, Extracted, Mark, TextBuilder, called
-from .meaning import LeftOut, Meant, Source
-from .registered import Reader, read, readers, register
-from .sources import expand, find, is_several, meant
+from esa_cli.readers import (
+    docx,
+    epub,
+    files,
+    html,
+    ipynb,
+    mail,
+    odt,
+    packed,
+    pdf,
+    sheets,
+    tables,
+    text,
+)
+from esa_cli.readers.extracted import STDIN, Extracted, Mark, TextBuilder, called
+from esa_cli.readers.meaning import LeftOut, Meant, Source
+from esa_cli.readers.registered import Reader, read, readers, register
+from esa_cli.readers.sources import expand, find, is_several, meant
 
 __all__ = [
     "STDIN",

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from esa_cli.errors import DocumentError
-
-from .extracted import Extracted, TextBuilder, called, without_text
-from .html import decode_markup
-from .markup import parse_xhtml, write
-from .registered import damaged, register
-from .zipped import Parts
+from esa_cli.readers.extracted import Extracted, TextBuilder, called, without_text
+from esa_cli.readers.html import decode_markup
+from esa_cli.readers.markup import parse_xhtml, write
+from esa_cli.readers.registered import damaged, register
+from esa_cli.readers.zipped import Parts
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"

@@ -19,12 +19,11 @@ from typing import ClassVar, cast
 
 from esa_cli.document_bytes import decode
 from esa_cli.errors import DocumentError
-
-from .extracted import Extracted, TextBuilder, called, listed, path_of
-from .html import WIDER, decode_markup
-from .markup import parse_html, write
-from .registered import register
-from .text import plain_text
+from esa_cli.readers.extracted import Extracted, TextBuilder, called, listed, path_of
+from esa_cli.readers.html import WIDER, decode_markup
+from esa_cli.readers.markup import parse_html, write
+from esa_cli.readers.registered import register
+from esa_cli.readers.text import plain_text
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 _TELLING = (

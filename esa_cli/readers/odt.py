@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from esa_cli.errors import DocumentError
-
-from .extracted import Extracted, TextBuilder, called, library, without_text
-from .mathml import linear
-from .odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
-from .registered import damaged, register
-from .zipped import Parts
+from esa_cli.readers.extracted import Extracted, TextBuilder, called, library, without_text
+from esa_cli.readers.mathml import linear
+from esa_cli.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
+from esa_cli.readers.registered import damaged, register
+from esa_cli.readers.zipped import Parts
 
 _CONTENT, _STYLES, _MANIFEST = "content.xml", "styles.xml", "META-INF/manifest.xml"
 _MIMETYPE = b"mimetypeapplication/vnd.oasis.opendocument.text"

@@ -9,10 +9,9 @@ import zlib
 from typing import ClassVar
 
 from esa_cli.errors import DocumentError
-
-from . import extracted
-from .extracted import STDIN, Extracted, called, path_of
-from .registered import damaged, read, register
+from esa_cli.readers import extracted
+from esa_cli.readers.extracted import STDIN, Extracted, called, path_of
+from esa_cli.readers.registered import damaged, read, register
 
 _MAGIC = b"\x1f\x8b\x08"
 _STEP = 1 << 20

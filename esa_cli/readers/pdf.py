@@ -13,10 +13,9 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from esa_cli.errors import DocumentError
-
-from .extracted import Extracted, Mark, called, library, path_of, printable
-from .pdf_forms import written
-from .registered import damaged, register
+from esa_cli.readers.extracted import Extracted, Mark, called, library, path_of, printable
+from esa_cli.readers.pdf_forms import written
+from esa_cli.readers.registered import damaged, register
 
 _HEAD = 1024
 _END = b"%%EOF"

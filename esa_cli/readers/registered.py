@@ -17,8 +17,7 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 from esa_cli import registry
 from esa_cli.errors import DocumentError, EsaError, PluginError
-
-from .extracted import Extracted, called
+from esa_cli.readers.extracted import Extracted, called
 
 KIND = "reader"
 PLAIN = "text"

@@ -15,11 +15,10 @@ from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar
 
 from esa_cli.errors import DocumentError
-
-from .extracted import Extracted, TextBuilder, called, library
-from .registered import damaged, register
-from .tables import as_lines
-from .zipped import OLD_OFFICE, Parts, holds, not_zipped
+from esa_cli.readers.extracted import Extracted, TextBuilder, called, library
+from esa_cli.readers.registered import damaged, register
+from esa_cli.readers.tables import as_lines
+from esa_cli.readers.zipped import OLD_OFFICE, Parts, holds, not_zipped
 
 _MAIN = "xl/workbook.xml"
 _OTHERS = (

@@ -18,10 +18,9 @@ from typing import Any
 
 from esa_cli.document_bytes import is_binary
 from esa_cli.errors import DocumentError, UsageError
-
-from .extracted import library, listed
-from .meaning import LeftOut, Meant, Source
-from .registered import choose
+from esa_cli.readers.extracted import library, listed
+from esa_cli.readers.meaning import LeftOut, Meant, Source
+from esa_cli.readers.registered import choose
 
 MOST_FILES = 10_000
 _HEAD = 1 << 13

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from esa_cli.document_bytes import decode
-
-from .extracted import Extracted, Mark, called, path_of
-from .registered import PLAIN, register
+from esa_cli.readers.extracted import Extracted, Mark, called, path_of
+from esa_cli.readers.registered import PLAIN, register
 
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")

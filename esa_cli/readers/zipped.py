@@ -14,10 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from esa_cli.errors import DocumentError
-
-from . import extracted
-from .extracted import called, library
-from .registered import damaged
+from esa_cli.readers import extracted
+from esa_cli.readers.extracted import called, library
+from esa_cli.readers.registered import damaged
 
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LOCKED = "EncryptedPackage".encode("utf-16-le")

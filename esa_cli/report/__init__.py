@@ -13,7 +13,7 @@ imported only with the module that uses them.
 
 from __future__ import annotations
 
-from .rows import Row, Run, read
-from .summary import Cell, DepthBin, Summary, summarise
+from esa_cli.report.rows import Row, Run, read
+from esa_cli.report.summary import Cell, DepthBin, Summary, summarise
 
 __all__ = ["Cell", "DepthBin", "Row", "Run", "Summary", "read", "summarise"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from . import look
-from .svg import CHARACTER, WIDTH, frame, legend, marker, rule, tag, text
+from esa_cli.report import look
+from esa_cli.report.svg import CHARACTER, WIDTH, frame, legend, marker, rule, tag, text
 
 HEIGHT = 230
 LEFT, RIGHT = 46, 14

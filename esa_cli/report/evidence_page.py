@@ -18,9 +18,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from ..evidence import Book
-from ..reply import Evidence, Reply
-from . import look
+from esa_cli.evidence import Book
+from esa_cli.reply import Evidence, Reply
+from esa_cli.report import look
 
 LEVELS = 8
 """Shades of heat; the stylesheet has a class for each."""

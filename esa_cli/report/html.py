@@ -18,10 +18,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from . import look, view
-from .charts import layer_chart
-from .rows import Row, Run
-from .summary import summarise
+from esa_cli.report import look, view
+from esa_cli.report.charts import layer_chart
+from esa_cli.report.rows import Row, Run
+from esa_cli.report.summary import summarise
 
 EMPTY: Mapping[str, Any] = {
     "settings": (), "cut": False, "asked": None, "tests": (), "scale": (), "charts": (),

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EsaError
-from . import look
-from .summary import BINS, Summary
+from esa_cli.errors import EsaError
+from esa_cli.report import look
+from esa_cli.report.summary import BINS, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import DocumentError
-from ..journal import is_share
+from esa_cli.errors import DocumentError
+from esa_cli.journal import is_share
 
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .rows import Row
+from esa_cli.report.rows import Row
 
 BINS = 10
 Z95 = 1.959963984540054

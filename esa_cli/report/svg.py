@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from . import look
+from esa_cli.report import look
 
 WIDTH = 640
 CHARACTER = 6.7

@@ -17,8 +17,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from . import look
-from .summary import BINS, REASONS, UNKNOWN, Cell, Summary
+from esa_cli.report import look
+from esa_cli.report.summary import BINS, REASONS, UNKNOWN, Cell, Summary
 
 T = TypeVar("T")
 

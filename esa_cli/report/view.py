@@ -11,10 +11,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from . import look
-from .charts import Line, layer_chart, line_chart, stacked_bars
-from .rows import Row
-from .summary import BINS, REASONS, Cell, Summary
+from esa_cli.report import look
+from esa_cli.report.charts import Line, layer_chart, line_chart, stacked_bars
+from esa_cli.report.rows import Row
+from esa_cli.report.summary import BINS, REASONS, Cell, Summary
 
 LONGEST = 4000
 """The most characters of a prompt or an answer that the page shows."""

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import build
-from ..machine import peak_memory
-from ..passages import Passage, best
-from ..preset import Preset
-from ..seen import Seen
-from ..session import Answer, Session
-from .plan import Group
-from .shared import shared_reading
+from esa_cli import build
+from esa_cli.machine import peak_memory
+from esa_cli.passages import Passage, best
+from esa_cli.preset import Preset
+from esa_cli.seen import Seen
+from esa_cli.selftest.plan import Group
+from esa_cli.selftest.shared import shared_reading
+from esa_cli.session import Answer, Session
 
 Progress = Callable[[int, int], None]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..errors import UsageError
-from ..probes import probe
-from ..probes.haystack import Haystack
-from ..probes.sample import Request, Sample
-from .plan import Settings
+from esa_cli.errors import UsageError
+from esa_cli.probes import probe
+from esa_cli.probes.haystack import Haystack
+from esa_cli.probes.sample import Request, Sample
+from esa_cli.selftest.plan import Settings
 
 OWN = "own"
 """The test whose document is the person's own text, whole."""

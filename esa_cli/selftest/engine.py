@@ -11,21 +11,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .. import build
-from ..errors import UsageError
-from ..journal import Journal
-from ..origins import settings_hash
-from ..preset import Preset
-from ..probes import probe
-from ..probes.haystack import Haystack
-from ..probes.sample import Question, Sample
-from ..session import Session
-from .checks import all_in_view, askable
-from .documents import Documents
-from .kept import Kept, text_hash
-from .plan import DENSE, Group, Settings, dense_group, dense_length, groups, prompted
-from .recall import Recall, Share, positions, why
-from .shared import shared_reading
+from esa_cli import build
+from esa_cli.errors import UsageError
+from esa_cli.journal import Journal
+from esa_cli.origins import settings_hash
+from esa_cli.preset import Preset
+from esa_cli.probes import probe
+from esa_cli.probes.haystack import Haystack
+from esa_cli.probes.sample import Question, Sample
+from esa_cli.selftest.checks import all_in_view, askable
+from esa_cli.selftest.documents import Documents
+from esa_cli.selftest.kept import Kept, text_hash
+from esa_cli.selftest.plan import (
+    DENSE,
+    Group,
+    Settings,
+    dense_group,
+    dense_length,
+    groups,
+    prompted,
+)
+from esa_cli.selftest.recall import Recall, Share, positions, why
+from esa_cli.selftest.shared import shared_reading
+from esa_cli.session import Session
 
 
 class Listener(Protocol):

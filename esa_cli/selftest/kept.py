@@ -12,12 +12,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
-from ..journal import Journal
-from ..origins import settings_hash
-from ..preset import Preset
-from ..probes.sample import Question, Sample
-from .plan import Settings, groups
+from esa_cli.errors import UsageError
+from esa_cli.journal import Journal
+from esa_cli.origins import settings_hash
+from esa_cli.preset import Preset
+from esa_cli.probes.sample import Question, Sample
+from esa_cli.selftest.plan import Settings, groups
 
 KEY = ("test", "method", "length", "sample", "question")
 

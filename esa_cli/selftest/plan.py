@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .. import build, recipes
-from ..errors import UsageError
-from ..preset import Preset, Prompt, merge, validated
-from ..probes.sample import Sample
+from esa_cli import build, recipes
+from esa_cli.errors import UsageError
+from esa_cli.preset import Preset, Prompt, merge, validated
+from esa_cli.probes.sample import Sample
 
 DENSE = "dense"
 """The method name of the ceiling: the same model, plain attention, inside its own window."""

@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..errors import EsaError
-from ..reply import Asker, Reply, lacking
-from . import bodies, wire
-from .faults import as_api_error, of_server, said
-from .follow import Gone, follow
-from .guard import Guard, body, refused
-from .shelf import Shelf
-from .wire import ApiError, ChatRequest
-from .worker import Answer, Event, Job, Worker
+from esa_cli.errors import EsaError
+from esa_cli.reply import Asker, Reply, lacking
+from esa_cli.serve import bodies, wire
+from esa_cli.serve.faults import as_api_error, of_server, said
+from esa_cli.serve.follow import Gone, follow
+from esa_cli.serve.guard import Guard, body, refused
+from esa_cli.serve.shelf import Shelf
+from esa_cli.serve.wire import ApiError, ChatRequest
+from esa_cli.serve.worker import Answer, Event, Job, Worker
 
 Events = AsyncGenerator[Event, None]
 CLIENT_GONE = 499

@@ -6,9 +6,9 @@ for the server's log.
 
 from __future__ import annotations
 
-from ..errors import DocumentError, EsaError, ResourceError, UsageError
-from ..library import DiskError, LibraryError
-from .wire import ApiError
+from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
+from esa_cli.library import DiskError, LibraryError
+from esa_cli.serve.wire import ApiError
 
 
 def of_server(error: Exception) -> bool:

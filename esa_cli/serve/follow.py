@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.types import Receive
 
-from .wire import ApiError
-from .worker import Answer, Event, Full, Job, Worker
+from esa_cli.serve.wire import ApiError
+from esa_cli.serve.worker import Answer, Event, Full, Job, Worker
 
 TICK_S = 5.0
 

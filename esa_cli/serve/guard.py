@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .wire import ApiError
+from esa_cli.serve.wire import ApiError
 
 SEND_WITHIN_S = 30
 OPEN = ("/health",)

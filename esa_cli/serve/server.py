@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from ..errors import UsageError
+from esa_cli.errors import UsageError
 
 END_WITHIN_S = 10
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..document import Document, read_document
-from ..errors import DocumentError, ResourceError
-from ..library import LibraryError
-from ..reply import Asker
-from .wire import ApiError
+from esa_cli.document import Document, read_document
+from esa_cli.errors import DocumentError, ResourceError
+from esa_cli.library import LibraryError
+from esa_cli.reply import Asker
+from esa_cli.serve.wire import ApiError
 
 KEPT = 16
 """Books that stay open after they were asked about."""

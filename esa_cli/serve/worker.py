@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import EsaError
-from ..reply import Reply
+from esa_cli.errors import EsaError
+from esa_cli.reply import Reply
 
 Event = tuple[str, Any]
 """("begun", None), ("text", piece), then ("done", Reply) or ("error", exception)."""
