@@ -15,7 +15,7 @@ import sys
 from typing import TextIO
 
 from esa_cli.errors import INTERRUPTED, EsaError, ResourceError
-from esa_cli.machine import memory_ran_out
+from esa_cli.system.machine import memory_ran_out
 
 BUG = 1
 USAGE = 2

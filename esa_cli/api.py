@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from esa_cli import machine, models, plan, preset, recipes
+from esa_cli import models, plan, preset, recipes
 from esa_cli.book import Book, Books
 from esa_cli.document import Document
 from esa_cli.errors import UsageError
@@ -27,8 +27,9 @@ from esa_cli.preset import Preset
 from esa_cli.reply import Reply, Turn
 from esa_cli.session import Session
 from esa_cli.storing import gathers
+from esa_cli.system import machine
+from esa_cli.system.told import Progress
 from esa_cli.together import AskedBook, distinct, together
-from esa_cli.told import Progress
 from esa_cli.witness import Witness
 
 

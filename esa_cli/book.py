@@ -24,7 +24,7 @@ from esa_cli.library import SEGMENT, Entry, Layout, Library, LibraryError
 from esa_cli.models.host import devices, rows_dtype
 from esa_cli.session import Session
 from esa_cli.storing import layout, maps, provenance, restored, storable
-from esa_cli.told import Progress, asking, hearing
+from esa_cli.system.told import Progress, asking, hearing
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """How rows are wanted -> how those may be kept that serve: who wants every bit gets no other."""

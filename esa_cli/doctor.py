@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esa_cli import machine
 from esa_cli.errors import EsaError
 from esa_cli.models import DEFAULT_MODEL, list_models, path_of
 from esa_cli.models.cache import home
 from esa_cli.models.load import choose_dtype
+from esa_cli.system import machine
 from esa_cli.version import __version__
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ import yaml
 from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
-from esa_cli.machine import in_home
 from esa_cli.registry import nearest
-from esa_cli.strict_yaml import strictly
+from esa_cli.system.machine import in_home
+from esa_cli.system.strict_yaml import strictly
 
 SUFFIXES = (".yaml", ".yml")
 

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reader_files
+import sample_files
 import typer.testing
 from fake_asker import FakeAsker
 
-from esa_cli.batch import answers as answers_file
-from esa_cli.batch.answers import Answers
 from esa_cli.batch.held import LATER
 from esa_cli.batch.order import order
 from esa_cli.batch.questions import read
@@ -34,6 +32,8 @@ from esa_cli.cli.render import Reporter
 from esa_cli.cli.stdin_lines import numbered
 from esa_cli.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
+from esa_cli.system import answers as answers_file
+from esa_cli.system.answers import Answers
 
 Write = Callable[..., Path]
 
@@ -618,7 +618,7 @@ def scans(tmp_path: Path) -> Path:
     folder = tmp_path / "docs"
     folder.mkdir()
     (folder / "d.txt").write_text("text d", "utf-8")
-    (folder / "scan.pdf").write_bytes(reader_files.pdf([None]))
+    (folder / "scan.pdf").write_bytes(sample_files.pdf([None]))
     (folder / "empty.txt").write_bytes(b"")
     return folder
 

@@ -25,8 +25,8 @@ from esa_cli.bench.runner import KEY, Reply, run
 from esa_cli.cli import bench_table
 from esa_cli.cli.render import print_table
 from esa_cli.errors import DocumentError, LengthError, UsageError
-from esa_cli.journal import Journal
 from esa_cli.preset import load
+from esa_cli.system.jsonl import Journal
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reader_files
+import sample_files
 import typer.testing
 from fake_asker import FakeAsker
 from prompt_toolkit.completion import CompleteEvent
@@ -459,7 +459,7 @@ def test_a_scan_in_a_folder_is_left_out_and_a_copy_is_read_once(
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/b.txt").write_text("beta", "utf-8")
     (tmp_path / "sub/copy.txt").write_text("alpha", "utf-8")
-    (tmp_path / "sub/scan.pdf").write_bytes(reader_files.pdf([None]))
+    (tmp_path / "sub/scan.pdf").write_bytes(sample_files.pdf([None]))
     result = command(monkeypatch, asker, b"one\n/docs\n", "a.txt", "sub", "--quiet")
     assert result.exit_code == 0, result
     assert asker.calls[0]["books"] == ["alpha", "beta"]

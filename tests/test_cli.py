@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reader_files
+import sample_files
 from command import Esa, Result
 
 from esa_cli import session
@@ -101,7 +101,7 @@ def test_what_is_left_out_is_said_and_in_the_json(esa: Esa, tmp_path: Path) -> N
     (tmp_path / "docs").mkdir()
     for name in ("a.txt", "copy.txt"):
         (tmp_path / "docs" / name).write_text("The gate opens at nine.")
-    (tmp_path / "docs" / "scan\x1b[31m.pdf").write_bytes(reader_files.pdf([None]))
+    (tmp_path / "docs" / "scan\x1b[31m.pdf").write_bytes(sample_files.pdf([None]))
     (tmp_path / "docs" / "empty.txt").touch()
     result = esa("ask", "docs", "When?", *TINY, "--json", "--quiet", "--max-new-tokens", "1")
     data = json.loads(result.out)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reader_files
+import sample_files
 
 from esa_cli import registry
 from esa_cli.conformance import check_file, make_step
@@ -124,7 +124,7 @@ def test_ask_book(ask: Call) -> None:
 def test_ask_documents(call: Call, note: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "boat.pdf").write_bytes(
-        reader_files.pdf(["A grey boat lies at the pier.", None, "Nobody knows whose it is."])
+        sample_files.pdf(["A grey boat lies at the pier.", None, "Nobody knows whose it is."])
     )
     arguments = (str(note), "more", QUESTIONS[0], "--evidence", "9", "--report", "out.html")
     out = call("ask_documents.py", *arguments, "--preset", "tiny-random")
@@ -233,7 +233,7 @@ def test_the_code_in_the_documents(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Block after block, as a reader would type it; only the model is another one."""
-    (tmp_path / "book.pdf").write_bytes(reader_files.pdf(["Call me Ishmael.", "Ahab is old."]))
+    (tmp_path / "book.pdf").write_bytes(sample_files.pdf(["Call me Ishmael.", "Ahab is old."]))
     (tmp_path / "notes.md").write_text("# To do\n\nOil the gate. Pay the miller.\n", "utf-8")
     (tmp_path / "log.txt").write_text("12:40 pump two failed\n" * 80, "utf-8")
     monkeypatch.chdir(tmp_path)

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from esa_cli import machine, models
+from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError, UsageError
 from esa_cli.models import cache, wheel
 from esa_cli.models.convert import fix_pre_tokenizer
 from esa_cli.models.ggufhead import read_string
+from esa_cli.system import machine
 
 TEXTS = ["in 1997, 3.5%", "a\n\n b\t\r\n", "héllo 世界 🙂", "def f(x):\n    return x1234\n"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import reader_files as make
+import sample_files as make
 
 from esa_cli import readers, registry
 from esa_cli.document import read_document

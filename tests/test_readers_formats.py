@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pypdfium2
 import pytest
-import reader_files as make
+import sample_files as make
 
 from esa_cli import readers
 from esa_cli.errors import DocumentError

@@ -10,7 +10,7 @@ from typing import Any
 
 import openpyxl
 import pytest
-import reader_files as make
+import sample_files as make
 from openpyxl.chart import BarChart
 from openpyxl.comments import Comment
 

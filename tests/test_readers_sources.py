@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reader_files as make
+import sample_files as make
 
 from esa_cli.document import Document, expand, gather, meant, read_document, read_documents
 from esa_cli.errors import DocumentError

@@ -12,7 +12,6 @@ import torch
 
 from esa_cli import build, models, preset
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.journal import Journal
 from esa_cli.probes import Haystack
 from esa_cli.seen import Seen
 from esa_cli.selftest.compare import InView
@@ -22,6 +21,7 @@ from esa_cli.selftest.plan import Settings, dense_group, dense_length, depths, g
 from esa_cli.selftest.recall import Recall, positions, selected, why
 from esa_cli.session import Session
 from esa_cli.store import LayerStore
+from esa_cli.system.jsonl import Journal
 
 pytestmark = pytest.mark.usefixtures("short_answers")
 TINY = preset.load("tiny-random")

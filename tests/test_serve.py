@@ -24,7 +24,7 @@ from typing import Any
 
 import openai
 import pytest
-import reader_files
+import sample_files
 import typer.testing
 from fake_asker import FakeAsker
 
@@ -1034,7 +1034,7 @@ def test_a_scan_in_a_folder_is_left_out(
 ) -> None:
     for name, text in (("a", "alpha"), ("b", "beta"), ("copy", "alpha")):
         (tmp_path / f"{name}.txt").write_text(text, "utf-8")
-    (tmp_path / "scan.pdf").write_bytes(reader_files.pdf([None]))
+    (tmp_path / "scan.pdf").write_bytes(sample_files.pdf([None]))
     result = call(monkeypatch, asker, str(tmp_path), "--port", "0", "--quiet")
     assert result.exit_code == 0, result.exception
     assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from esa_cli.document import Meant, meant
 from esa_cli.errors import DocumentError
-from esa_cli.letters import has_halves
+from esa_cli.system.surrogates import has_halves
 
 _LIKELY = ("documents", "docs")
 """Other keys may stand there and mean nothing; but one like these is a slip, and the question would

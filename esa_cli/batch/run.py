@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from esa_cli.batch.answers import Answers
 from esa_cli.batch.held import Held
 from esa_cli.batch.order import Group, groups
 from esa_cli.batch.questions import Question
@@ -17,6 +16,7 @@ from esa_cli.batch.rows import answered, failed
 from esa_cli.document import Gathered, Meant, gather
 from esa_cli.errors import DocumentError, EsaError
 from esa_cli.reply import Asker
+from esa_cli.system.answers import Answers
 
 Opened = tuple[Gathered, list[Any]] | EsaError
 """The documents of a group and their books, or what kept them from being read."""

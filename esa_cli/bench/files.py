@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError
-from esa_cli.letters import has_halves
+from esa_cli.system.surrogates import has_halves
 
 FOLDERS = ("", "data")
 """Where files lie below the folder a person names."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.bench.record import Record
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.journal import Journal, is_share
+from esa_cli.system.jsonl import Journal, is_share
 
 KEY = ("method", "task", "id")
 """What tells rows apart."""

@@ -23,10 +23,10 @@ from esa_cli.calibrate.shards import Shards
 from esa_cli.compressors import NoCompression, flatten_keys, fold
 from esa_cli.costs import shape_of
 from esa_cli.errors import ResourceError
-from esa_cli.machine import size_text
 from esa_cli.method import Method
 from esa_cli.seam import Attachment
 from esa_cli.seen import Seen
+from esa_cli.system.machine import size_text
 
 FEED = 1024
 """Tokens handed to the model at once, and kept in one part."""

@@ -14,7 +14,6 @@ from esa_cli import build, recipes
 from esa_cli.calibrate.collect import Progress, collect, uncompressed
 from esa_cli.calibrate.fingerprint import KEY, Fingerprint, aim, fingerprint
 from esa_cli.calibrate.fit import Fitting
-from esa_cli.calibrate.saving import whole, writing
 from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.errors import PresetError, UsageError
@@ -24,6 +23,7 @@ from esa_cli.models.load import LoadedModel
 from esa_cli.preset import Preset
 from esa_cli.prompt import PromptTokens
 from esa_cli.seam import attach
+from esa_cli.system.calibration_saving import whole, writing
 from esa_cli.version import __version__
 
 LEAST = 64

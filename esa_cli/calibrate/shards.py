@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from esa_cli.calibrate.saving import whole, writing
 from esa_cli.errors import UsageError
+from esa_cli.system.calibration_saving import whole, writing
 
 SETTINGS = "esa-calibration.json"
 MAPS = "maps"

@@ -74,7 +74,7 @@ def ask(
     from esa_cli.cli.answer import Ways, run
     from esa_cli.cli.run import Request, split
     from esa_cli.errors import UsageError
-    from esa_cli.letters import has_halves
+    from esa_cli.system.surrogates import has_halves
 
     if stdin and report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")

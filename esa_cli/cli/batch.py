@@ -19,9 +19,9 @@ from esa_cli.cli.options import DEFAULT_PRESET
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.batch.answers import Answers
     from esa_cli.batch.questions import Question
     from esa_cli.cli.render import Reporter
+    from esa_cli.system.answers import Answers
 
 File = Annotated[
     Path,
@@ -144,8 +144,8 @@ def run(
     Raises:
         UsageError: `out` holds other answers, or another process writes it.
     """
-    from esa_cli.batch.answers import Answers
     from esa_cli.batch.run import run as answer
+    from esa_cli.system.answers import Answers
 
     started = time.monotonic()
     end = len(questions) if limit is None else min(limit, len(questions))
@@ -179,7 +179,7 @@ def _tell(
     as_json: bool,
 ) -> int:
     from esa_cli.cli.render import print_json
-    from esa_cli.machine import time_text
+    from esa_cli.system.machine import time_text
 
     failed = sum(index < end for index in answers.failed)
     if as_json:
@@ -205,7 +205,7 @@ class _Progress:
 
     def __call__(self) -> None:
         from esa_cli.cli.render import LINE_EVERY_S
-        from esa_cli.machine import time_text
+        from esa_cli.system.machine import time_text
 
         self.done += 1
         now = time.monotonic()

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from esa_cli.cli.known import Known
     from esa_cli.cli.progress import Progress
     from esa_cli.cli.render import Reporter
-    from esa_cli.journal import Journal
     from esa_cli.preset import Preset
+    from esa_cli.system.jsonl import Journal
 
 Name = Annotated[
     str,
@@ -160,7 +160,7 @@ def _journal(
         UsageError, DocumentError: it is not, or cannot be read.
     """
     from esa_cli.bench import runner
-    from esa_cli.journal import Journal
+    from esa_cli.system.jsonl import Journal
 
     journal = Journal(
         run.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong

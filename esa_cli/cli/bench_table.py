@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from esa_cli.bench.order import Order
     from esa_cli.bench.table import Scores
     from esa_cli.cli.render import Reporter
-    from esa_cli.journal import Journal
     from esa_cli.preset import Preset
+    from esa_cli.system.jsonl import Journal
 
 Table = tuple[list[str], list[list[str]]]
 """Headers and rows."""

@@ -48,7 +48,7 @@ def settings(name: str, chosen: Preset, length: int = 0) -> list[str]:
         UsageError: no such method. PresetError: its settings do not hold.
     """
     from esa_cli import recipes
-    from esa_cli.strict_yaml import written
+    from esa_cli.system.strict_yaml import written
 
     before, after = chosen.model_dump(), recipes.apply(name, chosen, length).model_dump()
     return [f"{key}={written(after[key])}" for key in recipes.LAID if after[key] != before[key]]

@@ -112,7 +112,7 @@ def _as_dict(result: Compared, text: str) -> dict[str, Any]:
 
 def _print(results: Sequence[Compared], text: str) -> None:
     from esa_cli.cli.render import clean, print_table
-    from esa_cli.machine import size_text, time_text
+    from esa_cli.system.machine import size_text, time_text
 
     rows = []
     for result in results:

@@ -22,7 +22,7 @@ def doctor(as_json: options.Json = False) -> None:
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    from esa_cli.machine import size_text
+    from esa_cli.system.machine import size_text
 
     cpu, memory = facts["processor"], facts["memory"]
     features = [name for name in ("avx2", "avx512", "bfloat16") if cpu[name]]

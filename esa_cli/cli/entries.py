@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from esa_cli.cli.render import one_line
-from esa_cli.machine import size_text
+from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     from esa_cli.library import Entry

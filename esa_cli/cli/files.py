@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from esa_cli import disk
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.system import files as disk
 
 OTHER = "name a file in a folder you may write to"
 

@@ -76,7 +76,7 @@ def _kept(esa: Esa, document: Document, rows: str, reporter: Reporter) -> Book:
 
 def _print(books: Sequence[Book]) -> None:
     from esa_cli.cli.render import print_table
-    from esa_cli.machine import size_text, time_text
+    from esa_cli.system.machine import size_text, time_text
 
     print_table(
         ("id", "tokens", "size", "read in", "document"),

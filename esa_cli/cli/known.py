@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli import machine, models, preset
+from esa_cli import models, preset
 from esa_cli.cli.render import Reporter
 from esa_cli.errors import PresetError
 from esa_cli.models.load import choose_device, choose_dtype
 from esa_cli.models.peek import count_tokens, peek
 from esa_cli.models.weights import read_config
 from esa_cli.supported import check_type
+from esa_cli.system import machine
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def list_(as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
     from esa_cli.cli.render import print_json, print_table
     from esa_cli.library import Library, plain
-    from esa_cli.machine import size_text
+    from esa_cli.system.machine import size_text
 
     library = Library()
     found = library.entries()
@@ -138,7 +138,7 @@ def rm(names: Ids, yes: Yes = False) -> None:
     """Remove documents from the library; the files they were read from stay."""
     from esa_cli.errors import UsageError
     from esa_cli.library import Library
-    from esa_cli.machine import size_text
+    from esa_cli.system.machine import size_text
 
     library = Library()
     chosen = _several(library, names)
@@ -169,7 +169,7 @@ def prune(
     """Sweep what interrupted readings left, and keep the library below a size."""
     from esa_cli.cli.render import print_json
     from esa_cli.library import Library, plain
-    from esa_cli.machine import parse_size, size_text
+    from esa_cli.system.machine import parse_size, size_text
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(most, dry_run=dry_run)

@@ -23,8 +23,8 @@ PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DE
 def list_(as_json: options.Json = False) -> None:
     """List the models on this machine."""
     from esa_cli.cli.render import print_json, print_table
-    from esa_cli.machine import size_text
     from esa_cli.models import list_models
+    from esa_cli.system.machine import size_text
 
     found = list_models()
     if as_json:
@@ -77,8 +77,8 @@ def rm(
 ) -> None:
     """Remove a model from this machine."""
     from esa_cli.errors import UsageError
-    from esa_cli.machine import size_text
     from esa_cli.models import remove
+    from esa_cli.system.machine import size_text
 
     if not yes:
         if not sys.stdin.isatty():

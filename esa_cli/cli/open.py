@@ -45,7 +45,7 @@ class Reading:
 
     def begin(self, document: Document, tokens: int, kept: bool) -> None:
         """Says what will be read, and shows a bar until `end`."""
-        from esa_cli.machine import size_text
+        from esa_cli.system.machine import size_text
 
         self._plan = self.known.plan(self.chosen, tokens)
         where = f", {size_text(self.on_disk(tokens))} in the library" if kept else ""

@@ -42,7 +42,7 @@ def plan(
 
 
 def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:
-    from esa_cli.machine import size_text, time_text
+    from esa_cli.system.machine import size_text, time_text
 
     how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
     rows = [

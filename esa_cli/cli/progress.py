@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from esa_cli.cli.render import LINE_EVERY_S, Reporter
-from esa_cli.machine import time_text
+from esa_cli.system.machine import time_text
 
 Progress = Callable[[int, int], None]
 

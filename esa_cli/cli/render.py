@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from esa_cli.machine import size_text, time_text
+from esa_cli.system.machine import size_text, time_text
 
 LINE_EVERY_S = 10.0
 NARROW = 32

@@ -81,7 +81,7 @@ def serve(
     """
     from esa_cli.cli.open import opened
     from esa_cli.cli.render import Reporter
-    from esa_cli.machine import parse_size
+    from esa_cli.system.machine import parse_size
 
     size = parse_size(max_body, "--max-body")
     wanted = Wanted(documents or [], allow or [], host, port, token, size, max_queue, timeout)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.cli.render import Reporter
-from esa_cli.machine import peak_memory, size_text, time_text
+from esa_cli.system.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
     from esa_cli.api import Esa

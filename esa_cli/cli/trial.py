@@ -22,10 +22,10 @@ from esa_cli.cli import files, known
 from esa_cli.cli.live import Listener
 from esa_cli.cli.render import Reporter, clean, print_json
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.journal import Journal
 from esa_cli.probes import PROBES, Haystack, probe
 from esa_cli.probes.haystack import SUFFIXES
 from esa_cli.report import rows
+from esa_cli.system.jsonl import Journal
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from esa_cli.library.entry import Entry
 from esa_cli.library.layout import Layout
 from esa_cli.library.places import Places, default_root, size_of
 from esa_cli.library.sealed import DiskError, LibraryError, on_disk
-from esa_cli.machine import size_text
+from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     import torch

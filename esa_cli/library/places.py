@@ -26,7 +26,7 @@ import platformdirs
 from esa_cli.library import mark
 from esa_cli.library.names import FOLDERS, KEPT, is_ours
 from esa_cli.library.sealed import LibraryError, on_disk
-from esa_cli.machine import in_home
+from esa_cli.system.machine import in_home
 
 ROOT = "ESA_LIBRARY"
 WAIT_S = 0.5

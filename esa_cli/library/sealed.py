@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from esa_cli.disk import lacks_room
 from esa_cli.errors import DocumentError, ResourceError
+from esa_cli.system.files import lacks_room
 
 FORMAT = 1
 LINE_BYTES = 200

@@ -26,11 +26,11 @@ from typing import Any, Literal
 import filelock
 import platformdirs
 
-from esa_cli.disk import lacks_room
 from esa_cli.errors import ModelError, ResourceError, UsageError
-from esa_cli.machine import in_home
-from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef, as_reference
+from esa_cli.system.files import lacks_room
+from esa_cli.system.machine import in_home
+from esa_cli.system.progress import Progress, silent
 
 MARKER = "esa.json"
 

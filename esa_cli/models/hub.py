@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from esa_cli.disk import lacks_room
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef
 from esa_cli.models.weights import check_tokenizer, weight_files
+from esa_cli.system.files import lacks_room
+from esa_cli.system.progress import Progress, silent
 
 _FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _SMALL_FILES = ["config.json", "tokenizer*"]

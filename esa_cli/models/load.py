@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
-from esa_cli.machine import available_memory, size_text
-from esa_cli.models.progress import Progress, silent
 from esa_cli.models.quiet import gc_paused, quiet_transformers
 from esa_cli.models.reference import ModelRef, as_reference
 from esa_cli.models.resolve import resolve
 from esa_cli.models.weights import check_tokenizer, count_parameters, read_config
+from esa_cli.system.machine import available_memory, size_text
+from esa_cli.system.progress import Progress, silent
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SMALLER = "Use a smaller model, close other programs, or try --dtype bfloat16."

@@ -8,9 +8,9 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models import hub
 from esa_cli.models.cache import path_of
-from esa_cli.models.progress import Progress
 from esa_cli.models.reference import ModelRef, as_reference
 from esa_cli.models.resolve import resolve
+from esa_cli.system.progress import Progress
 
 
 def peek(ref: str | ModelRef, progress: Progress | None = None) -> Path:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from esa_cli.errors import ModelError
-from esa_cli.machine import in_home
 from esa_cli.models.random import NAMES
+from esa_cli.system.machine import in_home
 
 Kind = Literal["hub", "folder", "gguf", "wheel", "random"]
 

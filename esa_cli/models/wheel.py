@@ -18,10 +18,10 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
-from esa_cli.disk import lacks_room
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.models.progress import Progress, silent
 from esa_cli.models.reference import ModelRef
+from esa_cli.system.files import lacks_room
+from esa_cli.system.progress import Progress, silent
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from esa_cli import build
 from esa_cli.errors import UsageError
-from esa_cli.journal import Journal
 from esa_cli.origins import settings_hash
 from esa_cli.preset import Preset
 from esa_cli.probes import probe
@@ -34,6 +33,7 @@ from esa_cli.selftest.plan import (
 from esa_cli.selftest.recall import Recall, Share, positions, why
 from esa_cli.selftest.shared import shared_reading
 from esa_cli.session import Session
+from esa_cli.system.jsonl import Journal
 
 
 class Listener(Protocol):

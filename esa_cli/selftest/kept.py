@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from esa_cli.errors import UsageError
-from esa_cli.journal import Journal
 from esa_cli.origins import settings_hash
 from esa_cli.preset import Preset
 from esa_cli.probes.sample import Question, Sample
 from esa_cli.selftest.plan import Settings, groups
+from esa_cli.system.jsonl import Journal
 
 KEY = ("test", "method", "length", "sample", "question")
 

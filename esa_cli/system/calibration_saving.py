@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from esa_cli import disk
+from esa_cli.system import files as disk
 
 
 @contextmanager

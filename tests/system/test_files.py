@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from esa_cli import disk
 from esa_cli.errors import DocumentError, EsaError, ResourceError
+from esa_cli.system import files as disk
 
 PLACE = Path("some") / "file"
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from esa_cli.batch.questions import Question
-from esa_cli.disk import writing
 from esa_cli.errors import UsageError
+from esa_cli.system.files import writing
 
 OTHER = "choose another --out, or delete the file"
 BEGIN, BEGIN_EARLY = b'{"id": ', b'{"index": '

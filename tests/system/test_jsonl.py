@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.journal import Journal, read_lines
+from esa_cli.system.jsonl import Journal, read_lines
 
 HEADER = {"command": "esa selftest", "settings": {"seed": 0, "depths": (0.5, 1.0)}}
 
