@@ -13,10 +13,10 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.api import Esa
+    from esa_cli.attention.method import Method, Window
     from esa_cli.book import Book
     from esa_cli.document import Document, read_document
     from esa_cli.library import Library
-    from esa_cli.method import Method, Window
     from esa_cli.preset import load as load_preset
     from esa_cli.reply import Evidence, Reply, Turn
     from esa_cli.seam import attach
@@ -47,11 +47,11 @@ _PLACES = {
     "Esa": ("esa_cli.api", "Esa"),
     "Evidence": ("esa_cli.reply", "Evidence"),
     "Library": ("esa_cli.library", "Library"),
-    "Method": ("esa_cli.method", "Method"),
+    "Method": ("esa_cli.attention.method", "Method"),
     "Reply": ("esa_cli.reply", "Reply"),
     "Session": ("esa_cli.session", "Session"),
     "Turn": ("esa_cli.reply", "Turn"),
-    "Window": ("esa_cli.method", "Window"),
+    "Window": ("esa_cli.attention.method", "Window"),
     "attach": ("esa_cli.seam", "attach"),
     "load_preset": ("esa_cli.preset", "load"),
     "read_document": ("esa_cli.document", "read_document"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from esa_cli.attention.method import Window
 from esa_cli.errors import HistoryError, LengthError
-from esa_cli.method import Window
 from esa_cli.preset import Preset
 from esa_cli.prompt import PromptTokens
 from esa_cli.reply import Turn

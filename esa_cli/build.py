@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from esa_cli import registry
+from esa_cli.attention.interfaces import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.kernels import KERNELS
+from esa_cli.attention.method import Method, Window
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.kernels import KERNELS
-from esa_cli.method import Method, Window
 from esa_cli.preset import Preset
-from esa_cli.protocols import Compressor, PositionEncoding, Score, Selector
 from esa_cli.registry import nearest
 
 PROTOCOLS = {

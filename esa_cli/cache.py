@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.errors import UsageError
-from esa_cli.memory import LayerMemory
-from esa_cli.protocols import KVStore, Projection
 from esa_cli.store import LayerStore
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.plugged import scored
-from esa_cli.precise import precise
+from esa_cli.attention.plugin_errors import scored
+from esa_cli.attention.precision import precise
+from esa_cli.attention.scoring import top_k
+from esa_cli.attention.selection import proximity
+from esa_cli.attention.step import REHEARSAL, Heard, Step
 from esa_cli.registry import register
-from esa_cli.scores import top_k
-from esa_cli.selectors import proximity
-from esa_cli.step import REHEARSAL, Heard, Step
 
 KEY = "consensus"
 AGREED = "consensus.agreed"

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from esa_cli.compressors import Moments
+from esa_cli.attention.compression import Moments
+from esa_cli.attention.method import Method
+from esa_cli.attention.scoring import KEEP_ELEMENTS
+from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.method import Method
 from esa_cli.rows import FIRST_SEGMENT, LAST_SEGMENT
-from esa_cli.scores import KEEP_ELEMENTS
-from esa_cli.step import BLOCK_ELEMENTS
 
 READ_AT_ONCE = 1024
 """`reading.FEED`, which cannot be imported here without transformers."""

@@ -85,7 +85,7 @@ def report() -> dict[str, Any]:
     """Everything, as one mapping that JSON can hold; sizes in bytes."""
     import psutil
 
-    from esa_cli.kernels import available
+    from esa_cli.attention.kernels import available
 
     broken: list[str] = []
     gpus: list[dict[str, Any]] = _look(broken, devices, [])

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.method import Method
 from esa_cli.joined import JoinedStore, Part, Parted
-from esa_cli.method import Method
-from esa_cli.protocols import KVStore, Projection
 from esa_cli.store import LayerStore
 
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from esa_cli.attention.method import Method
 from esa_cli.calibrate.fingerprint import fingerprint
 from esa_cli.library.layout import Layout
-from esa_cli.method import Method
 from esa_cli.models.host import looking_at, state
 from esa_cli.origins import contents, sources
 from esa_cli.preset import Preset

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.protocols import KVStore, Projection
+from esa_cli.attention.interfaces import KVStore, Projection
 from esa_cli.store import BLOCK, LayerStore
 
 

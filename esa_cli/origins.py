@@ -16,8 +16,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from esa_cli import build
+from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError
-from esa_cli.method import Method
 from esa_cli.preset import Preset
 
 PARTS = ("selector", "score", "compressor", "position")

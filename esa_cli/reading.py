@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from esa_cli import build
+from esa_cli.attention.compression import Moments
+from esa_cli.attention.interfaces import Projection
+from esa_cli.attention.method import Method
 from esa_cli.calibrate import fingerprint
-from esa_cli.compressors import Moments
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.held import Held, join
-from esa_cli.method import Method
 from esa_cli.preset import Preset
 from esa_cli.prompt import PromptTokens
-from esa_cli.protocols import Projection
 from esa_cli.seam import Attachment, attach
 
 FEED = 1024

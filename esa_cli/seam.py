@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from esa_cli.attention import Attention
+from esa_cli.attention.layer import Attention
+from esa_cli.attention.method import Method
+from esa_cli.attention.rope import RawRotary, Rope
+from esa_cli.attention.trace import Seen
 from esa_cli.cache import EsaCache, MakeStore, in_memory
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.method import Method
 from esa_cli.restore import own_configs, put_back
-from esa_cli.rotary import RawRotary, Rope
-from esa_cli.seen import Seen
 from esa_cli.supported import check_type
 
 NAME = "esa"

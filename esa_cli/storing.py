@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esa_cli.compressors import Linear, Moments
+from esa_cli.attention.compression import Linear, Moments
+from esa_cli.attention.interfaces import Projection
+from esa_cli.attention.method import Method
 from esa_cli.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.library import SEGMENT, Layout
-from esa_cli.method import Method
 from esa_cli.origins import without_file
 from esa_cli.preset import Preset
-from esa_cli.protocols import Projection
 from esa_cli.version import __version__
 
 

@@ -23,7 +23,7 @@ A score or a position encoding is registered the same way, in this file or anoth
 - @register("score", ...): a field `features` (False reads whole keys, True reduced ones) and
   `scores(step)`, which returns (M,) floats. The selector `topk` then takes the best.
 - @register("position", ...): a field `distance`, `near(local, chunk, start, far)` and
-  `far(at, local, chunk, start)`, which return `esa_cli.protocols.Positions`.
+  `far(at, local, chunk, start)`, which return `esa_cli.attention.interfaces.Positions`.
 docs/plugins.md has all of it on one page.
 """
 

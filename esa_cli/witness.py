@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.protocols import Positions
-from esa_cli.rotary import Rope
-from esa_cli.seen import Seen
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.rope import Rope
+from esa_cli.attention.trace import Seen
 
 if TYPE_CHECKING:
     from esa_cli.seam import Attachment

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.positions import consecutive
-from esa_cli.protocols import Positions
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.positions import consecutive
 from esa_cli.registry import register
 
 

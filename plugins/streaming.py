@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.step import Step
 from esa_cli.recipes import OWN_SCORE, Base, recipe
 from esa_cli.registry import register
-from esa_cli.step import Step
 
 
 @register("selector", "streaming")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from esa_cli.protocols import Projection, Score
-    from esa_cli.rotary import Rope
-    from esa_cli.step import Step
+    from esa_cli.attention.interfaces import Projection, Score
+    from esa_cli.attention.rope import Rope
+    from esa_cli.attention.step import Step
 
 VOCABULARY = 61
 SEED = 1234
@@ -147,7 +147,7 @@ def build_rope(dim: int, **changes: Any) -> Rope:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    from esa_cli.rotary import Rope
+    from esa_cli.attention.rope import Rope
 
     config = LlamaConfig(
         hidden_size=dim, num_attention_heads=1, head_dim=dim, max_position_embeddings=256, **changes
@@ -173,8 +173,8 @@ def build_step(
     """
     import torch
 
-    from esa_cli.scores import SumScore
-    from esa_cli.step import Step
+    from esa_cli.attention.scoring import SumScore
+    from esa_cli.attention.step import Step
     from esa_cli.store import LayerStore
 
     groups, middle, dim = k.shape

@@ -23,6 +23,12 @@ from torch import Tensor
 
 from esa_cli import build, preset, recipes, seam
 from esa_cli.__main__ import main
+from esa_cli.attention.compression import ClosedForm, Linear, NoCompression, closed_form, spectrum
+from esa_cli.attention.learned_maps import Learned, save_learned
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.scoring import SumScore, VoteScore
+from esa_cli.attention.selection import TopK
 from esa_cli.calibrate import collect as collecting
 from esa_cli.calibrate import fit as fitting
 from esa_cli.calibrate.collect import collect, uncompressed
@@ -35,13 +41,7 @@ from esa_cli.calibrate.recall import Heldout, limited, recall, spaced
 from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.calibrate.train import Training, rank_loss, square_loss, train
-from esa_cli.compressors import ClosedForm, Linear, NoCompression, closed_form, spectrum
 from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError, UsageError
-from esa_cli.learned import Learned, save_learned
-from esa_cli.method import Method, Window
-from esa_cli.positions import FixedDistance
-from esa_cli.scores import SumScore, VoteScore
-from esa_cli.selectors import TopK
 
 TOKENS = 100
 FEED = 24

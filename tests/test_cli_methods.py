@@ -160,7 +160,7 @@ def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
 def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
         "from dataclasses import dataclass\nfrom esa_cli.registry import register\n"
-        "from esa_cli.selectors import TopK\n\n"
+        "from esa_cli.attention.selection import TopK\n\n"
         "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
         "    proximity: int = 1\n"
     )

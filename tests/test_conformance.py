@@ -13,15 +13,15 @@ from torch import Tensor
 
 import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli import recipes, registry
-from esa_cli.compressors import Linear, Moments
+from esa_cli.attention.compression import Linear, Moments
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.step import Step
 from esa_cli.conformance import Finding, advance, check, check_file, make_step
 from esa_cli.conformance.selectors import SHAPE
 from esa_cli.conformance.steps import watched
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.learned import save_learned
-from esa_cli.positions import FixedDistance
-from esa_cli.protocols import Positions
-from esa_cli.step import Step
 
 BUILT_IN = [
     (kind, name)

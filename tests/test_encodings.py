@@ -13,8 +13,14 @@ from conftest import VOCABULARY, ModelFactory, build_rope
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli import clipped, recipes, registry
-from esa_cli.attention import Attention, LayerMemory
+from esa_cli import recipes, registry
+from esa_cli.attention import distance_limit as clipped
+from esa_cli.attention.interfaces import PositionEncoding
+from esa_cli.attention.layer import Attention, LayerMemory
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import TruePositions
+from esa_cli.attention.rope import Angles
+from esa_cli.attention.scoring import SumScore
 from esa_cli.conformance import check
 from esa_cli.encodings.infllm import InfLLM
 from esa_cli.encodings.interpolation import Interpolation
@@ -24,13 +30,8 @@ from esa_cli.encodings.rerope import ReRoPE
 from esa_cli.encodings.streaming import Streaming
 from esa_cli.encodings.yarn import YaRN
 from esa_cli.errors import PresetError
-from esa_cli.method import Method, Window
 from esa_cli.methods.full import Full
-from esa_cli.positions import TruePositions
 from esa_cli.preset import Preset
-from esa_cli.protocols import PositionEncoding
-from esa_cli.rotary import Angles
-from esa_cli.scores import SumScore
 from esa_cli.seam import attach
 from esa_cli.store import LayerStore
 

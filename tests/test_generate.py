@@ -10,11 +10,11 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 from transformers.generation.streamers import BaseStreamer
 
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import Contiguous, FixedDistance
+from esa_cli.attention.scoring import VoteScore
 from esa_cli.cache import EsaCache
 from esa_cli.errors import UsageError
-from esa_cli.method import Method, Window
-from esa_cli.positions import Contiguous, FixedDistance
-from esa_cli.scores import VoteScore
 from esa_cli.seam import Attachment, attach
 
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from esa_cli import build, preset
 from esa_cli.__main__ import main
+from esa_cli.attention.scoring import VoteScore
+from esa_cli.attention.step import OWN, Step
 from esa_cli.calibrate import heads as finding
 from esa_cli.calibrate import hearing
 from esa_cli.calibrate.heads import Found, find, voting
@@ -28,8 +30,6 @@ from esa_cli.preset import Preset
 from esa_cli.probes import Haystack, probe
 from esa_cli.probes.sample import Request, Sample
 from esa_cli.prompt import PromptTokens
-from esa_cli.scores import VoteScore
-from esa_cli.step import OWN, Step
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",

@@ -13,9 +13,9 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 
 from esa_cli import models, preset
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import TruePositions
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.method import Method, Window
-from esa_cli.positions import TruePositions
 from esa_cli.seam import Attachment, attach
 from esa_cli.session import Session
 

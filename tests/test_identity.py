@@ -15,10 +15,10 @@ import torch
 from conftest import KINDS, build_model
 
 from esa_cli import build, models, preset
-from esa_cli.compressors import Linear
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.identity import SAMPLES, identity, model_facts
-from esa_cli.learned import save_learned
 from esa_cli.library import Layout
 from esa_cli.storing import layout, storable
 

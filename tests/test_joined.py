@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esa_cli import models, preset
-from esa_cli.compressors import Linear
+from esa_cli.attention.compression import Linear
 from esa_cli.errors import UsageError
 from esa_cli.held import Held, join, rows_of
 from esa_cli.joined import JoinedStore, Part, Parted, queries_at

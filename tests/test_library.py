@@ -18,7 +18,7 @@ import filelock
 import pytest
 import torch
 
-from esa_cli.compressors import Linear, flatten_keys
+from esa_cli.attention.compression import Linear, flatten_keys
 from esa_cli.errors import ResourceError
 from esa_cli.library import Entry, ForeignVersionError, Layout, Library, LibraryError
 from esa_cli.library import entry as entries

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, rows_of, text_of
 
-from esa_cli.compressors import flatten_keys
+from esa_cli.attention.compression import flatten_keys
 from esa_cli.library import Entry, Layout, Library, LibraryError, sealed
 from esa_cli.library.writer import Writer
 

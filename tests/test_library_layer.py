@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 
-from esa_cli.compressors import flatten_keys
+from esa_cli.attention.compression import flatten_keys
+from esa_cli.attention.interfaces import KVStore
 from esa_cli.library import Layout, Library
 from esa_cli.library.int8 import decode, encode
 from esa_cli.library.layer import StoredLayer
 from esa_cli.library.writer import Writer
-from esa_cli.protocols import KVStore
 from esa_cli.rows import Rows
 from esa_cli.store import LayerStore
 

@@ -22,19 +22,19 @@ from conftest import build_rope, build_step
 import esa_cli.encodings
 import esa_cli.methods
 from esa_cli import build, preset, recipes, registry
-from esa_cli.attention import Attention
-from esa_cli.compressors import NoCompression
+from esa_cli.attention.compression import NoCompression
+from esa_cli.attention.layer import Attention
+from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.scoring import VoteScore
+from esa_cli.attention.step import Step
+from esa_cli.attention.trace import Seen
 from esa_cli.conformance import Finding, advance, check, make_step
 from esa_cli.errors import PluginError
-from esa_cli.memory import LayerMemory
-from esa_cli.method import Method, Window
 from esa_cli.methods.infllm import RECEIVED
 from esa_cli.methods.received import MARKS
 from esa_cli.methods.tokenselect import KEPT
-from esa_cli.scores import VoteScore
 from esa_cli.seam import attach
-from esa_cli.seen import Seen
-from esa_cli.step import Step
 from esa_cli.store import LayerStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -498,7 +498,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
     """9,000 tokens come in several blocks of keys, kept between two passes or worked out twice."""
     if not keep:
         monkeypatch.setattr("esa_cli.methods.by_head.KEEP_ELEMENTS", 0)
-        monkeypatch.setattr("esa_cli.scores.KEEP_ELEMENTS", 0)
+        monkeypatch.setattr("esa_cli.attention.scoring.KEEP_ELEMENTS", 0)
     rule, options = MANY[name]
     selector = registry.build("selector", {"name": name, **options})
     step = make_step(

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from esa_cli import build, builtin, preset, registry
-from esa_cli.compressors import Linear
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import PresetError
-from esa_cli.learned import save_learned
 from esa_cli.origins import settings_hash, without_file
 from esa_cli.registry import register
 from esa_cli.storing import hindrance

@@ -72,8 +72,8 @@ def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int)
 
 
 def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
-    from esa_cli.compressors import Linear
-    from esa_cli.learned import save_learned
+    from esa_cli.attention.compression import Linear
+    from esa_cli.attention.learned_maps import save_learned
 
     file = tmp_path / "maps.safetensors"
     ranks = (1, 13)
@@ -83,8 +83,8 @@ def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
 
 
 def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> None:
-    from esa_cli.compressors import Linear
-    from esa_cli.learned import save_learned
+    from esa_cli.attention.compression import Linear
+    from esa_cli.attention.learned_maps import save_learned
 
     found = []
     for ranks in ((1, 13), (13, 1), (7, 7)):
@@ -97,8 +97,8 @@ def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> No
 
 
 def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    from esa_cli.compressors import Linear
-    from esa_cli.learned import save_learned
+    from esa_cli.attention.compression import Linear
+    from esa_cli.attention.learned_maps import save_learned
 
     file = tmp_path / "maps.safetensors"
     save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])

@@ -83,7 +83,7 @@ def test_what_is_registered_is_listed_and_found() -> None:
     assert "settings" not in registry.names("selector")
     assert registry.lookup("score", "settings") is Settings
     assert registry.origin("score", "settings") == __name__
-    assert registry.origin("selector", "topk") == "esa_cli.selectors"
+    assert registry.origin("selector", "topk") == "esa_cli.attention.selection"
 
 
 def test_what_is_registered_says_what_it_is(write: Write) -> None:

@@ -15,11 +15,11 @@ from transformers import (
     PreTrainedModel,
 )
 
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.scoring import VoteScore
 from esa_cli.cache import EsaCache
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.method import Method, Window
-from esa_cli.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.scores import VoteScore
 from esa_cli.seam import Attachment, attach
 
 LENGTH = 70

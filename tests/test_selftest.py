@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from esa_cli import build, models, preset
+from esa_cli.attention.trace import Seen
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.probes import Haystack
-from esa_cli.seen import Seen
 from esa_cli.selftest.compare import InView
 from esa_cli.selftest.engine import Engine
 from esa_cli.selftest.kept import KEY, same_reading

@@ -12,9 +12,9 @@ import torch
 from tokenizers import processors
 
 from esa_cli import models, preset
-from esa_cli.compressors import Linear
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
-from esa_cli.learned import save_learned
 from esa_cli.prompt import PromptTokens
 from esa_cli.session import Session
 from esa_cli.store import LayerStore
@@ -274,7 +274,7 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
     found = []
     for whole in (False, True):
         if whole:
-            monkeypatch.setattr("esa_cli.scores.VoteScore.last", None)
+            monkeypatch.setattr("esa_cli.attention.scoring.VoteScore.last", None)
         with Session(loaded.model, loaded.tokenizer, chosen) as session:
             session.read(TEXT)
             seen: list[Any] = []
@@ -374,7 +374,7 @@ def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
             fetched.clear()
             answers.append(session.ask(QUESTION, max_new_tokens=most).text)
             counts.append(len(fetched))
-        monkeypatch.setattr("esa_cli.memory.FETCH_KEPT", 0)
+        monkeypatch.setattr("esa_cli.attention.layer_memory.FETCH_KEPT", 0)
         fetched.clear()
         assert session.ask(QUESTION, max_new_tokens=9).text == answers[1] == answers[2]
         layers = len(loaded.model.model.layers)

@@ -26,7 +26,7 @@ from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.host import PLAIN, check_in_memory, looking_at, plain_weight, state
 
 if TYPE_CHECKING:
-    from esa_cli.method import Method
+    from esa_cli.attention.method import Method
 
 KEY = "fingerprint"
 """The metadata entry of a compressor file that holds the fingerprint of its model."""

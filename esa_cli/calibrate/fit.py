@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from esa_cli.attention.compression import Linear, Moments, closed_form, pca
 from esa_cli.calibrate.shards import MAPS, save
 from esa_cli.calibrate.train import Training, train
-from esa_cli.compressors import Linear, Moments, closed_form, pca
 
 METHODS = ("closed-form", "pca", "learned")
 

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from esa_cli import build
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.scoring import VoteScore
 from esa_cli.calibrate.hearing import ALL, Hearing, Progress, Reader, read
 from esa_cli.calibrate.voters import Head, Heads, enough, prefixes, ranked
 from esa_cli.errors import UsageError
-from esa_cli.method import Method, Window
 from esa_cli.preset import Preset
 from esa_cli.probes.sample import Sample
 from esa_cli.prompt import PromptTokens
-from esa_cli.scores import VoteScore
 from esa_cli.seam import attach
 
 PASSAGE = 128

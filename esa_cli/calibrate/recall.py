@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esa_cli.attention.compression import Linear
 from esa_cli.calibrate.quantise import by_dimension, by_token
-from esa_cli.compressors import Linear
 
 QUERIES = 512
 """Most held-out queries that are asked, evenly spaced over those there are."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from esa_cli.attention.compression import Linear, spectrum
 from esa_cli.calibrate.fit import Fitting, fit_once, kept, moments_of
 from esa_cli.calibrate.ranks import allocate
 from esa_cli.calibrate.recall import STORED, Heldout, error, limited, recalls
 from esa_cli.calibrate.shards import Shards
-from esa_cli.compressors import Linear, spectrum
 
 HELD_OUT = 0.2
 """Share of the tokens, the last ones, that nothing is fitted on."""

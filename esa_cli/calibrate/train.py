@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from esa_cli.attention.compression import Linear, Moments, closed_form
 from esa_cli.calibrate.recall import spaced
-from esa_cli.compressors import Linear, Moments, closed_form
 
 Loss = Literal["mse", "rank"]
 Init = Literal["random", "closed-form"]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.compressors import Moments
+from esa_cli.attention.compression import Moments
+from esa_cli.attention.interfaces import Compressor, Projection
 from esa_cli.conformance.findings import Finding, attempt, each, gather
-from esa_cli.protocols import Compressor, Projection
 
 ROWS = {"C = 1, n = 1": (1, 1), "C = 8, n = 100": (8, 100), "C = 40, n = 3": (40, 3)}
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from esa_cli.attention.interfaces import PositionEncoding, Positions
 from esa_cli.conformance.findings import Finding, attempt, each, gather
-from esa_cli.protocols import PositionEncoding, Positions
 
 
 class Place(NamedTuple):

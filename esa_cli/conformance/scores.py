@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from esa_cli.compressors import Linear
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.interfaces import Score
 from esa_cli.conformance.findings import Finding, attempt, each, gather
 from esa_cli.conformance.steps import make_step
 from esa_cli.conformance.trials import STEPS, Tried, conduct, one_dimension, right_device
-from esa_cli.protocols import Score
 
 FOLDED = 32
 """F of the steps in `trials` that keep make_step's G and D."""

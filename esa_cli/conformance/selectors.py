@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from esa_cli.choice import allowance
+from esa_cli.attention.choice import allowance
+from esa_cli.attention.interfaces import Selection, Selector
+from esa_cli.attention.step import Step
 from esa_cli.conformance.findings import Finding, attempt, each, gather
 from esa_cli.conformance.steps import Observe, advance, make_step, watched
 from esa_cli.conformance.trials import BUDGET, STEPS, Tried, conduct, one_dimension, right_device
-from esa_cli.protocols import Selection, Selector
-from esa_cli.step import Step
 
 TAKEN_BACK = (8, 60, 50)
 """Tokens cropped in turn: the last chunk, half of the document, nearly all that is left."""

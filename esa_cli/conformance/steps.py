@@ -16,13 +16,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from esa_cli.compressors import flatten_keys
-from esa_cli.kernels import merge
-from esa_cli.kernels.reference import attend
-from esa_cli.protocols import Projection, Score
-from esa_cli.rotary import Rope
-from esa_cli.scores import SumScore
-from esa_cli.step import Step
+from esa_cli.attention.compression import flatten_keys
+from esa_cli.attention.interfaces import Projection, Score
+from esa_cli.attention.kernels import merge
+from esa_cli.attention.kernels.reference import attend
+from esa_cli.attention.rope import Rope
+from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.step import Step
 from esa_cli.store import LayerStore
 
 READ = 256

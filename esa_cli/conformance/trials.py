@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import Step
 from esa_cli.conformance.findings import Finding, attempt, each
 from esa_cli.conformance.steps import Observe, make_step
-from esa_cli.protocols import KVStore
-from esa_cli.step import Step
 
 BUDGET = 16
 STEPS: dict[str, dict[str, Any]] = {

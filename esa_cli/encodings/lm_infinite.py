@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esa_cli.positions import ROTATED, FixedDistance
-from esa_cli.protocols import Positions
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.positions import ROTATED, FixedDistance
 from esa_cli.registry import register
 
 

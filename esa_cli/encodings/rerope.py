@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.positions import ROTATED, FixedDistance
+from esa_cli.attention.positions import ROTATED, FixedDistance
 from esa_cli.registry import register
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from esa_cli.attention.positions import TruePositions
 from esa_cli.errors import PresetError
-from esa_cli.positions import TruePositions
 
 TOLERANCE = 0.01
 """Largest relative error of a frequency that belongs to the series. Rounding to bfloat16 makes

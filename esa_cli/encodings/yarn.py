@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.positions import ROTATED
 from esa_cli.encodings.origin import FULL_COST, everything, whole_stretch
 from esa_cli.encodings.stretched import Stretched, base_of, series
-from esa_cli.positions import ROTATED
 from esa_cli.recipes import Base, recipe
 from esa_cli.registry import register
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esa_cli.compressors import Linear
+from esa_cli.attention.compression import Linear
 from esa_cli.library import sealed
 from esa_cli.library.entry import Entry, read_text
 from esa_cli.library.layer import StoredLayer, layers_over

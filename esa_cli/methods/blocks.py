@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esa_cli.attention.step import Step
 from esa_cli.rows import Rows
-from esa_cli.step import Step
 
 AT_ONCE = 4096
 """Tokens whose rows are worked out at a time."""

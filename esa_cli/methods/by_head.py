@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from esa_cli.scores import KEEP_ELEMENTS, top_k
-from esa_cli.step import BLOCK_ELEMENTS
+from esa_cli.attention.scoring import KEEP_ELEMENTS, top_k
+from esa_cli.attention.step import BLOCK_ELEMENTS
 
 Blocks = Iterator[tuple[int, Tensor]]
 """(offset of the first, logits (H, C, n)): n tokens or pages after another."""

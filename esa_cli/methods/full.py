@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esa_cli.attention.step import Step
 from esa_cli.registry import register
-from esa_cli.step import Step
 
 
 @register(

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import AT_ONCE, block_rows, tokens_of
 from esa_cli.methods.by_head import best_by_head
 from esa_cli.methods.esa_recipes import ATTENDED
@@ -36,7 +37,6 @@ from esa_cli.methods.received import Received
 from esa_cli.recipes import OWN_SCORE, Base, recipe
 from esa_cli.registry import register
 from esa_cli.rows import Rows
-from esa_cli.step import Step
 
 RECEIVED = "infllm.received"
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from esa_cli.attention.step import Step
 from esa_cli.methods.by_head import most_at_once
 from esa_cli.rows import Rows
-from esa_cli.step import Step
 
 MARKS = 8
 """Chunks that can be taken back exactly; a question is one or two."""

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from esa_cli.attention.scoring import VoteScore, top_k
+from esa_cli.attention.selection import proximity
+from esa_cli.attention.step import Step
 from esa_cli.methods.esa_recipes import ATTENDED
 from esa_cli.recipes import OWN_SCORE, Base, recipe
 from esa_cli.registry import register
-from esa_cli.scores import VoteScore, top_k
-from esa_cli.selectors import proximity
-from esa_cli.step import Step
 
 KEPT = "tokenselect.kept"
 VOTE = VoteScore(rule="softmax", rotate=False)

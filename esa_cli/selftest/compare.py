@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from esa_cli import build
+from esa_cli.attention.trace import Seen
 from esa_cli.passages import Passage, best
 from esa_cli.preset import Preset
-from esa_cli.seen import Seen
 from esa_cli.selftest.plan import Group
 from esa_cli.selftest.shared import shared_reading
 from esa_cli.session import Answer, Session

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.seen import Seen
+from esa_cli.attention.trace import Seen
 
 IN_VIEW = 0.5
 """A layer has a fact in view when at least this share of its tokens is."""

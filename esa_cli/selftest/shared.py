@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from esa_cli.method import Method
-from esa_cli.protocols import Selection, Selector
-from esa_cli.step import Step
+from esa_cli.attention.interfaces import Selection, Selector
+from esa_cli.attention.method import Method
+from esa_cli.attention.step import Step
 
 
 @dataclass(frozen=True)

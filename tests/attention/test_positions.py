@@ -7,6 +7,9 @@ import math
 import pytest
 import torch
 
+from esa_cli.attention.interfaces import PositionEncoding, Positions
+from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
+from esa_cli.attention.rope import Angles, Rope
 from esa_cli.encodings.infllm import InfLLM
 from esa_cli.encodings.interpolation import Interpolation
 from esa_cli.encodings.lm_infinite import LMInfinite
@@ -14,9 +17,6 @@ from esa_cli.encodings.ntk import NTK, DynamicNTK
 from esa_cli.encodings.rerope import ReRoPE
 from esa_cli.encodings.streaming import Streaming
 from esa_cli.encodings.yarn import YaRN
-from esa_cli.positions import Contiguous, FixedDistance, TruePositions, consecutive
-from esa_cli.protocols import PositionEncoding, Positions
-from esa_cli.rotary import Angles, Rope
 
 STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]
 ENCODINGS = [

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from esa_cli.compressors import Linear, Moments
+from esa_cli.attention.compression import Linear, Moments
+from esa_cli.attention.interfaces import Projection
 from esa_cli.errors import PresetError
-from esa_cli.protocols import Projection
 from esa_cli.registry import register
 
 _NO_FILE = "give compressor.file a path that exists"

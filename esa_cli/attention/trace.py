@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esa_cli.protocols import KVStore, Selection
+from esa_cli.attention.interfaces import KVStore, Selection
 
 
 @dataclass(frozen=True)

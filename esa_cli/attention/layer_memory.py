@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.compressors import Moments, flatten_keys, fold
+from esa_cli.attention.compression import Moments, flatten_keys, fold
+from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.method import Method
+from esa_cli.attention.plugin_errors import plugged
+from esa_cli.attention.rope import Rope
 from esa_cli.errors import PresetError
-from esa_cli.method import Method
-from esa_cli.plugged import plugged
-from esa_cli.protocols import KVStore, Projection
-from esa_cli.rotary import Rope
 
 FETCH_KEPT = 4096
 """Most rows a layer keeps from one token of an answer to the next: 6 MB with 3 heads of 64."""

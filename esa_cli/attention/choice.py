@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from esa_cli.attention.interfaces import Selection, Selector
+from esa_cli.attention.plugin_errors import HINT, plugged
+from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError
-from esa_cli.plugged import HINT, plugged
-from esa_cli.protocols import Selection, Selector
-from esa_cli.step import Step
 
 
 def allowance(selector: Selector, step: Step, budget: int) -> int:

@@ -16,17 +16,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli import plugged
-from esa_cli.choice import choose, look_on
-from esa_cli.chunks import Plan, chunks
-from esa_cli.clipped import attend_clipped
-from esa_cli.kernels import attend, merge
-from esa_cli.memory import LayerMemory
-from esa_cli.method import Method
-from esa_cli.protocols import Selection
-from esa_cli.rotary import Rope, Ropes
-from esa_cli.seen import Seen
-from esa_cli.step import ASKED, PRIME, REHEARSAL, Step
+from esa_cli.attention import plugin_errors as plugged
+from esa_cli.attention.choice import choose, look_on
+from esa_cli.attention.chunking import Plan, chunks
+from esa_cli.attention.distance_limit import attend_clipped
+from esa_cli.attention.interfaces import Selection
+from esa_cli.attention.kernels import attend, merge
+from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method
+from esa_cli.attention.rope import Rope, Ropes
+from esa_cli.attention.step import ASKED, PRIME, REHEARSAL, Step
+from esa_cli.attention.trace import Seen
 
 
 class Attention:

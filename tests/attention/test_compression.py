@@ -9,7 +9,7 @@ import reference
 import torch
 from safetensors.torch import save_file
 
-from esa_cli.compressors import (
+from esa_cli.attention.compression import (
     ClosedForm,
     Linear,
     Moments,
@@ -21,8 +21,8 @@ from esa_cli.compressors import (
     pca,
     spectrum,
 )
+from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.errors import PresetError
-from esa_cli.learned import Learned, save_learned
 
 WIDTH = 12
 SAMPLES = 30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from esa_cli.compressors import ClosedForm
-from esa_cli.positions import FixedDistance
-from esa_cli.protocols import Compressor, PositionEncoding, Score, Selector
-from esa_cli.scores import SumScore
-from esa_cli.selectors import TopK
+from esa_cli.attention.compression import ClosedForm
+from esa_cli.attention.interfaces import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import TopK
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import reference
 import torch
 from conftest import build_rope
 
-from esa_cli.attention import Attention, LayerMemory, Plan, chunks
-from esa_cli.compressors import ClosedForm, Linear, NoCompression
+from esa_cli.attention.compression import ClosedForm, Linear, NoCompression
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.layer import Attention, LayerMemory, Plan, chunks
+from esa_cli.attention.learned_maps import Learned, save_learned
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.scoring import SumScore, VoteScore
+from esa_cli.attention.selection import TopK
+from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.learned import Learned, save_learned
-from esa_cli.method import Method, Window
-from esa_cli.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.protocols import Positions
-from esa_cli.scores import SumScore, VoteScore
-from esa_cli.selectors import TopK
-from esa_cli.step import Step
 from esa_cli.store import LayerStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
@@ -563,6 +563,6 @@ def test_window_refuses_nonsense() -> None:
 
 def test_far_positions_beyond_the_rotary_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions past the table are computed when asked for, and come out the same."""
-    monkeypatch.setattr("esa_cli.rotary.TABLE_LIMIT", 16)
+    monkeypatch.setattr("esa_cli.attention.rope.TABLE_LIMIT", 16)
     for position in POSITIONS:
         check(method_of(position))

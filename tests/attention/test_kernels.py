@@ -14,8 +14,20 @@ import pytest
 import reference
 import torch
 
+from esa_cli.attention.kernels import (
+    KERNELS,
+    attend,
+    available,
+    choose,
+    merge,
+)
+from esa_cli.attention.kernels import (
+    flash_attn as flash,
+)
+from esa_cli.attention.kernels import (
+    torch_cuda as cuda,
+)
 from esa_cli.errors import UsageError
-from esa_cli.kernels import KERNELS, attend, available, choose, cuda, flash, merge
 from esa_cli.store import LayerStore
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

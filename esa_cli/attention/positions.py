@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.protocols import Positions
+from esa_cli.attention.interfaces import Positions
 from esa_cli.registry import register
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from esa_cli.attention.interfaces import PositionEncoding, Positions
+from esa_cli.attention.step import Heard, Step
 from esa_cli.errors import EsaError, PluginError
-from esa_cli.protocols import PositionEncoding, Positions
-from esa_cli.step import Heard, Step
 from esa_cli.system.machine import memory_ran_out
 
 HINT = "`esa plugins check FILE` shows more"

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.compressors import flatten_keys, fold
+from esa_cli.attention.compression import flatten_keys, fold
+from esa_cli.attention.interfaces import KVStore, Projection, Score
+from esa_cli.attention.rope import Rope
 from esa_cli.joined import queries_at
-from esa_cli.protocols import KVStore, Projection, Score
-from esa_cli.rotary import Rope
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, heads and queries included (16 MB in float32)."""

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from esa_cli import models, preset
-from esa_cli.choice import choose, look_on
+from esa_cli.attention.choice import choose, look_on
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.plugin_errors import far, near, plugged, scored
+from esa_cli.attention.positions import Contiguous
+from esa_cli.attention.scoring import VoteScore
+from esa_cli.attention.selection import TopK
 from esa_cli.conformance.steps import make_step
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.method import Method, Window
-from esa_cli.plugged import far, near, plugged, scored
-from esa_cli.positions import Contiguous
-from esa_cli.protocols import Positions
-from esa_cli.scores import VoteScore
 from esa_cli.seam import attach
-from esa_cli.selectors import TopK
 from esa_cli.session import Session
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.plugged import scored
+from esa_cli.attention.plugin_errors import scored
+from esa_cli.attention.scoring import top_k
+from esa_cli.attention.step import Step
 from esa_cli.registry import register
-from esa_cli.scores import top_k
-from esa_cli.step import Step
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esa_cli.precise import precise
-from esa_cli.protocols import Projection
+from esa_cli.attention.interfaces import Projection
+from esa_cli.attention.precision import precise
 from esa_cli.registry import register
 
 

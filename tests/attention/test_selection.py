@@ -9,9 +9,9 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli.scores import SumScore, VoteScore
-from esa_cli.selectors import TopK, proximity
-from esa_cli.step import Step
+from esa_cli.attention.scoring import SumScore, VoteScore
+from esa_cli.attention.selection import TopK, proximity
+from esa_cli.attention.step import Step
 
 
 @dataclass(frozen=True)

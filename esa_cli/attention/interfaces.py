@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from esa_cli.compressors import Moments
-    from esa_cli.step import Step
+    from esa_cli.attention.compression import Moments
+    from esa_cli.attention.step import Step
 
 
 class Positions(NamedTuple):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from esa_cli.precise import precise
+from esa_cli.attention.precision import precise
 
-PACKAGE = Path(__file__).parent.parent / "esa_cli"
+PACKAGE = Path(__file__).parents[2] / "esa_cli"
 ON_THE_PROCESSOR = {
     "precise.py": "the place itself",
     "passages.py": "weights that the witness keeps in main memory",

@@ -9,12 +9,12 @@ import reference
 import torch
 from conftest import build_rope, build_step
 
-from esa_cli import scores as scores_module
-from esa_cli import step as step_module
-from esa_cli.compressors import Linear
+from esa_cli.attention import scoring as scores_module
+from esa_cli.attention import step as step_module
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.scoring import SumScore, VoteScore, top_k
+from esa_cli.attention.step import OWN, PRIME, Step
 from esa_cli.errors import PresetError
-from esa_cli.scores import SumScore, VoteScore, top_k
-from esa_cli.step import OWN, PRIME, Step
 
 GROUPS = [(3, 3), (6, 2), (8, 1)]
 DISTANCE = 29

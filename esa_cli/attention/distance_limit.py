@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from esa_cli.protocols import Positions
-from esa_cli.rotary import Rope
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.rope import Rope
 
 AT_ONCE = 128
 """Queries whose logits are in memory together."""
