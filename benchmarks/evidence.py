@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.trace import Seen
-from esa_cli.consensus import KEY
 from esa_cli.evidence import FOUND, heaviest, strength
+from esa_cli.methods.consensus import KEY
 from esa_cli.witness import Share, Witness
 
 ROOT = Path(__file__).parent.parent

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from esa_cli import models, plan, preset, recipes
+from esa_cli import models, plan, preset
 from esa_cli.book import Book, Books
 from esa_cli.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evidence import rests_on
 from esa_cli.library import Entry, Library
+from esa_cli.methods import recipes
 from esa_cli.models.load import choose_device
 from esa_cli.models.weights import read_config
 from esa_cli.preset import Preset

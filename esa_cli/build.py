@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from esa_cli import registry
 from esa_cli.attention.interfaces import Compressor, PositionEncoding, Score, Selector
 from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method, Window
 from esa_cli.errors import PluginError, PresetError
+from esa_cli.methods import registry
+from esa_cli.methods.registry import nearest
 from esa_cli.preset import Preset
-from esa_cli.registry import nearest
 
 PROTOCOLS = {
     "selector": Selector,

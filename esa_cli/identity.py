@@ -17,8 +17,8 @@ from typing import Any
 from esa_cli.attention.method import Method
 from esa_cli.calibrate.fingerprint import fingerprint
 from esa_cli.library.layout import Layout
+from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.host import looking_at, state
-from esa_cli.origins import contents, sources
 from esa_cli.preset import Preset
 
 FORMAT = 3

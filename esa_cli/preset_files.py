@@ -9,7 +9,7 @@ import yaml
 from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
-from esa_cli.registry import nearest
+from esa_cli.methods.registry import nearest
 from esa_cli.system.machine import in_home
 from esa_cli.system.strict_yaml import strictly
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from esa_cli.attention.scoring import top_k
 from esa_cli.attention.step import Step
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 RECEIVED = "infllm-blocks.received"
 KEYS = "infllm-blocks.keys"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.step import Step
-from esa_cli.recipes import OWN_SCORE, Base, recipe
-from esa_cli.registry import register
+from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.registry import register
 
 
 @register("selector", "streaming")

@@ -196,7 +196,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 
 def test_a_whole_method_is_loaded_by_its_name() -> None:
     """As the commands take it; one that is made for a length needs one."""
-    from esa_cli import recipes
+    from esa_cli.methods import recipes
 
     given = ("tiny-random", ["window.selected=40"])
     with Esa.load(*given, method="streaming-llm", device="cpu", dtype="float32") as one:

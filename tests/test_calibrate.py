@@ -21,7 +21,7 @@ from conftest import ModelFactory, build_model
 from safetensors.torch import load_file
 from torch import Tensor
 
-from esa_cli import build, preset, recipes, seam
+from esa_cli import build, preset, seam
 from esa_cli.__main__ import main
 from esa_cli.attention.compression import ClosedForm, Linear, NoCompression, closed_form, spectrum
 from esa_cli.attention.learned_maps import Learned, save_learned
@@ -42,6 +42,7 @@ from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.calibrate.train import Training, rank_loss, square_loss, train
 from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError, UsageError
+from esa_cli.methods import recipes
 
 TOKENS = 100
 FEED = 24

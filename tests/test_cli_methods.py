@@ -12,10 +12,11 @@ import pytest
 from command import Esa, Result
 
 import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli import preset, recipes, registry
+from esa_cli import preset
 from esa_cli.__main__ import main
 from esa_cli.cli import by_method
 from esa_cli.errors import UsageError
+from esa_cli.methods import recipes, registry
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -68,7 +69,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.registry import register\n\n"
+        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
         '@register("score", "silent")\n@dataclass(frozen=True)\n'
         'class Silent:\n    """A line of its own."""\n\n'
         '@register("score", "told", about="as told", source="A paper", cost="F M")\n'
@@ -138,7 +139,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_registry")
 def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
     source = (
-        "from esa_cli.recipes import recipe\n\n"
+        "from esa_cli.methods.recipes import recipe\n\n"
         '@recipe("whole", about="a mix", source="me", cost="F M")\n'
         "def whole(base):\n    return {'selector': {'name': 'topk', 'proximity': 2}}\n"
     )
@@ -159,13 +160,13 @@ def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("own_registry")
 def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.registry import register\n"
+        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n"
         "from esa_cli.attention.selection import TopK\n\n"
         "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
         "    proximity: int = 1\n"
     )
     (tmp_path / "two.py").write_text(
-        "from esa_cli.recipes import recipe\n\n"
+        "from esa_cli.methods.recipes import recipe\n\n"
         "@recipe('of-two', about='both', source='this test', cost='none')\n"
         "def two(base):\n    return {'selector': {'name': 'of-one'}}\n"
     )

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli import recipes, registry
 from esa_cli.attention.compression import Linear, Moments
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.learned_maps import save_learned
@@ -22,6 +21,7 @@ from esa_cli.conformance import Finding, advance, check, check_file, make_step
 from esa_cli.conformance.selectors import SHAPE
 from esa_cli.conformance.steps import watched
 from esa_cli.errors import PluginError, PresetError
+from esa_cli.methods import recipes, registry
 
 BUILT_IN = [
     (kind, name)
@@ -627,7 +627,7 @@ def test_check_file_checks_everything_it_registers(tmp_path: Path) -> None:
     path = tmp_path / "two.py"
     path.write_text(
         "from dataclasses import dataclass\n"
-        "from esa_cli.registry import register\n"
+        "from esa_cli.methods.registry import register\n"
         "@register('selector', 'a')\n@dataclass(frozen=True)\nclass A:\n"
         "    def select(self, step, budget):\n        raise KeyError(budget)\n"
         "@register('position', 'b')\n@dataclass(frozen=True)\nclass B:\n    pass\n"

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import pytest
 import sample_files as make
 
-from esa_cli import readers, registry
+from esa_cli import readers
 from esa_cli.document import read_document
 from esa_cli.errors import DocumentError, PluginError
+from esa_cli.methods import registry
 from esa_cli.readers import Extracted, Mark, TextBuilder, extracted, packed
 from esa_cli.readers.markup import parse_html, write
 from esa_cli.readers.mathml import linear

@@ -233,7 +233,7 @@ def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> No
 
 
 def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
-    from esa_cli import recipes
+    from esa_cli.methods import recipes
 
     @recipes.recipe("elsewhere", about="", source="", cost="")
     def elsewhere(base: recipes.Base) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def test_methods_have_the_presets_budget() -> None:
 
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
-    from esa_cli import recipes
+    from esa_cli.methods import recipes
 
     names = [name for name in recipes._RECIPES if not recipes.find(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
@@ -383,7 +383,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 
 def test_a_method_over_the_budget_is_refused() -> None:
-    from esa_cli import recipes
+    from esa_cli.methods import recipes
 
     @recipes.recipe("greedy", about="", source="", cost="")
     def greedy(base: recipes.Base) -> dict[str, Any]:

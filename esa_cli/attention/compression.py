@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.precision import precise
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 
 def fold(q: Tensor, groups: int) -> Tensor:

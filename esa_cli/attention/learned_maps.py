@@ -14,7 +14,7 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.errors import PresetError
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 _NO_FILE = "give compressor.file a path that exists"
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """What positions cost a step."""

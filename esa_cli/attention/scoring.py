@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 KEEP_ELEMENTS = 32 << 20
 """Scores kept between the two passes (128 MB in float32); larger ones are computed twice."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 from esa_cli.attention.plugin_errors import scored
 from esa_cli.attention.scoring import top_k
 from esa_cli.attention.step import Step
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:

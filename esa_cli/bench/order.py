@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from esa_cli import recipes
 from esa_cli.bench.record import Benchmark, Record
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.origins import settings_hash
+from esa_cli.methods import recipes
+from esa_cli.methods.registry import nearest
+from esa_cli.methods.source_hashes import settings_hash
 from esa_cli.preset import Preset
-from esa_cli.registry import nearest
 
 AS_IS = "preset"
 """The method that is the preset itself."""

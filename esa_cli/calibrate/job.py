@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli import build, recipes
+from esa_cli import build
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.calibrate.collect import Progress, collect, uncompressed
@@ -19,6 +19,7 @@ from esa_cli.calibrate.fit import Fitting
 from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.errors import PresetError, UsageError
+from esa_cli.methods import recipes
 from esa_cli.models.load import LoadedModel
 from esa_cli.preset import Preset
 from esa_cli.prompt import PromptTokens

@@ -47,7 +47,7 @@ def settings(name: str, chosen: Preset, length: int = 0) -> list[str]:
     Raises:
         UsageError: no such method. PresetError: its settings do not hold.
     """
-    from esa_cli import recipes
+    from esa_cli.methods import recipes
     from esa_cli.system.strict_yaml import written
 
     before, after = chosen.model_dump(), recipes.apply(name, chosen, length).model_dump()
@@ -62,7 +62,8 @@ def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> l
     """
     if name is None:
         return list(given)
-    from esa_cli import preset, recipes
+    from esa_cli import preset
+    from esa_cli.methods import recipes
 
     chosen = preset.load(preset_name, given)
     recipes.for_length(name, chosen, 0)
@@ -89,9 +90,10 @@ def of_documents(
     if name is None:
         return request
     reporter.stage("import", 0, None)
-    from esa_cli import preset, recipes
+    from esa_cli import preset
     from esa_cli.cli.known import Place, look
     from esa_cli.document import join
+    from esa_cli.methods import recipes
 
     chosen, length = preset.load(request.preset, request.overrides), 0
     if recipes.stretches(name, chosen):

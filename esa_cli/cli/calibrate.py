@@ -12,7 +12,7 @@ import typer
 from esa_cli.cli import options
 from esa_cli.cli.options import DEFAULT_PRESET
 from esa_cli.errors import UsageError
-from esa_cli.registry import nearest
+from esa_cli.methods.registry import nearest
 
 if TYPE_CHECKING:
     from esa_cli.calibrate.job import Job

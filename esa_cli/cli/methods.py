@@ -16,8 +16,8 @@ def methods(
     long: Full = False, plugins: options.Plugin = None, as_json: options.Json = False
 ) -> None:
     """List the methods that can be compared, and their parts."""
-    from esa_cli import recipes, registry
     from esa_cli.cli.render import print_json, print_table
+    from esa_cli.methods import recipes, registry
 
     options.load_plugins(plugins)
     whole = recipes.known()

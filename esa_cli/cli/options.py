@@ -73,7 +73,7 @@ def names(text: str) -> tuple[str, ...]:
 def load_plugins(files: Sequence[Path] | None) -> None:
     """Runs the plugin files. Raises PluginError."""
     if files:
-        from esa_cli.registry import load_entry_points, load_file
+        from esa_cli.methods.registry import load_entry_points, load_file
 
         load_entry_points()
         for file in files:

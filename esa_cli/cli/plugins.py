@@ -17,8 +17,8 @@ app = typer.Typer(help="List, write and check plugins.")
 def list_(plugins: options.Plugin = None) -> None:
     """List the selectors, scores, compressors and position encodings."""
     options.load_plugins(plugins)
-    from esa_cli import registry
     from esa_cli.cli.render import print_table
+    from esa_cli.methods import registry
 
     registry.load_entry_points()
     rows = []
@@ -48,8 +48,8 @@ def new(
     folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
-    from esa_cli.registry import load_entry_points
-    from esa_cli.template import write_template
+    from esa_cli.methods.plugin_template import write_template
+    from esa_cli.methods.registry import load_entry_points
 
     load_entry_points()
     print(write_template(name, folder))

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esa_cli import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
-from esa_cli import recipes, registry
 from esa_cli.conformance.compressors import check_compressor, random_moments
 from esa_cli.conformance.findings import Finding, describe
 from esa_cli.conformance.methods import check_recipe
@@ -23,6 +21,8 @@ from esa_cli.conformance.scores import check_score
 from esa_cli.conformance.selectors import check_selector
 from esa_cli.conformance.steps import Rotary, advance, make_step
 from esa_cli.errors import PluginError
+from esa_cli.methods import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
+from esa_cli.methods import recipes, registry
 
 __all__ = ["Finding", "Rotary", "advance", "check", "check_file", "make_step", "random_moments"]
 

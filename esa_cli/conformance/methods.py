@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from esa_cli import build, recipes
+from esa_cli import build
 from esa_cli.conformance.findings import Finding, attempt, gather
+from esa_cli.methods import recipes
 from esa_cli.preset import Preset, WindowSettings
 
 USUAL = WindowSettings(initial=64, selected=1024, local=1024, chunk=512)

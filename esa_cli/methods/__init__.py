@@ -1,27 +1,4 @@
-"""Selectors and recipes of the paper and of its neighbours, one method a file.
+"""Published methods by name, one method a file, and where plugins are loaded.
 
-Importing this registers them. Each file says its formula, its source, and where it differs from
-what was published. `by_head` and `blocks` are what several share.
+This file imports nothing: `builtin` names the files whose classes and recipes are registered.
 """
-
-from esa_cli.methods import (
-    esa_recipes,
-    full,
-    infllm,
-    lm_infinite,
-    loki,
-    quest,
-    streaming_llm,
-    tokenselect,
-)
-
-__all__ = [
-    "esa_recipes",
-    "full",
-    "infllm",
-    "lm_infinite",
-    "loki",
-    "quest",
-    "streaming_llm",
-    "tokenselect",
-]

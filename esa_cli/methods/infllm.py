@@ -32,10 +32,10 @@ from torch import Tensor
 from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import AT_ONCE, block_rows, tokens_of
 from esa_cli.methods.by_head import best_by_head
-from esa_cli.methods.esa_recipes import ATTENDED
-from esa_cli.methods.received import Received
-from esa_cli.recipes import OWN_SCORE, Base, recipe
-from esa_cli.registry import register
+from esa_cli.methods.infllm_mass import Received
+from esa_cli.methods.paper import ATTENDED
+from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.registry import register
 from esa_cli.rows import Rows
 
 RECEIVED = "infllm.received"

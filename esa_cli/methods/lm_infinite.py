@@ -26,8 +26,8 @@ from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.positions import ROTATED, consecutive
 from esa_cli.attention.step import Step
 from esa_cli.methods.by_head import best_by_head, loudest
-from esa_cli.recipes import OWN_SCORE, Base, recipe
-from esa_cli.registry import register
+from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.registry import register
 
 SOURCE = (
     "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "

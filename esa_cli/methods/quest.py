@@ -29,9 +29,9 @@ from torch import Tensor
 from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import block_rows, tokens_of
 from esa_cli.methods.by_head import Blocks, best_by_head, loudest, most_at_once
-from esa_cli.methods.esa_recipes import far_away
-from esa_cli.recipes import OWN_SCORE, Base, recipe
-from esa_cli.registry import register
+from esa_cli.methods.paper import far_away
+from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.registry import register
 from esa_cli.rows import Rows
 
 

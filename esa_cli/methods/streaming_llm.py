@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 
 
 @recipe(

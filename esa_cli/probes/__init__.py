@@ -12,6 +12,7 @@ the document; the words around it, question and answer come on top.
 from __future__ import annotations
 
 from esa_cli.errors import UsageError
+from esa_cli.methods.registry import nearest
 from esa_cli.probes.haystack import Haystack
 from esa_cli.probes.kv import KeyValue
 from esa_cli.probes.needle import SingleNeedle
@@ -22,7 +23,6 @@ from esa_cli.probes.own import OwnDocument
 from esa_cli.probes.passkey import PASSKEY
 from esa_cli.probes.sample import Fact, Probe, Question, Request, Sample
 from esa_cli.probes.stars import Stars
-from esa_cli.registry import nearest
 
 __all__ = ["PROBES", "Fact", "Haystack", "Probe", "Question", "Request", "Sample", "probe"]
 

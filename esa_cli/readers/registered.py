@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
-from esa_cli import registry
 from esa_cli.errors import DocumentError, EsaError, PluginError
+from esa_cli.methods import registry
 from esa_cli.readers.extracted import Extracted, called
 
 KIND = "reader"

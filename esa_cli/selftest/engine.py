@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from esa_cli import build
 from esa_cli.errors import UsageError
-from esa_cli.origins import settings_hash
+from esa_cli.methods.source_hashes import settings_hash
 from esa_cli.preset import Preset
 from esa_cli.probes import probe
 from esa_cli.probes.haystack import Haystack

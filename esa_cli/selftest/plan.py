@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from esa_cli import build, recipes
+from esa_cli import build
 from esa_cli.errors import UsageError
+from esa_cli.methods import recipes
 from esa_cli.preset import Preset, Prompt, merge, validated
 from esa_cli.probes.sample import Sample
 

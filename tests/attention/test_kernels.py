@@ -14,19 +14,9 @@ import pytest
 import reference
 import torch
 
-from esa_cli.attention.kernels import (
-    KERNELS,
-    attend,
-    available,
-    choose,
-    merge,
-)
-from esa_cli.attention.kernels import (
-    flash_attn as flash,
-)
-from esa_cli.attention.kernels import (
-    torch_cuda as cuda,
-)
+from esa_cli.attention.kernels import KERNELS, attend, available, choose, merge
+from esa_cli.attention.kernels import flash_attn as flash
+from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.errors import UsageError
 from esa_cli.store import LayerStore
 

@@ -10,13 +10,13 @@ import torch
 from esa_cli.attention.interfaces import PositionEncoding, Positions
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
 from esa_cli.attention.rope import Angles, Rope
-from esa_cli.encodings.infllm import InfLLM
-from esa_cli.encodings.interpolation import Interpolation
-from esa_cli.encodings.lm_infinite import LMInfinite
-from esa_cli.encodings.ntk import NTK, DynamicNTK
-from esa_cli.encodings.rerope import ReRoPE
-from esa_cli.encodings.streaming import Streaming
-from esa_cli.encodings.yarn import YaRN
+from esa_cli.methods.infllm_positions import InfLLM
+from esa_cli.methods.lm_infinite_positions import LMInfinite
+from esa_cli.methods.ntk import NTK, DynamicNTK
+from esa_cli.methods.rerope import ReRoPE
+from esa_cli.methods.rope_interpolation import Interpolation
+from esa_cli.methods.streaming_positions import Streaming
+from esa_cli.methods.yarn import YaRN
 
 STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]
 ENCODINGS = [

@@ -8,18 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.kernels import (
-    flash_attn as flash,
-)
-from esa_cli.attention.kernels import (
-    reference,
-)
-from esa_cli.attention.kernels import (
-    torch_cpu as cpu,
-)
-from esa_cli.attention.kernels import (
-    torch_cuda as cuda,
-)
+from esa_cli.attention.kernels import flash_attn as flash
+from esa_cli.attention.kernels import reference
+from esa_cli.attention.kernels import torch_cpu as cpu
+from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.errors import UsageError
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]

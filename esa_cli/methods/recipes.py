@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from esa_cli import registry
 from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
+from esa_cli.methods import registry
 from esa_cli.preset import Preset, merge, validated
 
 

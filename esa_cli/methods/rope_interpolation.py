@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED
-from esa_cli.encodings.origin import FULL_COST, everything, whole_stretch
-from esa_cli.encodings.stretched import Stretched
-from esa_cli.recipes import Base, recipe
-from esa_cli.registry import register
+from esa_cli.methods.origin_positions import FULL_COST, everything, whole_stretch
+from esa_cli.methods.recipes import Base, recipe
+from esa_cli.methods.registry import register
+from esa_cli.methods.stretched import Stretched
 
 
 @register(

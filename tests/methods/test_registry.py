@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 import torch
 
-from esa_cli import builtin, recipes, registry
 from esa_cli.errors import PluginError, PresetError
+from esa_cli.methods import builtin, recipes, registry
 
 Write = Callable[[str], Path]
 

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED
-from esa_cli.encodings.origin import FULL_COST, everything, whole_stretch
-from esa_cli.encodings.stretched import Stretched, base_of, series
-from esa_cli.recipes import Base, recipe
-from esa_cli.registry import register
+from esa_cli.methods.origin_positions import FULL_COST, everything, whole_stretch
+from esa_cli.methods.recipes import Base, recipe
+from esa_cli.methods.registry import register
+from esa_cli.methods.stretched import Stretched, base_of, series
 
 
 def _of_larger_base(base: float, stretch: float, inverse: Tensor) -> Tensor:

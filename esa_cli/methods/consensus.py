@@ -29,7 +29,7 @@ from esa_cli.attention.precision import precise
 from esa_cli.attention.scoring import top_k
 from esa_cli.attention.selection import proximity
 from esa_cli.attention.step import REHEARSAL, Heard, Step
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 KEY = "consensus"
 AGREED = "consensus.agreed"

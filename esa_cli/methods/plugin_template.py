@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from esa_cli import registry
 from esa_cli.errors import PluginError
+from esa_cli.methods import registry
 
 LONGEST = 32
 """Characters in a name, so that the lines it goes into stay short."""

@@ -97,7 +97,7 @@ def load_entry_points() -> None:
     Raises:
         PluginError: one does not load; it names the plugin.
     """
-    from esa_cli import builtin  # noqa: F401
+    from esa_cli.methods import builtin  # noqa: F401
 
     for point in entry_points(group="esa.plugins"):
         try:

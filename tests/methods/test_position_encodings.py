@@ -13,7 +13,6 @@ from conftest import VOCABULARY, ModelFactory, build_rope
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli import recipes, registry
 from esa_cli.attention import distance_limit as clipped
 from esa_cli.attention.interfaces import PositionEncoding
 from esa_cli.attention.layer import Attention, LayerMemory
@@ -22,15 +21,16 @@ from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.rope import Angles
 from esa_cli.attention.scoring import SumScore
 from esa_cli.conformance import check
-from esa_cli.encodings.infllm import InfLLM
-from esa_cli.encodings.interpolation import Interpolation
-from esa_cli.encodings.lm_infinite import LMInfinite
-from esa_cli.encodings.ntk import NTK, DynamicNTK
-from esa_cli.encodings.rerope import ReRoPE
-from esa_cli.encodings.streaming import Streaming
-from esa_cli.encodings.yarn import YaRN
 from esa_cli.errors import PresetError
-from esa_cli.methods.full import Full
+from esa_cli.methods import recipes, registry
+from esa_cli.methods.full_attention import Full
+from esa_cli.methods.infllm_positions import InfLLM
+from esa_cli.methods.lm_infinite_positions import LMInfinite
+from esa_cli.methods.ntk import NTK, DynamicNTK
+from esa_cli.methods.rerope import ReRoPE
+from esa_cli.methods.rope_interpolation import Interpolation
+from esa_cli.methods.streaming_positions import Streaming
+from esa_cli.methods.yarn import YaRN
 from esa_cli.preset import Preset
 from esa_cli.seam import attach
 from esa_cli.store import LayerStore

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+import esa_cli.methods.encodings
 import pytest
 import reference
 import torch
 from conftest import build_rope, build_step
 
-import esa_cli.encodings
 import esa_cli.methods
-from esa_cli import build, preset, recipes, registry
+from esa_cli import build, preset
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
@@ -31,8 +31,9 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.trace import Seen
 from esa_cli.conformance import Finding, advance, check, make_step
 from esa_cli.errors import PluginError
+from esa_cli.methods import recipes, registry
 from esa_cli.methods.infllm import RECEIVED
-from esa_cli.methods.received import MARKS
+from esa_cli.methods.infllm_mass import MARKS
 from esa_cli.methods.tokenselect import KEPT
 from esa_cli.seam import attach
 from esa_cli.store import LayerStore

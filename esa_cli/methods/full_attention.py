@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.step import Step
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 
 @register(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED, FixedDistance
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 
 @register(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from esa_cli.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 
 FULL_COST = "H C N D: every cached token is attended to"
 ROOM = 256

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.recipes import Base, recipe
+from esa_cli.methods.recipes import Base, recipe
 
 PAPER = (
     "Wang et al., Unshackling Context Length: An Efficient Selective Attention Approach through "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.positions import ROTATED, FixedDistance
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 
 @register(
