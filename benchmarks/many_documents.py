@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli.api import Esa
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
     text = (EXAMPLES / "chronicle.md").read_text("utf-8")
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method, Window
     from esa_cli.book import Book
     from esa_cli.document import Document, read_document
-    from esa_cli.library import Library
     from esa_cli.preset import load as load_preset
     from esa_cli.reply import Evidence, Reply, Turn
     from esa_cli.seam import attach
     from esa_cli.session import Answer, Session
+    from esa_cli.storage.library import Library
 
 __all__ = [
     "Answer",
@@ -46,7 +46,7 @@ _PLACES = {
     "Document": ("esa_cli.document", "Document"),
     "Esa": ("esa_cli.api", "Esa"),
     "Evidence": ("esa_cli.reply", "Evidence"),
-    "Library": ("esa_cli.library", "Library"),
+    "Library": ("esa_cli.storage.library", "Library"),
     "Method": ("esa_cli.attention.method", "Method"),
     "Reply": ("esa_cli.reply", "Reply"),
     "Session": ("esa_cli.session", "Session"),

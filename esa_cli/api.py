@@ -20,13 +20,13 @@ from esa_cli.book import Book, Books
 from esa_cli.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evidence import rests_on
-from esa_cli.library import Entry, Library
 from esa_cli.methods import recipes
 from esa_cli.models.load import choose_device
 from esa_cli.models.weights import read_config
 from esa_cli.preset import Preset
 from esa_cli.reply import Reply, Turn
 from esa_cli.session import Session
+from esa_cli.storage.library import Entry, Library
 from esa_cli.storing import gathers
 from esa_cli.system import machine
 from esa_cli.system.told import Progress

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from esa_cli.document import Document, read_document
 from esa_cli.errors import UsageError
-from esa_cli.held import Held
 from esa_cli.identity import identity, model_facts
-from esa_cli.library import SEGMENT, Entry, Layout, Library, LibraryError
 from esa_cli.models.host import devices, rows_dtype
 from esa_cli.session import Session
+from esa_cli.storage.library import SEGMENT, Entry, Layout, Library, LibraryError
+from esa_cli.storage.prefilled import Held
 from esa_cli.storing import layout, maps, provenance, restored, storable
 from esa_cli.system.told import Progress, asking, hearing
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from esa_cli.attention.interfaces import KVStore, Projection
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.errors import UsageError
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 
 if TYPE_CHECKING:
     from esa_cli.seam import Attachment

@@ -19,7 +19,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.scoring import KEEP_ELEMENTS
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.rows import FIRST_SEGMENT, LAST_SEGMENT
+from esa_cli.storage.growing_rows import FIRST_SEGMENT, LAST_SEGMENT
 
 READ_AT_ONCE = 1024
 """`reading.FEED`, which cannot be imported here without transformers."""

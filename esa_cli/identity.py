@@ -16,10 +16,10 @@ from typing import Any
 
 from esa_cli.attention.method import Method
 from esa_cli.calibrate.fingerprint import fingerprint
-from esa_cli.library.layout import Layout
 from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.host import looking_at, state
 from esa_cli.preset import Preset
+from esa_cli.storage.library.row_layout import Layout
 
 FORMAT = 3
 """Raised when rows read by an older version would differ."""

@@ -18,10 +18,10 @@ from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.calibrate import fingerprint
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.held import Held, join
 from esa_cli.preset import Preset
 from esa_cli.prompt import PromptTokens
 from esa_cli.seam import Attachment, attach
+from esa_cli.storage.prefilled import Held, join
 
 FEED = 1024
 """Tokens handed to the host model at once while reading; the method cuts them into its chunks.

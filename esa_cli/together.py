@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esa_cli.book import Book
 from esa_cli.document import Document
-from esa_cli.held import rows_of
+from esa_cli.storage.prefilled import rows_of
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,8 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row segments of 8, 8, 16, 32, 32, ... so that a few dozen tokens cross several borders."""
-    monkeypatch.setattr("esa_cli.rows.FIRST_SEGMENT", 8)
-    monkeypatch.setattr("esa_cli.rows.LAST_SEGMENT", 32)
+    monkeypatch.setattr("esa_cli.storage.growing_rows.FIRST_SEGMENT", 8)
+    monkeypatch.setattr("esa_cli.storage.growing_rows.LAST_SEGMENT", 32)
 
 
 def build_rope(dim: int, **changes: Any) -> Rope:
@@ -175,7 +175,7 @@ def build_step(
 
     from esa_cli.attention.scoring import SumScore
     from esa_cli.attention.step import Step
-    from esa_cli.store import LayerStore
+    from esa_cli.storage.memory_store import LayerStore
 
     groups, middle, dim = k.shape
     store = LayerStore(groups, dim, k.dtype, k.device)

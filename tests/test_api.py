@@ -13,9 +13,9 @@ from esa_cli import models, preset
 from esa_cli.api import Esa
 from esa_cli.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
-from esa_cli.library import Library
-from esa_cli.library.places import Places
 from esa_cli.reply import Turn
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.library_paths import Places
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

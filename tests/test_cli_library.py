@@ -23,8 +23,8 @@ from forked import child, ended, killed
 
 from esa_cli.__main__ import main
 from esa_cli.cli import open as opening
-from esa_cli.library import Library
-from esa_cli.library.mark import MARK
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.mark import MARK
 
 TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25

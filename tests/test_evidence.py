@@ -19,13 +19,13 @@ from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.trace import Seen
 from esa_cli.evidence import FOUND, heaviest, rests_on, strength
-from esa_cli.joined import JoinedStore, Part
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.seam import Attachment, attach
 from esa_cli.session import Session
-from esa_cli.store import LayerStore
+from esa_cli.storage.joined_store import JoinedStore, Part
+from esa_cli.storage.memory_store import LayerStore
 from esa_cli.witness import Witness
 
 TOKENS = 40

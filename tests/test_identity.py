@@ -19,7 +19,7 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.identity import SAMPLES, identity, model_facts
-from esa_cli.library import Layout
+from esa_cli.storage.library import Layout
 from esa_cli.storing import layout, storable
 
 LAYOUT = Layout(2, 2, 8, "float32")

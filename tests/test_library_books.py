@@ -14,8 +14,8 @@ import torch
 
 from esa_cli import Document, Esa, book, models, preset
 from esa_cli.errors import ModelError
-from esa_cli.library import Entry, Library, LibraryError, plain
 from esa_cli.models.host import devices, rows_dtype
+from esa_cli.storage.library import Entry, Library, LibraryError, plain
 from esa_cli.version import __version__
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25

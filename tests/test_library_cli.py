@@ -19,8 +19,8 @@ from test_library import ingest, part_of, used_at
 from esa_cli.cli import entries
 from esa_cli.cli import library as commands
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.library import Layout, Library, LibraryError
-from esa_cli.library.writer import Writer
+from esa_cli.storage.library import Layout, Library, LibraryError
+from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
 
@@ -202,7 +202,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_listing_imports_no_torch(library: Library) -> None:
     ingest(library, [1])
     code = (
-        "import sys\nfrom esa_cli.library import Library\nassert Library().entries()\n"
+        "import sys\nfrom esa_cli.storage.library import Library\nassert Library().entries()\n"
         "sys.exit(' '.join({'torch', 'numpy'} & set(sys.modules)) or 0)\n"
     )
     root = Path(__file__).parent.parent

@@ -249,7 +249,7 @@ def test_config_without_a_size_is_a_model_error() -> None:
 
 def test_rows_are_counted_as_the_store_allocates_them() -> None:
     from esa_cli import build
-    from esa_cli.rows import Rows
+    from esa_cli.storage.growing_rows import Rows
 
     method = build.method(preset.load("tiny-random"))
     gpu = costs.Costs(costs.shape_of(TINY), method, 8, on_gpu=True)

@@ -20,7 +20,7 @@ from esa_cli.selftest.kept import KEY, same_reading
 from esa_cli.selftest.plan import Settings, dense_group, dense_length, depths, groups, tokens
 from esa_cli.selftest.recall import Recall, positions, selected, why
 from esa_cli.session import Session
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 from esa_cli.system.jsonl import Journal
 
 pytestmark = pytest.mark.usefixtures("short_answers")

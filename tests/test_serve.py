@@ -30,13 +30,13 @@ from fake_asker import FakeAsker
 
 from esa_cli.cli import serve as command
 from esa_cli.errors import DocumentError, ModelError, ResourceError, UsageError
-from esa_cli.library import Library, LibraryError
-from esa_cli.library.sealed import ForeignVersionError, on_disk
 from esa_cli.reply import Turn
 from esa_cli.serve import follow, guard, server, wire
 from esa_cli.serve.app import Limits, make_app
 from esa_cli.serve.shelf import KEPT, Shelf
 from esa_cli.serve.worker import Cancelled, Full, Job, Worker
+from esa_cli.storage.library import Library, LibraryError
+from esa_cli.storage.library.checksummed_file import ForeignVersionError, on_disk
 
 TOKEN = "let-me-in"
 UNUSABLE = "cannot be used; its log has more"

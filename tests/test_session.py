@@ -17,7 +17,7 @@ from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.prompt import PromptTokens
 from esa_cli.session import Session
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 from esa_cli.streamer import Streamer
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30

@@ -18,7 +18,7 @@ from torch import Tensor
 from esa_cli.attention.compression import flatten_keys, fold
 from esa_cli.attention.interfaces import KVStore, Projection, Score
 from esa_cli.attention.rope import Rope
-from esa_cli.joined import queries_at
+from esa_cli.storage.joined_store import queries_at
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, heads and queries included (16 MB in float32)."""

@@ -26,7 +26,7 @@ from esa_cli.document import Document, Gathered, join
 if TYPE_CHECKING:
     from esa_cli.api import Esa
     from esa_cli.book import Book
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _run(
     if ways.method is not None:
         request = of_documents(request, ways.method, documents, reporter, shelf=ways.shelf)
         chosen = preset.load(request.preset, request.overrides)
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
     library = Library()
     known = _known(request, chosen, documents, library, ways, reporter)

@@ -9,7 +9,7 @@ from esa_cli.cli.render import one_line
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
-    from esa_cli.library import Entry
+    from esa_cli.storage.library import Entry
 
 
 def facts(entry: Entry) -> dict[str, str]:

@@ -11,7 +11,7 @@ import typer
 from esa_cli.cli import entries, options
 
 if TYPE_CHECKING:
-    from esa_cli.library import Entry, Library, LibraryError
+    from esa_cli.storage.library import Entry, Library, LibraryError
 
 app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
 _BAD = ("damaged", "unreadable")
@@ -31,7 +31,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def list_(as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
     from esa_cli.cli.render import print_json, print_table
-    from esa_cli.library import Library, plain
+    from esa_cli.storage.library import Library, plain
     from esa_cli.system.machine import size_text
 
     library = Library()
@@ -66,7 +66,7 @@ def list_(as_json: options.Json = False) -> None:
 def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     """Show what is known of a document, or its text."""
     from esa_cli.cli.render import print_json, print_table
-    from esa_cli.library import Library, plain
+    from esa_cli.storage.library import Library, plain
 
     library = Library()
     entry = _one(library, name)
@@ -90,7 +90,7 @@ def _print_text(text: str) -> None:
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
     from esa_cli.cli.render import print_json
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
     library = Library()
     chosen = _several(library, names) if names else library.entries()
@@ -107,7 +107,7 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
 
 
 def _state(found: Sequence[LibraryError]) -> str:
-    from esa_cli.library import UnreadableError
+    from esa_cli.storage.library import UnreadableError
 
     if not found:
         return "good"
@@ -117,7 +117,7 @@ def _state(found: Sequence[LibraryError]) -> str:
 
 def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
     """Raises LibraryError where a document is not good."""
-    from esa_cli.library import LibraryError, UnreadableError
+    from esa_cli.storage.library import LibraryError, UnreadableError
 
     of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
     damaged, hidden = of["damaged"], of["unreadable"]
@@ -137,7 +137,7 @@ def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
 def rm(names: Ids, yes: Yes = False) -> None:
     """Remove documents from the library; the files they were read from stay."""
     from esa_cli.errors import UsageError
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
     from esa_cli.system.machine import size_text
 
     library = Library()
@@ -168,7 +168,7 @@ def prune(
 ) -> None:
     """Sweep what interrupted readings left, and keep the library below a size."""
     from esa_cli.cli.render import print_json
-    from esa_cli.library import Library, plain
+    from esa_cli.storage.library import Library, plain
     from esa_cli.system.machine import parse_size, size_text
 
     most = None if max_size is None else parse_size(max_size, "--max-size")

@@ -16,7 +16,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.api import Esa
     from esa_cli.book import Book
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
 WORTH_REMEMBERING = 2048
 """Tokens that a reading must have for its speed to say something about the next."""
@@ -128,7 +128,7 @@ def opened(
     chosen = preset.load(name, overrides)
     models.parse_reference(chosen.model)
     reporter.stage("import", 0, None)
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
     _check(chosen, keep)
     known = known or look(chosen, Place.of(device, dtype), reporter)

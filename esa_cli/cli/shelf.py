@@ -11,7 +11,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.api import Esa
     from esa_cli.book import Book
-    from esa_cli.library import Library
+    from esa_cli.storage.library import Library
 
 
 def shelf(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
@@ -21,7 +21,7 @@ def shelf(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
     Raises:
         UsageError: there is none.
     """
-    from esa_cli.library import LibraryError
+    from esa_cli.storage.library import LibraryError
 
     books = []
     # Not the last used first: asking uses them, and the next answer would come of another order.

@@ -23,7 +23,7 @@ from esa_cli.attention.kernels.reference import attend
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 
 READ = 256
 """Tokens per chunk while the store is filled, before the chunk that selects."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.step import Step
-from esa_cli.rows import Rows
+from esa_cli.storage.growing_rows import Rows
 
 AT_ONCE = 4096
 """Tokens whose rows are worked out at a time."""

@@ -36,7 +36,7 @@ from esa_cli.methods.infllm_mass import Received
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
-from esa_cli.rows import Rows
+from esa_cli.storage.growing_rows import Rows
 
 RECEIVED = "infllm.received"
 

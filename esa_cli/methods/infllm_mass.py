@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esa_cli.attention.step import Step
 from esa_cli.methods.by_head import most_at_once
-from esa_cli.rows import Rows
+from esa_cli.storage.growing_rows import Rows
 
 MARKS = 8
 """Chunks that can be taken back exactly; a question is one or two."""

@@ -33,7 +33,7 @@ from esa_cli.methods.by_head import Blocks, best_by_head, loudest, most_at_once
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
-from esa_cli.rows import Rows
+from esa_cli.storage.growing_rows import Rows
 
 
 @dataclass

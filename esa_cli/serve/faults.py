@@ -7,8 +7,8 @@ for the server's log.
 from __future__ import annotations
 
 from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
-from esa_cli.library import DiskError, LibraryError
 from esa_cli.serve.wire import ApiError
+from esa_cli.storage.library import DiskError, LibraryError
 
 
 def of_server(error: Exception) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from esa_cli.document import Document, read_document
 from esa_cli.errors import DocumentError, ResourceError
-from esa_cli.library import LibraryError
 from esa_cli.reply import Asker
 from esa_cli.serve.wire import ApiError
+from esa_cli.storage.library import LibraryError
 
 KEPT = 16
 """Books that stay open after they were asked about."""

@@ -18,7 +18,7 @@ from esa_cli.attention.kernels import KERNELS, attend, available, choose, merge
 from esa_cli.attention.kernels import flash_attn as flash
 from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.errors import UsageError
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 GROUPS = [(2, 2), (6, 2), (8, 1)]

@@ -24,7 +24,7 @@ from esa_cli.attention.scoring import SumScore, VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 

@@ -33,7 +33,7 @@ from esa_cli.methods.streaming_positions import Streaming
 from esa_cli.methods.yarn import YaRN
 from esa_cli.preset import Preset
 from esa_cli.seam import attach
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 
 NAMES = [
     *("infllm", "streaming", "lm-infinite", "rerope"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.rows import Rows, as_index
+from esa_cli.storage.growing_rows import Rows, as_index
 
 BLOCK = 8192
 """Tokens per block when scanning keys: 6 MB with 3 heads of 64 floats, which a cache holds."""

@@ -11,11 +11,11 @@ import torch
 from esa_cli import models, preset
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import UsageError
-from esa_cli.held import Held, join, rows_of
-from esa_cli.joined import JoinedStore, Part, Parted, queries_at
 from esa_cli.reply import Turn
 from esa_cli.session import Session
-from esa_cli.store import LayerStore
+from esa_cli.storage.joined_store import JoinedStore, Part, Parted, queries_at
+from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.prefilled import Held, join, rows_of
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

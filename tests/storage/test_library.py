@@ -20,11 +20,11 @@ import torch
 
 from esa_cli.attention.compression import Linear, flatten_keys
 from esa_cli.errors import ResourceError
-from esa_cli.library import Entry, ForeignVersionError, Layout, Library, LibraryError
-from esa_cli.library import entry as entries
-from esa_cli.library.layer import StoredLayer
-from esa_cli.library.mark import MARK
-from esa_cli.library.writer import Writer
+from esa_cli.storage.library import Entry, ForeignVersionError, Layout, Library, LibraryError
+from esa_cli.storage.library import manifest as entries
+from esa_cli.storage.library.disk_store import StoredLayer
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.mark import MARK
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH = "model x, float32"

@@ -12,8 +12,8 @@ import json
 from array import array
 from collections.abc import Sequence
 
-from esa_cli.library.layout import Layout
-from esa_cli.library.sealed import FORMAT
+from esa_cli.storage.library.checksummed_file import FORMAT
+from esa_cli.storage.library.row_layout import Layout
 
 
 def _hash(*parts: bytes) -> bytes:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esa_cli.library.layout import Layout
-from esa_cli.rows import as_index
+from esa_cli.storage.growing_rows import as_index
+from esa_cli.storage.library.row_layout import Layout
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:

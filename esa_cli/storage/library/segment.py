@@ -22,10 +22,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from esa_cli.library import sealed
-from esa_cli.library.int8 import decode, encode
-from esa_cli.library.layout import Layout, Section
-from esa_cli.library.sealed import LibraryError, damaged
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library.checksummed_file import LibraryError, damaged
+from esa_cli.storage.library.int8_rows import decode, encode
+from esa_cli.storage.library.row_layout import Layout, Section
 
 _ODD = numpy.uint64(0x9E3779B97F4A7C15)
 SCAN = 4

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.library.layout import Layout
-from esa_cli.library.segment import Segment
-from esa_cli.rows import Rows, as_index
-from esa_cli.store import BLOCK
+from esa_cli.storage.growing_rows import Rows, as_index
+from esa_cli.storage.library.row_layout import Layout
+from esa_cli.storage.library.segment import Segment
+from esa_cli.storage.memory_store import BLOCK
 
 CPU = torch.device("cpu")
 

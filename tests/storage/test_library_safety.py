@@ -13,9 +13,20 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import ResourceError
-from esa_cli.library import Entry, Library, LibraryError, UnreadableError, claims, sealed
-from esa_cli.library.mark import MARK
-from esa_cli.library.writer import Writer
+from esa_cli.storage.library import (
+    Entry,
+    Library,
+    LibraryError,
+    UnreadableError,
+)
+from esa_cli.storage.library import (
+    checksummed_file as sealed,
+)
+from esa_cli.storage.library import (
+    reservations as claims,
+)
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.mark import MARK
 
 IDS = [*range(40)]
 OTHERS = [*range(100, 140)]

@@ -8,17 +8,17 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from esa_cli.library import sealed
-from esa_cli.library.layout import Layout
-from esa_cli.library.names import is_document
-from esa_cli.library.places import Places
-from esa_cli.library.sealed import (
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library.checksummed_file import (
     ForeignVersionError,
     LibraryError,
     UnreadableError,
     damaged,
     readable,
 )
+from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.names import is_document
+from esa_cli.storage.library.row_layout import Layout
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
 

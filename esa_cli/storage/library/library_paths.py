@@ -23,9 +23,9 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-from esa_cli.library import mark
-from esa_cli.library.names import FOLDERS, KEPT, is_ours
-from esa_cli.library.sealed import LibraryError, on_disk
+from esa_cli.storage.library import mark
+from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
+from esa_cli.storage.library.names import FOLDERS, KEPT, is_ours
 from esa_cli.system.machine import in_home
 
 ROOT = "ESA_LIBRARY"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from esa_cli.attention.interfaces import KVStore, Projection
 from esa_cli.attention.method import Method
-from esa_cli.joined import JoinedStore, Part, Parted
-from esa_cli.store import LayerStore
+from esa_cli.storage.joined_store import JoinedStore, Part, Parted
+from esa_cli.storage.memory_store import LayerStore
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import torch
 from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, rows_of, text_of
 
 from esa_cli.attention.compression import flatten_keys
-from esa_cli.library import Entry, Layout, Library, LibraryError, sealed
-from esa_cli.library.writer import Writer
+from esa_cli.storage.library import Entry, Layout, Library, LibraryError
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library.entry_writer import Writer
 
 PLACES = 200
 IDS = [*range(40)]

@@ -34,8 +34,9 @@ from test_library import (
 )
 
 from esa_cli.errors import ResourceError
-from esa_cli.library import Entry, Library, LibraryError, sealed
-from esa_cli.library.writer import Writer
+from esa_cli.storage.library import Entry, Library, LibraryError
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library.entry_writer import Writer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from esa_cli.library import sealed
-from esa_cli.library.entry import Entry
-from esa_cli.library.places import Places
-from esa_cli.library.sealed import LibraryError, UnreadableError
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library.checksummed_file import LibraryError, UnreadableError
+from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.manifest import Entry
 
 
 def write(places: Places, key: str, chain: list[str]) -> None:

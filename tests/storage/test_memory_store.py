@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esa_cli.store import LayerStore
+from esa_cli.storage.memory_store import LayerStore
 
 HEADS, DIM = 3, 4
 pytestmark = pytest.mark.usefixtures("small_segments")

@@ -12,19 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.library import chain, mark, sweep
-from esa_cli.library import entry as entries
-from esa_cli.library.entry import Entry
-from esa_cli.library.layout import Layout
-from esa_cli.library.places import Places, default_root, size_of
-from esa_cli.library.sealed import DiskError, LibraryError, on_disk
+from esa_cli.storage.library import content_names as chain
+from esa_cli.storage.library import garbage_collection as sweep
+from esa_cli.storage.library import manifest as entries
+from esa_cli.storage.library import mark
+from esa_cli.storage.library.checksummed_file import DiskError, LibraryError, on_disk
+from esa_cli.storage.library.library_paths import Places, default_root, size_of
+from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.row_layout import Layout
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     import torch
 
-    from esa_cli.library.contents import Stored
-    from esa_cli.library.writer import Writer
+    from esa_cli.storage.library.document_files import Stored
+    from esa_cli.storage.library.entry_writer import Writer
 
 OTHER_BYTES = 48
 """Bytes of a token beside its rows: id and offsets (24), text, projections; generously."""
@@ -128,7 +130,7 @@ class Library:
             LibraryError: the library cannot be written, its folder is somebody's own, or the
                 document is there and damaged.
         """
-        from esa_cli.library.writer import Writer
+        from esa_cli.storage.library.entry_writer import Writer
 
         assert ids, "a document without tokens"
         with on_disk(self.root):
@@ -151,7 +153,7 @@ class Library:
         Raises:
             LibraryError: a file of it is missing, damaged or of another version.
         """
-        from esa_cli.library.contents import Stored
+        from esa_cli.storage.library.document_files import Stored
 
         if entry.damage:
             raise entries.unusable(entry)
@@ -171,7 +173,7 @@ class Library:
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Reads every byte of a document; what is damaged, a file once."""
-        from esa_cli.library.verify import damages
+        from esa_cli.storage.library.verify import damages
 
         return damages(self._places, entry)
 

@@ -11,12 +11,12 @@ from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 
 from esa_cli.attention.compression import flatten_keys
 from esa_cli.attention.interfaces import KVStore
-from esa_cli.library import Layout, Library
-from esa_cli.library.int8 import decode, encode
-from esa_cli.library.layer import StoredLayer
-from esa_cli.library.writer import Writer
-from esa_cli.rows import Rows
-from esa_cli.store import LayerStore
+from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.disk_store import StoredLayer
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.int8_rows import decode, encode
+from esa_cli.storage.memory_store import LayerStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 CPU = torch.device("cpu")
@@ -239,7 +239,7 @@ def test_parts_must_fit_each_other(tmp_path: Path) -> None:
 
 
 def test_rows_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esa_cli.library import segment
+    from esa_cli.storage.library import segment
 
     stored, _, _ = pair(tmp_path, 16, 0)
     checked: list[int] = []
@@ -282,7 +282,7 @@ def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
 
 
 def test_the_sizes_in_the_docs() -> None:
-    text = (Path(__file__).parent.parent / "docs/library.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs/library.md").read_text("utf-8")
     for kind in ("native", "int8"):
         sizes = [
             Layout(30, 3, 64, "float32", kind=kind, reduced=(rank,) * 30).nbytes(4096) / 4096

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from esa_cli.library import entry as entries
-from esa_cli.library import sealed
-from esa_cli.library.contents import read_fit
-from esa_cli.library.entry import Entry
-from esa_cli.library.places import Places
-from esa_cli.library.sealed import LibraryError
-from esa_cli.library.segment import Segment
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import manifest as entries
+from esa_cli.storage.library.checksummed_file import LibraryError
+from esa_cli.storage.library.document_files import read_fit
+from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.segment import Segment
 
 
 def damages(places: Places, entry: Entry) -> list[LibraryError]:

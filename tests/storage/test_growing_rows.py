@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from esa_cli import rows as rows_module
-from esa_cli.rows import Rows
+from esa_cli.storage import growing_rows as rows_module
+from esa_cli.storage.growing_rows import Rows
 
 WIDTH = 3
 CPU = torch.device("cpu")

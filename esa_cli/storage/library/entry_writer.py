@@ -17,15 +17,30 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import EsaError, ResourceError
-from esa_cli.library import chain, claims, sealed
-from esa_cli.library import entry as entries
-from esa_cli.library.contents import NO_FIT, Projections, fit_name, pack_fit, pack_tokens, read_fit
-from esa_cli.library.entry import Entry
-from esa_cli.library.layer import StoredLayer, layers_over
-from esa_cli.library.layout import Layout
-from esa_cli.library.places import Places, size_of
-from esa_cli.library.sealed import LibraryError, on_disk
-from esa_cli.library.segment import Layer, Segment, write_segment
+from esa_cli.storage.library import (
+    checksummed_file as sealed,
+)
+from esa_cli.storage.library import (
+    content_names as chain,
+)
+from esa_cli.storage.library import manifest as entries
+from esa_cli.storage.library import (
+    reservations as claims,
+)
+from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
+from esa_cli.storage.library.disk_store import StoredLayer, layers_over
+from esa_cli.storage.library.document_files import (
+    NO_FIT,
+    Projections,
+    fit_name,
+    pack_fit,
+    pack_tokens,
+    read_fit,
+)
+from esa_cli.storage.library.library_paths import Places, size_of
+from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.row_layout import Layout
+from esa_cli.storage.library.segment import Layer, Segment, write_segment
 
 
 class Writer:

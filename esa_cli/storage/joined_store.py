@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import KVStore, Projection
-from esa_cli.store import BLOCK, LayerStore
+from esa_cli.storage.memory_store import BLOCK, LayerStore
 
 
 class Part(NamedTuple):

@@ -10,11 +10,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
-from esa_cli.library import sealed
-from esa_cli.library.entry import Entry, read_text
-from esa_cli.library.layer import StoredLayer, layers_over
-from esa_cli.library.places import Places
-from esa_cli.library.segment import Segment
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library.disk_store import StoredLayer, layers_over
+from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.manifest import Entry, read_text
+from esa_cli.storage.library.segment import Segment
 
 Projections = Sequence[Linear | None]
 """One a layer; None where a layer scores with the whole folded keys."""

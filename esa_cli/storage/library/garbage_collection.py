@@ -14,11 +14,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from esa_cli.library import claims
-from esa_cli.library import entry as entries
-from esa_cli.library.entry import Entry
-from esa_cli.library.places import Places, size_of
-from esa_cli.library.sealed import LOOK, UnreadableError, on_disk, sync_folder
+from esa_cli.storage.library import manifest as entries
+from esa_cli.storage.library import reservations as claims
+from esa_cli.storage.library.checksummed_file import LOOK, UnreadableError, on_disk, sync_folder
+from esa_cli.storage.library.library_paths import Places, size_of
+from esa_cli.storage.library.manifest import Entry
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from esa_cli.library.names import FOLDERS, is_document
-from esa_cli.library.sealed import LibraryError, readable
+from esa_cli.storage.library.checksummed_file import LibraryError, readable
+from esa_cli.storage.library.names import FOLDERS, is_document
 
 MARK = "esa-library"
 _TEXT = (

@@ -1,0 +1,32 @@
+"""Documents on disk: read once, asked for ever. `Library` is the way in; see docs/library.md.
+
+Importing this imports no torch; `esa_cli.storage.library.document_files` and `.layer` do.
+"""
+
+from __future__ import annotations
+
+from esa_cli.storage.library.checksummed_file import (
+    DiskError,
+    ForeignVersionError,
+    LibraryError,
+    UnreadableError,
+)
+from esa_cli.storage.library.garbage_collection import Pruned
+from esa_cli.storage.library.library import Library, plain
+from esa_cli.storage.library.library_paths import default_root
+from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.row_layout import SEGMENT, Layout
+
+__all__ = [
+    "SEGMENT",
+    "DiskError",
+    "Entry",
+    "ForeignVersionError",
+    "Layout",
+    "Library",
+    "LibraryError",
+    "Pruned",
+    "UnreadableError",
+    "default_root",
+    "plain",
+]
