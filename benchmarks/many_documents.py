@@ -31,7 +31,7 @@ def cut(text: str, parts: int) -> list[str]:
 
 def ask_all(esa: Any, texts: list[str], questions: list[dict[str, Any]]) -> dict[str, Any]:
     """Reads the texts, and asks everything about all of them at once."""
-    from esa_cli.document import Document
+    from esa_cli.documents.document import Document
 
     started = time.perf_counter()
     books = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from esa_cli.api import Esa
     from esa_cli.attention.method import Method, Window
     from esa_cli.book import Book
-    from esa_cli.document import Document, read_document
+    from esa_cli.documents.document import Document, read_document
     from esa_cli.preset import load as load_preset
     from esa_cli.reply import Evidence, Reply, Turn
     from esa_cli.seam import attach
@@ -43,7 +43,7 @@ __all__ = [
 _PLACES = {
     "Answer": ("esa_cli.session", "Answer"),
     "Book": ("esa_cli.book", "Book"),
-    "Document": ("esa_cli.document", "Document"),
+    "Document": ("esa_cli.documents.document", "Document"),
     "Esa": ("esa_cli.api", "Esa"),
     "Evidence": ("esa_cli.reply", "Evidence"),
     "Library": ("esa_cli.storage.library", "Library"),
@@ -54,7 +54,7 @@ _PLACES = {
     "Window": ("esa_cli.attention.method", "Window"),
     "attach": ("esa_cli.seam", "attach"),
     "load_preset": ("esa_cli.preset", "load"),
-    "read_document": ("esa_cli.document", "read_document"),
+    "read_document": ("esa_cli.documents.document", "read_document"),
 }
 """Public name -> the module it lives in, and its name there."""
 

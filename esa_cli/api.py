@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esa_cli import models, plan, preset
 from esa_cli.book import Book, Books
-from esa_cli.document import Document
+from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evidence import rests_on
 from esa_cli.methods import recipes

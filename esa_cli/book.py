@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from esa_cli.document import Document, read_document
+from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import UsageError
 from esa_cli.identity import identity, model_facts
 from esa_cli.models.host import devices, rows_dtype

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from esa_cli.documents.sentences import LONGEST, Sentences
 from esa_cli.reply import Evidence
-from esa_cli.sentences import LONGEST, Sentences
 from esa_cli.witness import Witness
 
 FOUND = 1.3

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from esa_cli.document import Document
+    from esa_cli.documents.document import Document
 
 
 class Turn(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from esa_cli.attention.compression import Linear, Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
-from esa_cli.document import Document, Mark
+from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
 from esa_cli.preset import Preset

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from esa_cli.book import Book
-from esa_cli.document import Document
+from esa_cli.documents.document import Document
 from esa_cli.storage.prefilled import rows_of
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from esa_cli import Session, load_preset, models
-from esa_cli.document import read_document
+from esa_cli.documents.document import read_document
 
 
 def main() -> None:

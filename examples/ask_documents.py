@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from esa_cli import Esa, Evidence, Library, read_document
-from esa_cli.document import expand
+from esa_cli.documents.document import expand
 
 
 def where(passage: Evidence) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from esa_cli import models, preset
 from esa_cli.api import Esa
-from esa_cli.document import Document
+from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.reply import Turn
 from esa_cli.storage.library import Library

@@ -30,7 +30,7 @@ from esa_cli.cli import batch
 from esa_cli.cli.ask_lines import PARTIAL, ask_lines
 from esa_cli.cli.render import Reporter
 from esa_cli.cli.stdin_lines import numbered
-from esa_cli.document import read_document
+from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.system import answers as answers_file
 from esa_cli.system.answers import Answers

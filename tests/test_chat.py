@@ -29,7 +29,7 @@ from esa_cli.chat.conversation import Conversation, Exchange
 from esa_cli.cli import chat, chat_terminal, render
 from esa_cli.cli.chat_lines import COMMANDS, Lines
 from esa_cli.cli.render import Reporter
-from esa_cli.document import read_document
+from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.reply import Turn
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command import Esa, Result
 
-import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
+import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli import preset
 from esa_cli.__main__ import main
 from esa_cli.cli import by_method

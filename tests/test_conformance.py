@@ -11,7 +11,7 @@ import reference
 import torch
 from torch import Tensor
 
-import esa_cli.readers  # noqa: F401 - registered before a test copies the registry
+import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Linear, Moments
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.learned_maps import save_learned
@@ -703,7 +703,7 @@ def test_built_in_recipes_conform(name: str) -> None:
 def test_readers_have_no_checks(tmp_path: Path) -> None:
     path = tmp_path / "reader.py"
     path.write_text(
-        "from esa_cli.readers import register\n"
+        "from esa_cli.documents.readers import register\n"
         "@register('reader-under-test')\nclass R:\n"
         "    what, suffixes, binary = 'a test', ('.under-test',), False\n"
         "    def sniff(self, head): return False\n"

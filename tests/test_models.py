@@ -143,7 +143,9 @@ def test_paths_below_the_home_of_nobody(
 
 
 def test_importing_does_not_import_torch() -> None:
-    code = "import sys, esa_cli.models, esa_cli.document; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, esa_cli.models, esa_cli.documents.document\nsys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from esa_cli.document import Document, read_document
+from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import ResourceError
 from esa_cli.reply import Asker
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from esa_cli.batch.questions import Question
-from esa_cli.document import Meant
+from esa_cli.documents.document import Meant
 
 Group = list[tuple[int, Question]]
 """Questions with their places, all about the same documents."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli.document import Meant, meant
+from esa_cli.documents.document import Meant, meant
 from esa_cli.errors import DocumentError
 from esa_cli.system.surrogates import has_halves
 

@@ -10,7 +10,7 @@ from esa_cli.errors import EsaError
 from esa_cli.reply import Reply, lacking
 
 if TYPE_CHECKING:
-    from esa_cli.document import LeftOut
+    from esa_cli.documents.document import LeftOut
 
 
 def answered(

@@ -21,7 +21,7 @@ from esa_cli.cli.open import opened
 from esa_cli.cli.render import Reporter, print_json
 from esa_cli.cli.run import Request
 from esa_cli.cli.shelf import shelf
-from esa_cli.document import Document, Gathered, join
+from esa_cli.documents.document import Document, Gathered, join
 
 if TYPE_CHECKING:
     from esa_cli.api import Esa

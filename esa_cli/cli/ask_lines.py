@@ -14,7 +14,7 @@ from esa_cli.errors import EsaError
 from esa_cli.reply import Asker
 
 if TYPE_CHECKING:
-    from esa_cli.document import LeftOut
+    from esa_cli.documents.document import LeftOut
 
 PARTIAL = 7
 """Exit code when some questions got no answer; the others did."""

@@ -10,7 +10,7 @@ from esa_cli.errors import UsageError
 from esa_cli.reply import Asker
 
 if TYPE_CHECKING:
-    from esa_cli.document import Document, Gathered
+    from esa_cli.documents.document import Document, Gathered
 
 
 def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
@@ -36,7 +36,7 @@ def read(names: Sequence[str], reporter: Reporter) -> Gathered:
     Raises:
         UsageError, DocumentError: as `document.gather`.
     """
-    from esa_cli.document import gather, meant
+    from esa_cli.documents.document import gather, meant
 
     found = gather(meant(names)).once()
     for left_out in found.left_out:

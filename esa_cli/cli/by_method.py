@@ -19,7 +19,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.cli.render import Reporter
     from esa_cli.cli.run import Request
-    from esa_cli.document import Document
+    from esa_cli.documents.document import Document
     from esa_cli.preset import Preset
 
 Method = Annotated[
@@ -92,7 +92,7 @@ def of_documents(
     reporter.stage("import", 0, None)
     from esa_cli import preset
     from esa_cli.cli.known import Place, look
-    from esa_cli.document import join
+    from esa_cli.documents.document import join
     from esa_cli.methods import recipes
 
     chosen, length = preset.load(request.preset, request.overrides), 0

@@ -40,7 +40,7 @@ def check_files(wanted: Wanted, texts: Sequence[str]) -> None:
         UsageError, DocumentError: as `files.check`, `files.spare`, `document.meant`; or two options
             name one place, or there is no matplotlib for --plot.
     """
-    from esa_cli.document import meant
+    from esa_cli.documents.document import meant
 
     maps, work = {"--out": wanted.out}, {"--work": wanted.work}
     drawn = {"--recall-out": wanted.recall_out, "--plot": wanted.plot, "--report": wanted.report}

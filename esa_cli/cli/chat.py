@@ -15,7 +15,7 @@ from esa_cli.cli.options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from esa_cli.cli.render import Reporter
-    from esa_cli.document import Document
+    from esa_cli.documents.document import Document
     from esa_cli.reply import Asker
 
 Documents = Annotated[

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from esa_cli.api import Esa
     from esa_cli.book import Book
     from esa_cli.cli.render import Reporter
-    from esa_cli.document import Document
+    from esa_cli.documents.document import Document
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")

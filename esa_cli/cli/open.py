@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli import models, preset
 from esa_cli.cli.known import Known, Place, load, look
 from esa_cli.cli.render import Reporter
-from esa_cli.document import Document
+from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from esa_cli import models, preset
 from esa_cli.cli import books, known
 from esa_cli.cli.render import Reporter
-from esa_cli.document import join
+from esa_cli.documents.document import join
 from esa_cli.errors import UsageError
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'

@@ -16,7 +16,7 @@ from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.cli.render import Reporter
-    from esa_cli.document import Document
+    from esa_cli.documents.document import Document
     from esa_cli.reply import Asker
 
 Documents = Annotated[

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from esa_cli.document import read_documents
+from esa_cli.documents.document import read_documents
 from esa_cli.errors import UsageError
 from esa_cli.probes import chronicle
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esa_cli.document import Document, read_document
+from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError, ResourceError
 from esa_cli.reply import Asker
 from esa_cli.serve.wire import ApiError

@@ -13,18 +13,9 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import ResourceError
-from esa_cli.storage.library import (
-    Entry,
-    Library,
-    LibraryError,
-    UnreadableError,
-)
-from esa_cli.storage.library import (
-    checksummed_file as sealed,
-)
-from esa_cli.storage.library import (
-    reservations as claims,
-)
+from esa_cli.storage.library import Entry, Library, LibraryError, UnreadableError
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import reservations as claims
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.mark import MARK
 

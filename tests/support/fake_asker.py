@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from esa_cli.document import Document, read_document
+from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
 from esa_cli.reply import Evidence, Reply, Turn
 

@@ -17,16 +17,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import EsaError, ResourceError
-from esa_cli.storage.library import (
-    checksummed_file as sealed,
-)
-from esa_cli.storage.library import (
-    content_names as chain,
-)
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library import (
-    reservations as claims,
-)
+from esa_cli.storage.library import reservations as claims
 from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
 from esa_cli.storage.library.disk_store import StoredLayer, layers_over
 from esa_cli.storage.library.document_files import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from esa_cli import sentences
-from esa_cli.sentences import LONGEST, Sentences
+from esa_cli.documents import sentences
+from esa_cli.documents.sentences import LONGEST, Sentences
 
 
 def pieces(text: str) -> list[str]:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from esa_cli.readers.extracted import Extracted
-from esa_cli.readers.registered import register
-from esa_cli.readers.text import plain_text
+from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.readers.text_reader import plain_text
+from esa_cli.documents.text_builder import Extracted
 
 _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""

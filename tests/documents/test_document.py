@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esa_cli.document import Document, join, read_document, read_documents
+from esa_cli.documents.document import Document, join, read_document, read_documents
 from esa_cli.errors import DocumentError, UsageError
 
 POLISH = "Zażółć gęślą jaźń. Wszyscy ludzie rodzą się wolni i równi pod względem swych praw. " * 20
@@ -252,6 +252,6 @@ def test_western_text_is_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", OTHERS)
 def test_look_alikes_are_not_taken_for_western(encoding: str) -> None:
-    from esa_cli.western import is_western
+    from esa_cli.documents.western import is_western
 
     assert not is_western((OTHERS[encoding] * 5).encode(encoding))

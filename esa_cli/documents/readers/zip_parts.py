@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from esa_cli.documents import text_builder as extracted
+from esa_cli.documents.readers.reader_registry import damaged
+from esa_cli.documents.text_builder import called, library
 from esa_cli.errors import DocumentError
-from esa_cli.readers import extracted
-from esa_cli.readers.extracted import called, library
-from esa_cli.readers.registered import damaged
 
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LOCKED = "EncryptedPackage".encode("utf-16-le")

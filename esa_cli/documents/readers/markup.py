@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from esa_cli.readers.extracted import TextBuilder, library
-from esa_cli.readers.mathml import linear
-from esa_cli.readers.registered import damaged
+from esa_cli.documents.readers.mathml import linear
+from esa_cli.documents.readers.reader_registry import damaged
+from esa_cli.documents.text_builder import TextBuilder, library
 
 _SKIPPED = frozenset({"script", "style", "template", "head", "annotation", "rp"})
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
+from esa_cli.documents.readers.html_reader import decode_markup
+from esa_cli.documents.readers.markup import parse_xhtml, write
+from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.zip_parts import Parts
+from esa_cli.documents.text_builder import Extracted, TextBuilder, called, without_text
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, TextBuilder, called, without_text
-from esa_cli.readers.html import decode_markup
-from esa_cli.readers.markup import parse_xhtml, write
-from esa_cli.readers.registered import damaged, register
-from esa_cli.readers.zipped import Parts
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.text_reader import headings, plain_text
+from esa_cli.documents.text_builder import Extracted, TextBuilder, called
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, TextBuilder, called
-from esa_cli.readers.markup import parse_html, write
-from esa_cli.readers.registered import damaged, register
-from esa_cli.readers.text import headings, plain_text
 
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")

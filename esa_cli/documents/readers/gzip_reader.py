@@ -8,10 +8,10 @@ from __future__ import annotations
 import zlib
 from typing import ClassVar
 
+from esa_cli.documents import text_builder as extracted
+from esa_cli.documents.readers.reader_registry import damaged, read, register
+from esa_cli.documents.text_builder import STDIN, Extracted, called, path_of
 from esa_cli.errors import DocumentError
-from esa_cli.readers import extracted
-from esa_cli.readers.extracted import STDIN, Extracted, called, path_of
-from esa_cli.readers.registered import damaged, read, register
 
 _MAGIC = b"\x1f\x8b\x08"
 _STEP = 1 << 20

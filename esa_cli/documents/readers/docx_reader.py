@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from esa_cli.readers.docx_pages import Pages, begins_with_mark
-from esa_cli.readers.docx_styles import BULLET, Lists, Style, W, styles, value, whole
-from esa_cli.readers.extracted import Extracted, TextBuilder, library, without_text
-from esa_cli.readers.registered import register
-from esa_cli.readers.zipped import OLD_OFFICE, Parts, holds, not_zipped
+from esa_cli.documents.readers.docx_pages import Pages, begins_with_mark
+from esa_cli.documents.readers.docx_styles import BULLET, Lists, Style, W, styles, value, whole
+from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
+from esa_cli.documents.text_builder import Extracted, TextBuilder, library, without_text
 
 _MAIN = "word/document.xml"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.readers.docx_styles import W, value
+from esa_cli.documents.readers.docx_styles import W, value
 
 _SHOWN = frozenset(f"{W}{tag}" for tag in ("t", "drawing", "pict", "object", "sym"))
 

@@ -10,11 +10,12 @@ import pypdfium2
 import pytest
 import sample_files as make
 
-from esa_cli import readers
+from esa_cli.documents import readers
+from esa_cli.documents import text_builder as extracted
+from esa_cli.documents.readers import Extracted, Mark
+from esa_cli.documents.readers.docx_styles import Lists
+from esa_cli.documents.readers.pdf_reader import _missing, _tidied
 from esa_cli.errors import DocumentError
-from esa_cli.readers import Extracted, Mark, extracted
-from esa_cli.readers.docx_styles import Lists
-from esa_cli.readers.pdf import _missing, _tidied
 
 
 def refused(data: bytes, name: str) -> DocumentError:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from esa_cli import readers
+from esa_cli.documents import readers
+from esa_cli.documents.readers import STDIN, Extracted, Mark
 from esa_cli.errors import DocumentError
-from esa_cli.readers import STDIN, Extracted, Mark
 
 WESTERN = "Le café était fermé, et l’été déjà loin; on rentra à la forêt."
 PICTURE = "iVBORw0KGgo" + "A" * 80

@@ -12,10 +12,10 @@ import re
 from collections import Counter
 from typing import Any, ClassVar
 
+from esa_cli.documents.readers.pdf_forms import written
+from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.text_builder import Extracted, Mark, called, library, path_of, printable
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, Mark, called, library, path_of, printable
-from esa_cli.readers.pdf_forms import written
-from esa_cli.readers.registered import damaged, register
 
 _HEAD = 1024
 _END = b"%%EOF"

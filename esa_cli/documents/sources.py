@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from esa_cli.document_bytes import is_binary
+from esa_cli.documents.encoding import is_binary
+from esa_cli.documents.meaning import LeftOut, Meant, Source
+from esa_cli.documents.readers.reader_registry import choose
+from esa_cli.documents.text_builder import library, listed
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.readers.extracted import library, listed
-from esa_cli.readers.meaning import LeftOut, Meant, Source
-from esa_cli.readers.registered import choose
 
 MOST_FILES = 10_000
 _HEAD = 1 << 13

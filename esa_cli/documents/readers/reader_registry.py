@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
+from esa_cli.documents.text_builder import Extracted, called
 from esa_cli.errors import DocumentError, EsaError, PluginError
 from esa_cli.methods import registry
-from esa_cli.readers.extracted import Extracted, called
 
 KIND = "reader"
 PLAIN = "text"

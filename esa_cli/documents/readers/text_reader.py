@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from esa_cli.document_bytes import decode
-from esa_cli.readers.extracted import Extracted, Mark, called, path_of
-from esa_cli.readers.registered import PLAIN, register
+from esa_cli.documents.encoding import decode
+from esa_cli.documents.readers.reader_registry import PLAIN, register
+from esa_cli.documents.text_builder import Extracted, Mark, called, path_of
 
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")

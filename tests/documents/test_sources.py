@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 import sample_files as make
 
-from esa_cli.document import Document, expand, gather, meant, read_document, read_documents
+from esa_cli.documents import sources
+from esa_cli.documents.document import (
+    Document,
+    expand,
+    gather,
+    meant,
+    read_document,
+    read_documents,
+)
 from esa_cli.errors import DocumentError
-from esa_cli.readers import sources
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage
 from typing import ClassVar, cast
 
-from esa_cli.document_bytes import decode
+from esa_cli.documents.encoding import decode
+from esa_cli.documents.readers.html_reader import WIDER, decode_markup
+from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.readers.text_reader import plain_text
+from esa_cli.documents.text_builder import Extracted, TextBuilder, called, listed, path_of
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, TextBuilder, called, listed, path_of
-from esa_cli.readers.html import WIDER, decode_markup
-from esa_cli.readers.markup import parse_html, write
-from esa_cli.readers.registered import register
-from esa_cli.readers.text import plain_text
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 _TELLING = (

@@ -14,9 +14,10 @@ import sample_files as make
 from openpyxl.chart import BarChart
 from openpyxl.comments import Comment
 
-from esa_cli import readers
+from esa_cli.documents import readers
+from esa_cli.documents import text_builder as extracted
+from esa_cli.documents.readers import STDIN, Extracted
 from esa_cli.errors import DocumentError
-from esa_cli.readers import STDIN, Extracted, extracted
 
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
 

@@ -17,9 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from esa_cli import readers
+from esa_cli.documents import file_bytes as files
+from esa_cli.documents import readers
+from esa_cli.documents.readers import STDIN, LeftOut, Mark, Meant, called, expand, meant
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.readers import STDIN, LeftOut, Mark, Meant, called, expand, files, meant
 
 __all__ = [
     "Document", "Gathered", "LeftOut", "Mark", "Meant", "Place", "expand", "gather", "join",

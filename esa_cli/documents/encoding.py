@@ -11,8 +11,8 @@ from __future__ import annotations
 import codecs
 from dataclasses import dataclass
 
+from esa_cli.documents.western import is_western
 from esa_cli.errors import DocumentError
-from esa_cli.western import is_western
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),

@@ -13,13 +13,15 @@ from typing import Any, ClassVar
 import pytest
 import sample_files as make
 
-from esa_cli import readers
-from esa_cli.document import read_document
+from esa_cli.documents import readers
+from esa_cli.documents import text_builder as extracted
+from esa_cli.documents.document import read_document
+from esa_cli.documents.readers import Extracted, Mark, TextBuilder
+from esa_cli.documents.readers import gzip_reader as packed
+from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.mathml import linear
 from esa_cli.errors import DocumentError, PluginError
 from esa_cli.methods import registry
-from esa_cli.readers import Extracted, Mark, TextBuilder, extracted, packed
-from esa_cli.readers.markup import parse_html, write
-from esa_cli.readers.mathml import linear
 
 
 def text_of(data: bytes | str, name: str) -> str:
@@ -322,7 +324,7 @@ def test_a_reader_is_added_and_asked_first() -> None:
 def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
     path = tmp_path / "plug.py"
     path.write_text(
-        "from esa_cli.readers import Extracted, register\n\n"
+        "from esa_cli.documents.readers import Extracted, register\n\n"
         "@register('roman')\nclass Roman:\n"
         "    what, suffixes, binary = 'roman', ('.rom',), False\n"
         "    def sniff(self, head): return False\n"
@@ -338,7 +340,7 @@ def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("scratch")
 def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
-    docs = (Path(__file__).parent.parent / "docs" / "readers.md").read_text("utf-8")
+    docs = (Path(__file__).parents[2] / "docs" / "readers.md").read_text("utf-8")
     path = tmp_path / "subtitles.py"
     path.write_text(docs.split("```python\n")[-1].split("```")[0])
     registry.load_file(path)

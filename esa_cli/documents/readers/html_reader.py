@@ -6,11 +6,11 @@ import codecs
 import re
 from typing import ClassVar
 
-from esa_cli.document_bytes import BYTE_ORDER_MARKS, decode
+from esa_cli.documents.encoding import BYTE_ORDER_MARKS, decode
+from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.text_builder import Extracted, TextBuilder, called, path_of
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, TextBuilder, called, path_of
-from esa_cli.readers.markup import parse_html, write
-from esa_cli.readers.registered import register
 
 _DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
 _HEAD = 4096

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar
 
+from esa_cli.documents.readers.csv_reader import as_lines
+from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
+from esa_cli.documents.text_builder import Extracted, TextBuilder, called, library
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, TextBuilder, called, library
-from esa_cli.readers.registered import damaged, register
-from esa_cli.readers.tables import as_lines
-from esa_cli.readers.zipped import OLD_OFFICE, Parts, holds, not_zipped
 
 _MAIN = "xl/workbook.xml"
 _OTHERS = (

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from esa_cli.documents.readers.mathml import linear
+from esa_cli.documents.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
+from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.zip_parts import Parts
+from esa_cli.documents.text_builder import Extracted, TextBuilder, called, library, without_text
 from esa_cli.errors import DocumentError
-from esa_cli.readers.extracted import Extracted, TextBuilder, called, library, without_text
-from esa_cli.readers.mathml import linear
-from esa_cli.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
-from esa_cli.readers.registered import damaged, register
-from esa_cli.readers.zipped import Parts
 
 _CONTENT, _STYLES, _MANIFEST = "content.xml", "styles.xml", "META-INF/manifest.xml"
 _MIMETYPE = b"mimetypeapplication/vnd.oasis.opendocument.text"
