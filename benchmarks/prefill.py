@@ -34,7 +34,7 @@ def dense(model: Any, ids: torch.Tensor, feed: int) -> float:
 
 def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
     """Seconds for reading the same tokens through ESA, reduced keys included."""
-    from esa_cli.seam import attach
+    from esa_cli.models.attach import attach
 
     with attach(model, method) as attachment:
         cache = attachment.new_cache()

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method, Window
     from esa_cli.book import Book
     from esa_cli.documents.document import Document, read_document
+    from esa_cli.models.attach import attach
     from esa_cli.preset import load as load_preset
     from esa_cli.reply import Evidence, Reply, Turn
-    from esa_cli.seam import attach
     from esa_cli.session import Answer, Session
     from esa_cli.storage.library import Library
 
@@ -52,7 +52,7 @@ _PLACES = {
     "Session": ("esa_cli.session", "Session"),
     "Turn": ("esa_cli.reply", "Turn"),
     "Window": ("esa_cli.attention.method", "Window"),
-    "attach": ("esa_cli.seam", "attach"),
+    "attach": ("esa_cli.models.attach", "attach"),
     "load_preset": ("esa_cli.preset", "load"),
     "read_document": ("esa_cli.documents.document", "read_document"),
 }

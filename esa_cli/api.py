@@ -21,8 +21,8 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evidence import rests_on
 from esa_cli.methods import recipes
+from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
-from esa_cli.models.weights import read_config
 from esa_cli.preset import Preset
 from esa_cli.reply import Reply, Turn
 from esa_cli.session import Session

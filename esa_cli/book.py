@@ -19,7 +19,7 @@ from torch import Tensor
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import UsageError
 from esa_cli.identity import identity, model_facts
-from esa_cli.models.host import devices, rows_dtype
+from esa_cli.models.inspection import devices, rows_dtype
 from esa_cli.session import Session
 from esa_cli.storage.library import SEGMENT, Entry, Layout, Library, LibraryError
 from esa_cli.storage.prefilled import Held

@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Any
 
 from esa_cli.attention.method import Method
-from esa_cli.calibrate.fingerprint import fingerprint
 from esa_cli.methods.source_hashes import contents, sources
-from esa_cli.models.host import looking_at, state
+from esa_cli.models.fingerprint import fingerprint
+from esa_cli.models.inspection import looking_at, state
 from esa_cli.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
 

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from esa_cli.models.cache import home
+from esa_cli.models.prepared_models import home
 
 
 def rates_file() -> Path:

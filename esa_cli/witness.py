@@ -24,7 +24,7 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.trace import Seen
 
 if TYPE_CHECKING:
-    from esa_cli.seam import Attachment
+    from esa_cli.models.attach import Attachment
 
 
 BLOCK_ELEMENTS = 4 << 20

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from esa_cli import Book, Esa, load_preset, models, read_document
-from esa_cli.models.quiet import quiet_transformers
+from esa_cli.models.quiet_transformers import quiet_transformers
 
 HERE = Path(__file__).parent
 

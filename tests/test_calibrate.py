@@ -21,7 +21,7 @@ from conftest import ModelFactory, build_model
 from safetensors.torch import load_file
 from torch import Tensor
 
-from esa_cli import build, preset, seam
+from esa_cli import build, preset
 from esa_cli.__main__ import main
 from esa_cli.attention.compression import ClosedForm, Linear, NoCompression, closed_form, spectrum
 from esa_cli.attention.learned_maps import Learned, save_learned
@@ -32,7 +32,6 @@ from esa_cli.attention.selection import TopK
 from esa_cli.calibrate import collect as collecting
 from esa_cli.calibrate import fit as fitting
 from esa_cli.calibrate.collect import collect, uncompressed
-from esa_cli.calibrate.fingerprint import KEY, aim, check, fingerprint, of_file
 from esa_cli.calibrate.fit import METHODS, Fitting, fitting_of, moments_of
 from esa_cli.calibrate.job import Job, aimed
 from esa_cli.calibrate.quantise import by_dimension, by_token
@@ -43,6 +42,8 @@ from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.calibrate.train import Training, rank_loss, square_loss, train
 from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError, UsageError
 from esa_cli.methods import recipes
+from esa_cli.models import attach as seam
+from esa_cli.models.fingerprint import KEY, aim, check, fingerprint, of_file
 
 TOKENS = 100
 FEED = 24

@@ -22,7 +22,7 @@ from esa_cli.evidence import FOUND, heaviest, rests_on, strength
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
-from esa_cli.seam import Attachment, attach
+from esa_cli.models.attach import Attachment, attach
 from esa_cli.session import Session
 from esa_cli.storage.joined_store import JoinedStore, Part
 from esa_cli.storage.memory_store import LayerStore

@@ -14,7 +14,7 @@ import torch
 
 from esa_cli import Document, Esa, book, models, preset
 from esa_cli.errors import ModelError
-from esa_cli.models.host import devices, rows_dtype
+from esa_cli.models.inspection import devices, rows_dtype
 from esa_cli.storage.library import Entry, Library, LibraryError, plain
 from esa_cli.version import __version__
 

@@ -11,8 +11,8 @@ import torch
 
 from esa_cli import costs, plan, preset, rates
 from esa_cli.errors import ModelError, PresetError, ResourceError, UsageError
+from esa_cli.models.attach import attach
 from esa_cli.reading import FEED
-from esa_cli.seam import attach
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {

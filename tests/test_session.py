@@ -15,10 +15,10 @@ from esa_cli import models, preset
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
+from esa_cli.models.generation import Streamer
 from esa_cli.prompt import PromptTokens
 from esa_cli.session import Session
 from esa_cli.storage.memory_store import LayerStore
-from esa_cli.streamer import Streamer
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"

@@ -23,10 +23,10 @@ from esa_cli.attention.scoring import VoteScore
 from esa_cli.calibrate.hearing import ALL, Hearing, Progress, Reader, read
 from esa_cli.calibrate.voters import Head, Heads, enough, prefixes, ranked
 from esa_cli.errors import UsageError
+from esa_cli.models.attach import attach
 from esa_cli.preset import Preset
 from esa_cli.probes.sample import Sample
 from esa_cli.prompt import PromptTokens
-from esa_cli.seam import attach
 
 PASSAGE = 128
 """Tokens of a window where the preset selects no whole passages."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from esa_cli.attention.method import Method
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import OWN, Step
-from esa_cli.cache import EsaCache
 from esa_cli.calibrate.voters import Heads, judge, window_sums
+from esa_cli.models.attach import Attachment
+from esa_cli.models.kv_cache import EsaCache
 from esa_cli.prompt import PromptTokens
-from esa_cli.seam import Attachment
 
 FEED = 1024
 """Tokens handed to the model at once while reading."""

@@ -14,16 +14,16 @@ from esa_cli import build
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.calibrate.collect import Progress, collect, uncompressed
-from esa_cli.calibrate.fingerprint import KEY, Fingerprint, aim, fingerprint
 from esa_cli.calibrate.fit import Fitting
 from esa_cli.calibrate.shards import Shards, open_folder
 from esa_cli.calibrate.study import Study, choose_ranks, study
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods import recipes
+from esa_cli.models.attach import attach
+from esa_cli.models.fingerprint import KEY, Fingerprint, aim, fingerprint
 from esa_cli.models.load import LoadedModel
 from esa_cli.preset import Preset
 from esa_cli.prompt import PromptTokens
-from esa_cli.seam import attach
 from esa_cli.system.calibration_saving import whole, writing
 from esa_cli.version import __version__
 

@@ -194,7 +194,7 @@ def _ask(
     from esa_cli.cli import progress
     from esa_cli.cli.bench_table import NoRoom
     from esa_cli.cli.known import load
-    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.session import Session
 
     with quiet_transformers():

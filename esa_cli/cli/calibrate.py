@@ -197,7 +197,7 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     from esa_cli.cli.known import collect_again
     from esa_cli.cli.run import prepare
     from esa_cli.costs import shape_of
-    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.models.quiet_transformers import quiet_transformers
 
     ready = prepare(request, reporter)
     given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))

@@ -62,7 +62,7 @@ def _run(
     from esa_cli.cli import progress
     from esa_cli.cli import run as steps
     from esa_cli.cli.render import Reporter, print_json
-    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.selftest.checks import all_in_view
     from esa_cli.selftest.compare import compare as run_compare
     from esa_cli.selftest.plan import Settings, groups

@@ -131,7 +131,7 @@ def _steps(
     reporter.stage("import", 0, None)
     from esa_cli.calibrate.heads import voting
     from esa_cli.cli import known
-    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.models.quiet_transformers import quiet_transformers
 
     voting(chosen)
     place = known.Place.of(wanted.device, wanted.dtype)

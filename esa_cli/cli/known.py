@@ -11,10 +11,10 @@ from typing import Any
 from esa_cli import models, preset
 from esa_cli.cli.render import Reporter
 from esa_cli.errors import PresetError
+from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device, choose_dtype
 from esa_cli.models.peek import count_tokens, peek
-from esa_cli.models.weights import read_config
-from esa_cli.supported import check_type
+from esa_cli.models.supported_families import check_type
 from esa_cli.system import machine
 
 
@@ -121,7 +121,7 @@ def _check_supported(folder: Path) -> None:
     """Finds out before minutes of loading; a folder without weights is checked likewise."""
     from transformers import AutoConfig
 
-    from esa_cli.seam import check_supported
+    from esa_cli.models.attach import check_supported
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)

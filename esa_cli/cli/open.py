@@ -135,7 +135,7 @@ def opened(
     known.plan(chosen, 1, timed=False).check()
     loaded = load(chosen.model, known.folder, device, dtype, reporter)
     from esa_cli.api import Esa
-    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.models.quiet_transformers import quiet_transformers
 
     reading = Reading(known, chosen, reporter)
     with (

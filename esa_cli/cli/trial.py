@@ -64,7 +64,7 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
 
 
 def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
-    from esa_cli.models.quiet import quiet_transformers
+    from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.selftest.kept import KEY, same_reading
 
     until = None if trial.minutes is None else time.monotonic() + 60 * trial.minutes

@@ -3,9 +3,9 @@
 Importing this package imports neither torch nor transformers; loading or converting does.
 """
 
-from esa_cli.models.cache import CachedModel, list_models, path_of, remove
 from esa_cli.models.load import LoadedModel, load
-from esa_cli.models.reference import DEFAULT_MODEL, ModelRef, parse_reference
+from esa_cli.models.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
+from esa_cli.models.prepared_models import CachedModel, list_models, path_of, remove
 from esa_cli.models.resolve import pull, resolve
 from esa_cli.system.progress import Progress
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.models.reference import ModelRef
-from esa_cli.models.weights import check_tokenizer, weight_files
+from esa_cli.models.checkpoint_files import check_tokenizer, weight_files
+from esa_cli.models.model_reference import ModelRef
 from esa_cli.system.files import lacks_room
 from esa_cli.system.progress import Progress, silent
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
-from esa_cli.models.quiet import gc_paused, quiet_transformers
-from esa_cli.models.reference import ModelRef, as_reference
+from esa_cli.models.checkpoint_files import check_tokenizer, count_parameters, read_config
+from esa_cli.models.model_reference import ModelRef, as_reference
+from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.resolve import resolve
-from esa_cli.models.weights import check_tokenizer, count_parameters, read_config
 from esa_cli.system.machine import available_memory, size_text
 from esa_cli.system.progress import Progress, silent
 
@@ -73,7 +73,7 @@ def load(
     chosen = choose_dtype(dtype, place)
     _check_memory(parameters * chosen.itemsize, place, ref)
     report("load", 0, None)
-    from esa_cli.models.host import offloaded
+    from esa_cli.models.inspection import offloaded
 
     model, tokenizer = _into_memory(ref, folder, config, place, chosen)
     if offloaded(model):

@@ -7,8 +7,8 @@ from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models import hub
-from esa_cli.models.cache import path_of
-from esa_cli.models.reference import ModelRef, as_reference
+from esa_cli.models.model_reference import ModelRef, as_reference
+from esa_cli.models.prepared_models import path_of
 from esa_cli.models.resolve import resolve
 from esa_cli.system.progress import Progress
 

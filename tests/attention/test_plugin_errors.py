@@ -20,7 +20,7 @@ from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.conformance.steps import make_step
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.seam import attach
+from esa_cli.models.attach import attach
 from esa_cli.session import Session
 
 

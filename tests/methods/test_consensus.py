@@ -19,11 +19,11 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import REHEARSAL, Step
-from esa_cli.cache import EsaCache
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.consensus import Consensus, passages, windows
-from esa_cli.seam import Attachment, attach
+from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.kv_cache import EsaCache
 
 LOW, LAYERS, MIDDLE, CHUNK, BUDGET = 3, 4, 40, 5, 9
 SMOOTH, EPSILON = 5, 2

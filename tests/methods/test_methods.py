@@ -35,7 +35,7 @@ from esa_cli.methods import recipes, registry
 from esa_cli.methods.infllm import RECEIVED
 from esa_cli.methods.infllm_mass import MARKS
 from esa_cli.methods.tokenselect import KEPT
-from esa_cli.seam import attach
+from esa_cli.models.attach import attach
 from esa_cli.storage.memory_store import LayerStore
 
 HEADS, GROUPS, DIM = 6, 2, 8

@@ -23,8 +23,8 @@ from esa_cli.conformance import advance, check_file, make_step
 from esa_cli.errors import PluginError
 from esa_cli.methods import recipes, registry
 from esa_cli.methods.plugin_template import template, write_template
+from esa_cli.models.attach import attach
 from esa_cli.preset import Preset
-from esa_cli.seam import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 FILES = sorted(PLUGINS.glob("*.py"))

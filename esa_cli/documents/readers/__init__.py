@@ -6,33 +6,14 @@ document needs it.
 
 from esa_cli.documents import file_bytes as files
 from esa_cli.documents.meaning import LeftOut, Meant, Source
-from esa_cli.documents.readers import (
-    csv_reader as tables,
-)
-from esa_cli.documents.readers import (
-    docx_reader as docx,
-)
-from esa_cli.documents.readers import (
-    epub_reader as epub,
-)
-from esa_cli.documents.readers import (
-    gzip_reader as packed,
-)
-from esa_cli.documents.readers import (
-    html_reader as html,
-)
-from esa_cli.documents.readers import (
-    ipynb,
-    mail,
-    odt,
-    sheets,
-)
-from esa_cli.documents.readers import (
-    pdf_reader as pdf,
-)
-from esa_cli.documents.readers import (
-    text_reader as text,
-)
+from esa_cli.documents.readers import csv_reader as tables
+from esa_cli.documents.readers import docx_reader as docx
+from esa_cli.documents.readers import epub_reader as epub
+from esa_cli.documents.readers import gzip_reader as packed
+from esa_cli.documents.readers import html_reader as html
+from esa_cli.documents.readers import ipynb, mail, odt, sheets
+from esa_cli.documents.readers import pdf_reader as pdf
+from esa_cli.documents.readers import text_reader as text
 from esa_cli.documents.readers.reader_registry import Reader, read, readers, register
 from esa_cli.documents.sources import expand, find, is_several, meant
 from esa_cli.documents.text_builder import STDIN, Extracted, Mark, TextBuilder, called

@@ -18,8 +18,9 @@ import pytest
 
 from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError, UsageError
-from esa_cli.models import cache, wheel
-from esa_cli.models.convert import fix_pre_tokenizer
+from esa_cli.models import prepared_models as cache
+from esa_cli.models import wheel
+from esa_cli.models.gguf_conversion import fix_pre_tokenizer
 from esa_cli.models.ggufhead import read_string
 from esa_cli.system import machine
 
@@ -146,7 +147,7 @@ def test_importing_does_not_import_torch() -> None:
     code = (
         "import sys, esa_cli.models, esa_cli.documents.document\nsys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
@@ -327,7 +328,7 @@ def test_hub_without_network(tmp_path: Path) -> None:
         "print(models.list_models(), models.path_of('esa-test/none'))"
     )
     env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "h")}
-    cwd = Path(__file__).parents[1]
+    cwd = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=cwd, capture_output=True, text=True, timeout=60
     )

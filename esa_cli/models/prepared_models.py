@@ -27,7 +27,7 @@ import filelock
 import platformdirs
 
 from esa_cli.errors import ModelError, ResourceError, UsageError
-from esa_cli.models.reference import ModelRef, as_reference
+from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.system.files import lacks_room
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import Progress, silent

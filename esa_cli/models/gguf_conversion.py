@@ -17,7 +17,7 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError
 from esa_cli.models.ggufhead import read_string
-from esa_cli.models.quiet import gc_paused, quiet_transformers, stderr_swallowed
+from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers, stderr_swallowed
 from esa_cli.system.progress import Progress, silent
 
 _CHUNK = 1 << 20

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.host import PLAIN, check_in_memory, looking_at, plain_weight, state
+from esa_cli.models.inspection import PLAIN, check_in_memory, looking_at, plain_weight, state
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method

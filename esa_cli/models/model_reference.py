@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from esa_cli.errors import ModelError
-from esa_cli.models.random import NAMES
+from esa_cli.models.random_model import NAMES
 from esa_cli.system.machine import in_home
 
 Kind = Literal["hub", "folder", "gguf", "wheel", "random"]

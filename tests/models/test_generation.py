@@ -13,9 +13,9 @@ from transformers.generation.streamers import BaseStreamer
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance
 from esa_cli.attention.scoring import VoteScore
-from esa_cli.cache import EsaCache
 from esa_cli.errors import UsageError
-from esa_cli.seam import Attachment, attach
+from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.kv_cache import EsaCache
 
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14
 WINDOW = Window(initial=4, selected=10, local=8, chunk=7)

@@ -16,7 +16,7 @@ from esa_cli import models, preset
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import TruePositions
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.seam import Attachment, attach
+from esa_cli.models.attach import Attachment, attach
 from esa_cli.session import Session
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 10

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
     "config.json": b'{"model_type": "llama"}',

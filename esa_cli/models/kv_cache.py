@@ -18,7 +18,7 @@ from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import LayerStore
 
 if TYPE_CHECKING:
-    from esa_cli.seam import Attachment
+    from esa_cli.models.attach import Attachment
 
 
 MakeStore = Callable[[int, int, int, torch.dtype, torch.device], KVStore]

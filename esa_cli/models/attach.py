@@ -27,10 +27,10 @@ from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
 from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.attention.trace import Seen
-from esa_cli.cache import EsaCache, MakeStore, in_memory
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.restore import own_configs, put_back
-from esa_cli.supported import check_type
+from esa_cli.models.kv_cache import EsaCache, MakeStore, in_memory
+from esa_cli.models.restore import own_configs, put_back
+from esa_cli.models.supported_families import check_type
 
 NAME = "esa"
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
