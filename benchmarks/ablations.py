@@ -79,11 +79,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run only this group of rows")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    from esa_cli import models, preset
+    from esa_cli import models
     from esa_cli.probes import probe
     from esa_cli.probes.haystack import Haystack
     from esa_cli.probes.sample import Request
-    from esa_cli.session import Session
+    from esa_cli.qa import preset
+    from esa_cli.qa.session import Session
 
     loaded = models.load(preset.load(arguments.preset).model)
 

@@ -75,8 +75,9 @@ def main() -> None:
     parser.add_argument("--preset", default="smollm2-135m")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    from esa_cli import models, preset
-    from esa_cli.session import Session
+    from esa_cli import models
+    from esa_cli.qa import preset
+    from esa_cli.qa.session import Session
 
     needles = load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")[:16]
     chosen = preset.load(arguments.preset, COMMON)

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.trace import Seen
-from esa_cli.evidence import FOUND, heaviest, strength
 from esa_cli.methods.consensus import KEY
-from esa_cli.witness import Share, Witness
+from esa_cli.qa.attention_weights import Share, Witness
+from esa_cli.qa.evidence import FOUND, heaviest, strength
 
 ROOT = Path(__file__).parent.parent
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
@@ -36,7 +36,7 @@ EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000
 
 @dataclass(frozen=True)
 class Plain:
-    """A document as `esa_cli.evidence.Book` wants it."""
+    """A document as `esa_cli.qa.evidence.Book` wants it."""
 
     name: str
     text: str
@@ -190,8 +190,9 @@ def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str,
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from esa_cli import models, preset
-    from esa_cli.session import Session
+    from esa_cli import models
+    from esa_cli.qa import preset
+    from esa_cli.qa.session import Session
 
     chosen = preset.load(arguments.preset)
     loaded = models.load(arguments.model or chosen.model)

@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rows", default="int8", help="of the library: int8 or native")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    from esa_cli.api import Esa
+    from esa_cli.qa.api import Esa
     from esa_cli.storage.library import Library
 
     text = (EXAMPLES / "chronicle.md").read_text("utf-8")

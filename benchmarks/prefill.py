@@ -56,7 +56,9 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="give the dense prefill all at once")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    from esa_cli import build, models, preset
+    from esa_cli import models
+    from esa_cli.qa import build_method as build
+    from esa_cli.qa import preset
 
     chosen = preset.load(arguments.preset, arguments.overrides)
     method = build.method(chosen)

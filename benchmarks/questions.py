@@ -80,8 +80,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run only this column")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    from esa_cli import models, preset
-    from esa_cli.session import Session
+    from esa_cli import models
+    from esa_cli.qa import preset
+    from esa_cli.qa.session import Session
 
     text = (EXAMPLES / "chronicle.md").read_text("utf-8")
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()

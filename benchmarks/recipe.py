@@ -83,8 +83,9 @@ def run_questions(
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from esa_cli import models, preset
-    from esa_cli.session import Session
+    from esa_cli import models
+    from esa_cli.qa import preset
+    from esa_cli.qa.session import Session
 
     plan = yaml.safe_load(Path(arguments.plan).read_text("utf-8"))
     needles = load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")[:16]

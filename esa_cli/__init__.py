@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.api import Esa
     from esa_cli.attention.method import Method, Window
-    from esa_cli.book import Book
     from esa_cli.documents.document import Document, read_document
     from esa_cli.models.attach import attach
-    from esa_cli.preset import load as load_preset
-    from esa_cli.reply import Evidence, Reply, Turn
-    from esa_cli.session import Answer, Session
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.preset import load as load_preset
+    from esa_cli.qa.reply import Evidence, Reply, Turn
+    from esa_cli.qa.session import Answer, Session
     from esa_cli.storage.library import Library
 
 __all__ = [
@@ -41,19 +41,19 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Answer": ("esa_cli.session", "Answer"),
-    "Book": ("esa_cli.book", "Book"),
+    "Answer": ("esa_cli.qa.session", "Answer"),
+    "Book": ("esa_cli.qa.ingest", "Book"),
     "Document": ("esa_cli.documents.document", "Document"),
-    "Esa": ("esa_cli.api", "Esa"),
-    "Evidence": ("esa_cli.reply", "Evidence"),
+    "Esa": ("esa_cli.qa.api", "Esa"),
+    "Evidence": ("esa_cli.qa.reply", "Evidence"),
     "Library": ("esa_cli.storage.library", "Library"),
     "Method": ("esa_cli.attention.method", "Method"),
-    "Reply": ("esa_cli.reply", "Reply"),
-    "Session": ("esa_cli.session", "Session"),
-    "Turn": ("esa_cli.reply", "Turn"),
+    "Reply": ("esa_cli.qa.reply", "Reply"),
+    "Session": ("esa_cli.qa.session", "Session"),
+    "Turn": ("esa_cli.qa.reply", "Turn"),
     "Window": ("esa_cli.attention.method", "Window"),
     "attach": ("esa_cli.models.attach", "attach"),
-    "load_preset": ("esa_cli.preset", "load"),
+    "load_preset": ("esa_cli.qa.preset", "load"),
     "read_document": ("esa_cli.documents.document", "read_document"),
 }
 """Public name -> the module it lives in, and its name there."""

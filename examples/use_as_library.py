@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
-from esa_cli import attach, build, load_preset
+from esa_cli import attach, load_preset
 from esa_cli.models.load import load
-from esa_cli.prompt import PromptTokens
+from esa_cli.qa import build_method as build
+from esa_cli.qa.prompt import PromptTokens
 
 READ_AT_ONCE = 1024
 """Tokens in one forward call; it bounds the memory for activations. One call for all works too."""

@@ -91,8 +91,8 @@ def once() -> Iterator[None]:
     the commands, and a while of arithmetic to see how fast the machine is."""
     import torch
 
-    from esa_cli import plan
     from esa_cli.cli import app
+    from esa_cli.qa.planning import plan
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -125,7 +125,7 @@ def repeatable() -> Iterator[None]:
 @pytest.fixture
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tokens: a random model goes on to the last one that it is allowed, of hundreds."""
-    from esa_cli.session import Answer, Session
+    from esa_cli.qa.session import Answer, Session
 
     ask = Session.ask
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli import bench, models, session
+from esa_cli import bench, models
 from esa_cli.__main__ import main
 from esa_cli.bench import Record, download, files, haystack, needlebench, order, ruler, table
 from esa_cli.bench.asker import Asker
@@ -25,7 +25,8 @@ from esa_cli.bench.runner import KEY, Reply, run
 from esa_cli.cli import bench_table
 from esa_cli.cli.render import print_table
 from esa_cli.errors import DocumentError, LengthError, UsageError
-from esa_cli.preset import load
+from esa_cli.qa import session
+from esa_cli.qa.preset import load
 from esa_cli.system.jsonl import Journal
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]

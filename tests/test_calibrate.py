@@ -21,7 +21,6 @@ from conftest import ModelFactory, build_model
 from safetensors.torch import load_file
 from torch import Tensor
 
-from esa_cli import build, preset
 from esa_cli.__main__ import main
 from esa_cli.attention.compression import ClosedForm, Linear, NoCompression, closed_form, spectrum
 from esa_cli.attention.learned_maps import Learned, save_learned
@@ -44,6 +43,8 @@ from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError
 from esa_cli.methods import recipes
 from esa_cli.models import attach as seam
 from esa_cli.models.fingerprint import KEY, aim, check, fingerprint, of_file
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
 
 TOKENS = 100
 FEED = 24

@@ -31,7 +31,7 @@ from esa_cli.cli.chat_lines import COMMANDS, Lines
 from esa_cli.cli.render import Reporter
 from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
-from esa_cli.reply import Turn
+from esa_cli.qa.reply import Turn
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
 

@@ -20,9 +20,9 @@ import pytest
 import sample_files
 from command import Esa, Result
 
-from esa_cli import session
 from esa_cli.__main__ import main
 from esa_cli.cli.app import command
+from esa_cli.qa import session
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]

@@ -50,9 +50,9 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr("esa_cli.reading.FEED", 128)
-    monkeypatch.setattr("esa_cli.book.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.storing.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 256)
     monkeypatch.chdir(tmp_path)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")

@@ -12,11 +12,11 @@ import pytest
 from command import Esa, Result
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli import preset
 from esa_cli.__main__ import main
 from esa_cli.cli import by_method
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes, registry
+from esa_cli.qa import preset
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -268,7 +268,7 @@ def test_chat_and_batch_take_methods_of_any_length(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr("esa_cli.api.Esa.__init__", _noting(seen))
+    monkeypatch.setattr("esa_cli.qa.api.Esa.__init__", _noting(seen))
     monkeypatch.setattr("sys.stdin", io.StringIO("When?\n"))
     assert esa("chat", "note.md", *SHORT, "--method", "quest").code == 0
     (tmp_path / "q.jsonl").write_text('{"question": "When?", "documents": ["note.md"]}\n')
@@ -282,7 +282,7 @@ def test_chat_and_batch_take_methods_of_any_length(
 
 
 def _noting(seen: list[str]) -> Any:
-    from esa_cli.api import Esa as Asker
+    from esa_cli.qa.api import Esa as Asker
 
     begin = Asker.__init__
 

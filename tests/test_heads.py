@@ -14,7 +14,6 @@ from command import Esa, Result
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
-from esa_cli import build, preset
 from esa_cli.__main__ import main
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import OWN, Step
@@ -26,10 +25,12 @@ from esa_cli.calibrate.hearing import ALL, Hearing
 from esa_cli.calibrate.voters import Head, enough, judge, prefixes, ranked, stride_of, window_sums
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.models import load as load_model
-from esa_cli.preset import Preset
 from esa_cli.probes import Haystack, probe
 from esa_cli.probes.sample import Request, Sample
-from esa_cli.prompt import PromptTokens
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",

@@ -22,7 +22,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esa_cli.errors import DocumentError, EsaError
-from esa_cli.report import Run, Summary, html, look, png, read, summarise, terminal
+from esa_cli.qa import page_style as look
+from esa_cli.report import Run, Summary, html, png, read, summarise, terminal
 from esa_cli.report.charts import Line, line_chart
 from esa_cli.report.summary import depth_bin, wilson
 

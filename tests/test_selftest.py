@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import build, models, preset
+from esa_cli import models
 from esa_cli.attention.trace import Seen
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.probes import Haystack
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
+from esa_cli.qa.session import Session
 from esa_cli.selftest.compare import InView
 from esa_cli.selftest.engine import Engine
 from esa_cli.selftest.kept import KEY, same_reading
 from esa_cli.selftest.plan import Settings, dense_group, dense_length, depths, groups, tokens
 from esa_cli.selftest.recall import Recall, positions, selected, why
-from esa_cli.session import Session
 from esa_cli.storage.memory_store import LayerStore
 from esa_cli.system.jsonl import Journal
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from test_selftest import TINY, engine, loaded, settings_of
 
-from esa_cli import preset
 from esa_cli.errors import LengthError
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.session import Session
 
 __all__ = ["loaded"]  # a fixture
 

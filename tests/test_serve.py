@@ -30,7 +30,7 @@ from fake_asker import FakeAsker
 
 from esa_cli.cli import serve as command
 from esa_cli.errors import DocumentError, ModelError, ResourceError, UsageError
-from esa_cli.reply import Turn
+from esa_cli.qa.reply import Turn
 from esa_cli.serve import follow, guard, server, wire
 from esa_cli.serve.app import Limits, make_app
 from esa_cli.serve.shelf import KEPT, Shelf

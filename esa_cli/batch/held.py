@@ -14,7 +14,7 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import ResourceError
-from esa_cli.reply import Asker
+from esa_cli.qa.reply import Asker
 
 LATER = 8
 

@@ -15,7 +15,7 @@ from esa_cli.batch.questions import Question
 from esa_cli.batch.rows import answered, failed
 from esa_cli.documents.document import Gathered, Meant, gather
 from esa_cli.errors import DocumentError, EsaError
-from esa_cli.reply import Asker
+from esa_cli.qa.reply import Asker
 from esa_cli.system.answers import Answers
 
 Opened = tuple[Gathered, list[Any]] | EsaError

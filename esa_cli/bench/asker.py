@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from esa_cli.bench.record import Record
 from esa_cli.bench.runner import Reply
-from esa_cli.preset import Preset, Prompt
+from esa_cli.qa.preset import Preset, Prompt
 
 if TYPE_CHECKING:
-    from esa_cli.session import Session
+    from esa_cli.qa.session import Session
 
 Progress = Callable[[int, int], None]
 

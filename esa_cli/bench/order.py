@@ -15,7 +15,7 @@ from esa_cli.errors import DocumentError, UsageError
 from esa_cli.methods import recipes
 from esa_cli.methods.registry import nearest
 from esa_cli.methods.source_hashes import settings_hash
-from esa_cli.preset import Preset
+from esa_cli.qa.preset import Preset
 
 AS_IS = "preset"
 """The method that is the preset itself."""
@@ -116,7 +116,9 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
     Raises:
         UsageError: no method, or an unknown one. PresetError: one does not hold.
     """
-    from esa_cli import build  # it brings torch, which the checks above need not wait for
+    from esa_cli.qa import (
+        build_method as build,  # it brings torch, which the checks above need not wait for
+    )
 
     if not methods:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")

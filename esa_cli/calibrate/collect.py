@@ -22,10 +22,10 @@ from esa_cli.attention.compression import NoCompression, flatten_keys, fold
 from esa_cli.attention.method import Method
 from esa_cli.attention.trace import Seen
 from esa_cli.calibrate.shards import Shards
-from esa_cli.costs import shape_of
 from esa_cli.errors import ResourceError
 from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.planning.costs import shape_of
 from esa_cli.system.machine import size_text
 
 FEED = 1024

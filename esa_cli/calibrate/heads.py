@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli import build
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.calibrate.hearing import ALL, Hearing, Progress, Reader, read
 from esa_cli.calibrate.voters import Head, Heads, enough, prefixes, ranked
 from esa_cli.errors import UsageError
 from esa_cli.models.attach import attach
-from esa_cli.preset import Preset
 from esa_cli.probes.sample import Sample
-from esa_cli.prompt import PromptTokens
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
 
 PASSAGE = 128
 """Tokens of a window where the preset selects no whole passages."""

@@ -20,7 +20,7 @@ from esa_cli.attention.step import OWN, Step
 from esa_cli.calibrate.voters import Heads, judge, window_sums
 from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
-from esa_cli.prompt import PromptTokens
+from esa_cli.qa.prompt import PromptTokens
 
 FEED = 1024
 """Tokens handed to the model at once while reading."""

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli import build
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.calibrate.collect import Progress, collect, uncompressed
@@ -22,8 +21,9 @@ from esa_cli.methods import recipes
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import KEY, Fingerprint, aim, fingerprint
 from esa_cli.models.load import LoadedModel
-from esa_cli.preset import Preset
-from esa_cli.prompt import PromptTokens
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.calibration_saving import whole, writing
 from esa_cli.version import __version__
 

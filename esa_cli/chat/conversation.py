@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esa_cli.errors import HistoryError
-from esa_cli.reply import Asker, Evidence, Reply, Turn
+from esa_cli.qa.reply import Asker, Evidence, Reply, Turn
 
 KEPT = 10
 """Passages that are kept of an answer, to be shown when they are asked for."""

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from esa_cli.chat.conversation import Exchange
-from esa_cli.reply import Evidence
+from esa_cli.qa.reply import Evidence
 
 
 def place(passage: Evidence) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.cli import books as named
 from esa_cli.cli import files, shown
 from esa_cli.cli.by_method import of_documents
@@ -22,10 +22,11 @@ from esa_cli.cli.render import Reporter, print_json
 from esa_cli.cli.run import Request
 from esa_cli.cli.shelf import shelf
 from esa_cli.documents.document import Document, Gathered, join
+from esa_cli.qa import preset
 
 if TYPE_CHECKING:
-    from esa_cli.api import Esa
-    from esa_cli.book import Book
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
     from esa_cli.storage.library import Library
 
 
@@ -78,7 +79,7 @@ def _run(
 
     library = Library()
     known = _known(request, chosen, documents, library, ways, reporter)
-    from esa_cli.together import distinct
+    from esa_cli.qa.books import distinct
 
     with opened(
         request.preset, request.overrides, request.device, request.dtype, reporter,
@@ -114,7 +115,7 @@ def _known(
         ResourceError: it does not. ModelError, PresetError.
     """
     reporter.stage("import", 0, None)
-    from esa_cli import build
+    from esa_cli.qa import build_method as build
 
     build.method(chosen)
     known = look(chosen, Place.of(request.device, request.dtype), reporter)

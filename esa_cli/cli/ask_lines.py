@@ -11,7 +11,7 @@ from esa_cli.cli.render import Reporter, clean
 from esa_cli.cli.render import as_json as written
 from esa_cli.cli.stdin_lines import Line
 from esa_cli.errors import EsaError
-from esa_cli.reply import Asker
+from esa_cli.qa.reply import Asker
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut

@@ -70,9 +70,9 @@ def batch(
 
     Exit code 7: some questions got an error in place of an answer.
     """
-    from esa_cli import preset as presets
     from esa_cli.cli.open import opened
     from esa_cli.cli.render import Reporter
+    from esa_cli.qa import preset as presets
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)

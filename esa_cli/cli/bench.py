@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esa_cli.cli.known import Known
     from esa_cli.cli.progress import Progress
     from esa_cli.cli.render import Reporter
-    from esa_cli.preset import Preset
+    from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
 
 Name = Annotated[
@@ -68,7 +68,7 @@ def bench(
     from esa_cli.bench import find
     from esa_cli.cli.render import Reporter
     from esa_cli.errors import UsageError
-    from esa_cli.preset import load
+    from esa_cli.qa.preset import load
 
     benchmark, reporter = find(name), Reporter(quiet)
     if data is None:
@@ -195,7 +195,7 @@ def _ask(
     from esa_cli.cli.bench_table import NoRoom
     from esa_cli.cli.known import load
     from esa_cli.models.quiet_transformers import quiet_transformers
-    from esa_cli.session import Session
+    from esa_cli.qa.session import Session
 
     with quiet_transformers():
         loaded = load(run.preset.model, known.folder, run.device, run.dtype, reporter)

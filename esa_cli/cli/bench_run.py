@@ -14,7 +14,7 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.cli.known import Place
-    from esa_cli.preset import Preset
+    from esa_cli.qa.preset import Preset
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from esa_cli.bench.order import Order
     from esa_cli.bench.table import Scores
     from esa_cli.cli.render import Reporter
-    from esa_cli.preset import Preset
+    from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
 
 Table = tuple[list[str], list[list[str]]]
@@ -119,7 +119,7 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
-    from esa_cli import build
+    from esa_cli.qa import build_method as build
 
     plain = {name: build.method(preset).window.dense_below for name, preset in made.items()}
     asked = [row for row in journal.rows if row["method"] in plain]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.cli.render import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.reply import Asker
+from esa_cli.qa.reply import Asker
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, Gathered

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from esa_cli.cli.render import Reporter
     from esa_cli.cli.run import Request
     from esa_cli.documents.document import Document
-    from esa_cli.preset import Preset
+    from esa_cli.qa.preset import Preset
 
 Method = Annotated[
     str | None,
@@ -62,8 +62,8 @@ def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> l
     """
     if name is None:
         return list(given)
-    from esa_cli import preset
     from esa_cli.methods import recipes
+    from esa_cli.qa import preset
 
     chosen = preset.load(preset_name, given)
     recipes.for_length(name, chosen, 0)
@@ -90,10 +90,10 @@ def of_documents(
     if name is None:
         return request
     reporter.stage("import", 0, None)
-    from esa_cli import preset
     from esa_cli.cli.known import Place, look
     from esa_cli.documents.document import join
     from esa_cli.methods import recipes
+    from esa_cli.qa import preset
 
     chosen, length = preset.load(request.preset, request.overrides), 0
     if recipes.stretches(name, chosen):

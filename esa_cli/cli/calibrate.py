@@ -196,8 +196,8 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     from esa_cli.cli.calibrated import Done, options_for, outcome, tell_limits
     from esa_cli.cli.known import collect_again
     from esa_cli.cli.run import prepare
-    from esa_cli.costs import shape_of
     from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.qa.planning.costs import shape_of
 
     ready = prepare(request, reporter)
     given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
@@ -224,7 +224,7 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
 
 
 def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
-    from esa_cli import plan
+    from esa_cli.qa.planning import plan
 
     total, read = len(job.ids), job.shards.tokens
     if read:

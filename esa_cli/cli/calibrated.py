@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esa_cli.calibrate.study import Study
     from esa_cli.cli.calibrate import Wanted
     from esa_cli.cli.render import Reporter
-    from esa_cli.preset import Preset
+    from esa_cli.qa.preset import Preset
 
 PARTS = ("selector", "score", "position")
 """Settings that say how maps are used, with an option of `esa ask` for each name."""

@@ -16,7 +16,7 @@ from esa_cli.cli.options import DEFAULT_PRESET
 if TYPE_CHECKING:
     from esa_cli.cli.render import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.reply import Asker
+    from esa_cli.qa.reply import Asker
 
 Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")

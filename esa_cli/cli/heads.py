@@ -25,8 +25,8 @@ from esa_cli.version import __version__
 if TYPE_CHECKING:
     from esa_cli.calibrate.heads import Found
     from esa_cli.cli.render import Reporter
-    from esa_cli.preset import Preset
     from esa_cli.probes import Haystack
+    from esa_cli.qa.preset import Preset
 
 SHOWN = 16
 """Heads in the table."""
@@ -93,9 +93,9 @@ def heads(
 
 
 def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
-    from esa_cli import preset
     from esa_cli.cli.render import print_json
     from esa_cli.errors import ModelError
+    from esa_cli.qa import preset
 
     chosen = preset.load(wanted.preset, wanted.overrides)
     found, result = _steps(wanted, chosen, _check(wanted), reporter)

@@ -11,10 +11,10 @@ from esa_cli.cli import options
 from esa_cli.cli.options import DEFAULT_PRESET
 
 if TYPE_CHECKING:
-    from esa_cli.api import Esa
-    from esa_cli.book import Book
     from esa_cli.cli.render import Reporter
     from esa_cli.documents.document import Document
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")

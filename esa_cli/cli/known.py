@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.cli.render import Reporter
 from esa_cli.errors import PresetError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device, choose_dtype
 from esa_cli.models.peek import count_tokens, peek
 from esa_cli.models.supported_families import check_type
+from esa_cli.qa import preset
 from esa_cli.system import machine
 
 
@@ -52,7 +53,7 @@ class Known:
 
     def plan(self, chosen: preset.Preset, tokens: int, timed: bool = True) -> Any:
         """What reading `tokens` tokens takes. Raises PresetError, ModelError."""
-        from esa_cli import plan
+        from esa_cli.qa.planning import plan
 
         place = self.place
         return plan.estimate(

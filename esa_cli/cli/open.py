@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.cli.known import Known, Place, load, look
 from esa_cli.cli.render import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
+from esa_cli.qa import preset
 
 if TYPE_CHECKING:
-    from esa_cli.api import Esa
-    from esa_cli.book import Book
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
     from esa_cli.storage.library import Library
 
 WORTH_REMEMBERING = 2048
@@ -72,7 +73,7 @@ class Reading:
             spent = time.perf_counter() - self._started
             self.end()
             if self._plan.tokens >= WORTH_REMEMBERING and self._first < WORTH_REMEMBERING:
-                from esa_cli import rates
+                from esa_cli.qa.planning import measured_speed as rates
 
                 rates.remember(self._plan.rate_key, self._plan.operations / spent)
 
@@ -92,8 +93,8 @@ def _check(chosen: preset.Preset, keep: bool) -> None:
     Raises:
         PresetError, PluginError. UsageError: it cannot be kept.
     """
-    from esa_cli import build
-    from esa_cli.storing import hindrance
+    from esa_cli.qa import build_method as build
+    from esa_cli.qa.archive import hindrance
 
     why = hindrance(build.method(chosen))
     if keep and why:
@@ -134,8 +135,8 @@ def opened(
     known = known or look(chosen, Place.of(device, dtype), reporter)
     known.plan(chosen, 1, timed=False).check()
     loaded = load(chosen.model, known.folder, device, dtype, reporter)
-    from esa_cli.api import Esa
     from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.qa.api import Esa
 
     reading = Reading(known, chosen, reporter)
     with (

@@ -17,7 +17,7 @@ def list_() -> None:
     """List the presets, your own and those that came with esa."""
     from esa_cli.cli.render import print_table
     from esa_cli.errors import PresetError
-    from esa_cli.preset import available, load, user_dir
+    from esa_cli.qa.preset import available, load, user_dir
 
     rows = []
     for name, path in sorted(available().items()):
@@ -36,7 +36,7 @@ def show(
     settings: options.Set = None,
 ) -> None:
     """Show every setting of a preset, as YAML that can be saved and used as one."""
-    from esa_cli.preset import dump, load
+    from esa_cli.qa.preset import dump, load
 
     print(dump(load(name, settings or [])), end="")
 
@@ -49,8 +49,8 @@ def check(
 ) -> None:
     """Check a preset, and build the method it describes."""
     options.load_plugins(plugins)
-    from esa_cli import build
-    from esa_cli.preset import load
+    from esa_cli.qa import build_method as build
+    from esa_cli.qa.preset import load
 
     chosen = load(name, settings or [])
     build.method(chosen)

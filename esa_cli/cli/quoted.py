@@ -7,7 +7,7 @@ from typing import IO
 
 from esa_cli.chat.save import place
 from esa_cli.cli.render import Reporter, clean
-from esa_cli.reply import Evidence, Reply
+from esa_cli.qa.reply import Evidence, Reply
 
 SHOWN = 3
 """Passages under an answer where nobody says how many."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.cli import books, known
 from esa_cli.cli.render import Reporter
 from esa_cli.documents.document import join
 from esa_cli.errors import UsageError
+from esa_cli.qa import preset
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
 
@@ -91,7 +92,7 @@ def prepare(request: Request, reporter: Reporter) -> Prepared:
     models.parse_reference(chosen.model)
     text = join(books.read(request.documents, reporter).documents)
     reporter.stage("import", 0, None)
-    from esa_cli import build
+    from esa_cli.qa import build_method as build
 
     build.method(chosen)
     model = known.look(chosen, known.Place.of(request.device, request.dtype), reporter)

@@ -17,7 +17,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.cli.render import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.reply import Asker
+    from esa_cli.qa.reply import Asker
 
 Documents = Annotated[
     list[str] | None,

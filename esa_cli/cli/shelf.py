@@ -9,8 +9,8 @@ from esa_cli.cli.render import Reporter
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.api import Esa
-    from esa_cli.book import Book
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
     from esa_cli.storage.library import Library
 
 

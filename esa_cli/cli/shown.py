@@ -11,10 +11,10 @@ from esa_cli.cli.render import Reporter
 from esa_cli.system.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
-    from esa_cli.api import Esa
-    from esa_cli.book import Book
     from esa_cli.documents.document import LeftOut
-    from esa_cli.reply import Reply
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.reply import Reply
 
 
 @dataclass

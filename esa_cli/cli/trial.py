@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli import preset
 from esa_cli.cli import files, known
 from esa_cli.cli.live import Listener
 from esa_cli.cli.render import Reporter, clean, print_json
@@ -25,6 +24,7 @@ from esa_cli.errors import EsaError, UsageError
 from esa_cli.methods import recipes
 from esa_cli.probes import PROBES, Haystack, probe
 from esa_cli.probes.haystack import SUFFIXES
+from esa_cli.qa import preset
 from esa_cli.report import rows
 from esa_cli.system.jsonl import Journal
 from esa_cli.version import __version__

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from esa_cli import build
 from esa_cli.conformance.findings import Finding, attempt, gather
 from esa_cli.methods import recipes
-from esa_cli.preset import Preset, WindowSettings
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset, WindowSettings
 
 USUAL = WindowSettings(initial=64, selected=1024, local=1024, chunk=512)
 SMALL = WindowSettings(initial=4, selected=64, local=64, chunk=32)

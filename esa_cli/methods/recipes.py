@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.preset import Preset, merge, validated
+from esa_cli.qa.preset import Preset, merge, validated
 
 
 class Base(NamedTuple):

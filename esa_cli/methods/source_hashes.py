@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from esa_cli import build
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError
-from esa_cli.preset import Preset
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
 
 PARTS = ("selector", "score", "compressor", "position")
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()

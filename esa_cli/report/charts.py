@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from esa_cli.report import look
+from esa_cli.qa import page_style as look
 from esa_cli.report.svg import CHARACTER, WIDTH, frame, legend, marker, rule, tag, text
 
 HEIGHT = 230

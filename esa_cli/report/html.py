@@ -18,7 +18,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from esa_cli.report import look, view
+from esa_cli.qa import page_style as look
+from esa_cli.report import view
 from esa_cli.report.charts import layer_chart
 from esa_cli.report.rows import Row, Run
 from esa_cli.report.summary import summarise

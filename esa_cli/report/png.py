@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import EsaError
-from esa_cli.report import look
+from esa_cli.qa import page_style as look
 from esa_cli.report.summary import BINS, Summary
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from esa_cli.report import look
+from esa_cli.qa import page_style as look
 
 WIDTH = 640
 CHARACTER = 6.7

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from esa_cli.report import look
+from esa_cli.qa import page_style as look
 from esa_cli.report.summary import BINS, REASONS, UNKNOWN, Cell, Summary
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from esa_cli.report import look
+from esa_cli.qa import page_style as look
 from esa_cli.report.charts import Line, layer_chart, line_chart, stacked_bars
 from esa_cli.report.rows import Row
 from esa_cli.report.summary import BINS, REASONS, Cell, Summary

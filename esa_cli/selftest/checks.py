@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esa_cli import build
 from esa_cli.errors import LengthError
-from esa_cli.preset import Preset
 from esa_cli.probes.sample import Sample
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Session
 from esa_cli.selftest.plan import prompted
-from esa_cli.session import Session
 
 
 def askable(session: Session, sample: Sample, presets: Sequence[Preset]) -> None:

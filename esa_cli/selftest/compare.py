@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli import build
 from esa_cli.attention.trace import Seen
 from esa_cli.passages import Passage, best
-from esa_cli.preset import Preset
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Answer, Session
 from esa_cli.selftest.plan import Group
 from esa_cli.selftest.shared import shared_reading
-from esa_cli.session import Answer, Session
 from esa_cli.system.machine import peak_memory
 
 Progress = Callable[[int, int], None]

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from esa_cli import build
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import settings_hash
-from esa_cli.preset import Preset
 from esa_cli.probes import probe
 from esa_cli.probes.haystack import Haystack
 from esa_cli.probes.sample import Question, Sample
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Session
 from esa_cli.selftest.checks import all_in_view, askable
 from esa_cli.selftest.documents import Documents
 from esa_cli.selftest.kept import Kept, text_hash
@@ -32,7 +33,6 @@ from esa_cli.selftest.plan import (
 )
 from esa_cli.selftest.recall import Recall, Share, positions, why
 from esa_cli.selftest.shared import shared_reading
-from esa_cli.session import Session
 from esa_cli.system.jsonl import Journal
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import settings_hash
-from esa_cli.preset import Preset
 from esa_cli.probes.sample import Question, Sample
+from esa_cli.qa.preset import Preset
 from esa_cli.selftest.plan import Settings, groups
 from esa_cli.system.jsonl import Journal
 

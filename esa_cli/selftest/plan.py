@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from esa_cli import build
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
-from esa_cli.preset import Preset, Prompt, merge, validated
 from esa_cli.probes.sample import Sample
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset, Prompt, merge, validated
 
 DENSE = "dense"
 """The method name of the ceiling: the same model, plain attention, inside its own window."""

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from esa_cli.errors import EsaError
-from esa_cli.reply import Asker, Reply, lacking
+from esa_cli.qa.reply import Asker, Reply, lacking
 from esa_cli.serve import bodies, wire
 from esa_cli.serve.faults import as_api_error, of_server, said
 from esa_cli.serve.follow import Gone, follow

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from esa_cli.reply import Reply
+from esa_cli.qa.reply import Reply
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError, ResourceError
-from esa_cli.reply import Asker
+from esa_cli.qa.reply import Asker
 from esa_cli.serve.wire import ApiError
 from esa_cli.storage.library import LibraryError
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from esa_cli.reply import Turn
+from esa_cli.qa.reply import Turn
 
 MAX_DOCUMENTS = 64
 MAX_EVIDENCE = 50

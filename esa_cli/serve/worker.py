@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from esa_cli.errors import EsaError
-from esa_cli.reply import Reply
+from esa_cli.qa.reply import Reply
 
 Event = tuple[str, Any]
 """("begun", None), ("text", piece), then ("done", Reply) or ("error", exception)."""

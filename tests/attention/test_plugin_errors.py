@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.attention.choice import choose, look_on
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.method import Method, Window
@@ -21,7 +21,8 @@ from esa_cli.attention.selection import TopK
 from esa_cli.conformance.steps import make_step
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.models.attach import attach
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.session import Session
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import torch
 from conftest import build_rope, build_step
 
 import esa_cli.methods
-from esa_cli import build, preset
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
@@ -36,6 +35,8 @@ from esa_cli.methods.infllm import RECEIVED
 from esa_cli.methods.infllm_mass import MARKS
 from esa_cli.methods.tokenselect import KEPT
 from esa_cli.models.attach import attach
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
 from esa_cli.storage.memory_store import LayerStore
 
 HEADS, GROUPS, DIM = 6, 2, 8

@@ -18,13 +18,13 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
-from esa_cli.build import method as build_method
 from esa_cli.conformance import advance, check_file, make_step
 from esa_cli.errors import PluginError
 from esa_cli.methods import recipes, registry
 from esa_cli.methods.plugin_template import template, write_template
 from esa_cli.models.attach import attach
-from esa_cli.preset import Preset
+from esa_cli.qa.build_method import method as build_method
+from esa_cli.qa.preset import Preset
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 FILES = sorted(PLUGINS.glob("*.py"))

@@ -32,7 +32,7 @@ from esa_cli.methods.rope_interpolation import Interpolation
 from esa_cli.methods.streaming_positions import Streaming
 from esa_cli.methods.yarn import YaRN
 from esa_cli.models.attach import attach
-from esa_cli.preset import Preset
+from esa_cli.qa.preset import Preset
 from esa_cli.storage.memory_store import LayerStore
 
 NAMES = [

@@ -11,14 +11,15 @@ from types import ModuleType
 import pytest
 import torch
 
-from esa_cli import build, preset
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import PresetError
 from esa_cli.methods import builtin, registry
 from esa_cli.methods.registry import register
 from esa_cli.methods.source_hashes import settings_hash, without_file
-from esa_cli.storing import hindrance
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
+from esa_cli.qa.archive import hindrance
 
 PLUGIN = """
 from dataclasses import dataclass

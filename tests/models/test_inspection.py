@@ -12,12 +12,13 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import TruePositions
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attach import Attachment, attach
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.session import Session
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 10
 QUESTION = "When does the gate open?"

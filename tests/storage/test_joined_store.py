@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import UsageError
-from esa_cli.reply import Turn
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.reply import Turn
+from esa_cli.qa.session import Session
 from esa_cli.storage.joined_store import JoinedStore, Part, Parted, queries_at
 from esa_cli.storage.memory_store import LayerStore
 from esa_cli.storage.prefilled import Held, join, rows_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
-from esa_cli.reply import Evidence, Reply, Turn
+from esa_cli.qa.reply import Evidence, Reply, Turn
 
 
 class FakeAsker:

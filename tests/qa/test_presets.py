@@ -8,9 +8,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from esa_cli import build, preset, preset_files
 from esa_cli.errors import PresetError
 from esa_cli.models import DEFAULT_MODEL, parse_reference
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset, preset_files
 
 SHIPPED = sorted(path.stem for path in preset.shipped_dir().glob("*.yaml"))
 

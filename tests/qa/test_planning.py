@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import costs, plan, preset, rates
 from esa_cli.errors import ModelError, PresetError, ResourceError, UsageError
 from esa_cli.models.attach import attach
-from esa_cli.reading import FEED
+from esa_cli.qa import preset
+from esa_cli.qa.planning import costs, plan
+from esa_cli.qa.planning import measured_speed as rates
+from esa_cli.qa.prefill import FEED
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -45,7 +47,7 @@ def test_weights_are_those_of_the_model(make_model: Any) -> None:
 
 
 def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
-    from esa_cli import build
+    from esa_cli.qa import build_method as build
 
     chosen = preset.load("tiny-random")
     model = make_model("llama")
@@ -248,7 +250,7 @@ def test_config_without_a_size_is_a_model_error() -> None:
 
 
 def test_rows_are_counted_as_the_store_allocates_them() -> None:
-    from esa_cli import build
+    from esa_cli.qa import build_method as build
     from esa_cli.storage.growing_rows import Rows
 
     method = build.method(preset.load("tiny-random"))

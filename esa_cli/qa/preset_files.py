@@ -18,8 +18,9 @@ SUFFIXES = (".yaml", ".yml")
 
 def shipped_dir() -> Path:
     """The folder of the presets that come with the package (beside it in a source checkout)."""
-    inside = Path(__file__).parent / "presets"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "presets"
+    package = Path(__file__).parents[1]
+    inside = package / "presets"
+    return inside if inside.is_dir() else package.parent / "presets"
 
 
 def user_dir() -> Path:

@@ -15,23 +15,25 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from esa_cli import models, plan, preset
-from esa_cli.book import Book, Books
+from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.evidence import rests_on
 from esa_cli.methods import recipes
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
-from esa_cli.preset import Preset
-from esa_cli.reply import Reply, Turn
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.archive import gathers
+from esa_cli.qa.attention_weights import Witness
+from esa_cli.qa.books import AskedBook, distinct, together
+from esa_cli.qa.evidence import rests_on
+from esa_cli.qa.ingest import Book, Books
+from esa_cli.qa.planning import plan
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.reply import Reply, Turn
+from esa_cli.qa.session import Session
 from esa_cli.storage.library import Entry, Library
-from esa_cli.storing import gathers
 from esa_cli.system import machine
 from esa_cli.system.told import Progress
-from esa_cli.together import AskedBook, distinct, together
-from esa_cli.witness import Witness
 
 
 class Esa:
@@ -212,7 +214,7 @@ class Esa:
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""
-        from esa_cli.report.evidence_page import evidence_page
+        from esa_cli.qa.evidence_page import evidence_page
 
         books = distinct(books)
         if self._weights is None or [id(book) for book in books] != [id(b) for b in self._open]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esa_cli.errors import PresetError
 from esa_cli.methods.registry import KINDS, nearest
-from esa_cli.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
+from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
 from esa_cli.system.strict_yaml import strictly, written
 
 DEFAULT = "smollm2-135m"

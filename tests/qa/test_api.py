@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models, preset
-from esa_cli.api import Esa
+from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
-from esa_cli.reply import Turn
+from esa_cli.qa import preset
+from esa_cli.qa.api import Esa
+from esa_cli.qa.reply import Turn
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.library_paths import Places
 
@@ -34,9 +35,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
-    monkeypatch.setattr("esa_cli.reading.FEED", 64)
-    monkeypatch.setattr("esa_cli.book.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.storing.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 64)
+    monkeypatch.setattr("esa_cli.qa.ingest.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 128)
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
         del books[1]
         memory.ingest(boat)
         assert asked[2] == asked[1], "what was let go takes no room"
-    monkeypatch.setattr("esa_cli.book.STORED_AT_ONCE", 200)
+    monkeypatch.setattr("esa_cli.qa.ingest.STORED_AT_ONCE", 200)
     with esa(loaded, library, room=asked.append) as one:
         assert one.ingest(gate).tokens > 200
         one.ingest(gate)

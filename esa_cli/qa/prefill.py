@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from esa_cli import build
 from esa_cli.attention.compression import Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.models import fingerprint
 from esa_cli.models.attach import Attachment, attach
-from esa_cli.preset import Preset
-from esa_cli.prompt import PromptTokens
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
 from esa_cli.storage.prefilled import Held, join
 
 FEED = 1024

@@ -12,21 +12,22 @@ import reference
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.trace import Seen
-from esa_cli.evidence import FOUND, heaviest, rests_on, strength
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.models.attach import Attachment, attach
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.attention_weights import Witness
+from esa_cli.qa.evidence import FOUND, heaviest, rests_on, strength
+from esa_cli.qa.session import Session
 from esa_cli.storage.joined_store import JoinedStore, Part
 from esa_cli.storage.memory_store import LayerStore
-from esa_cli.witness import Witness
 
 TOKENS = 40
 WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)
@@ -181,7 +182,7 @@ def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory
 def test_few_queries_at_a_time_are_the_same(
     make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.witness.BLOCK_ELEMENTS", 6 * 3 * 15)
+    monkeypatch.setattr("esa_cli.qa.attention_weights.BLOCK_ELEMENTS", 6 * 3 * 15)
     test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
 
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from tokenizers import processors
 
-from esa_cli import models, preset
+from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.generation import Streamer
-from esa_cli.prompt import PromptTokens
-from esa_cli.session import Session
+from esa_cli.qa import preset
+from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import LayerStore
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -56,7 +57,7 @@ def test_pieces_add_up_to_the_answer(session: Session) -> None:
 
 
 def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esa_cli.reading.FEED", 100)
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 100)
     session.read(TEXT)
     want = session.ask(QUESTION).text
 
@@ -449,7 +450,7 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
     settings = preset.load("tiny-random", [*AGREED, "reading=select", "window.chunk=1"])
     rows = []
     for feed in (64, 50):
-        monkeypatch.setattr("esa_cli.reading.FEED", feed)
+        monkeypatch.setattr("esa_cli.qa.prefill.FEED", feed)
         with Session(loaded.model, loaded.tokenizer, settings) as session:
             ids = session.prompt.document(TEXT)[:65]
             session.begin(ids)

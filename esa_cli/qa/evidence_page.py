@@ -18,9 +18,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from esa_cli.evidence import Book
-from esa_cli.reply import Evidence, Reply
-from esa_cli.report import look
+from esa_cli.qa import page_style as look
+from esa_cli.qa.evidence import Book
+from esa_cli.qa.reply import Evidence, Reply
 
 LEVELS = 8
 """Shades of heat; the stylesheet has a class for each."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from esa_cli.book import Book
 from esa_cli.documents.document import Document
+from esa_cli.qa.ingest import Book
 from esa_cli.storage.prefilled import rows_of
 
 

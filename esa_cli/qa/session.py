@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from esa_cli import build
-from esa_cli.asked import Asked
 from esa_cli.attention.step import ASKED, OWN, PRIME, REHEARSAL, Heard
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer
 from esa_cli.models.quiet_transformers import quiet_transformers
-from esa_cli.preset import Preset
-from esa_cli.prompt import PromptTokens
-from esa_cli.reading import Reading, fits, has_reduced, serves
-from esa_cli.reply import Turn
+from esa_cli.qa import build_method as build
+from esa_cli.qa.prefill import Reading, fits, has_reduced, serves
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.question import Asked
+from esa_cli.qa.reply import Turn
 
 
 @dataclass(frozen=True)

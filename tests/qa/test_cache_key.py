@@ -14,13 +14,15 @@ import pytest
 import torch
 from conftest import KINDS, build_model
 
-from esa_cli import build, models, preset
+from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.identity import SAMPLES, identity, model_facts
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
+from esa_cli.qa.archive import layout, storable
+from esa_cli.qa.cache_key import SAMPLES, identity, model_facts
 from esa_cli.storage.library import Layout
-from esa_cli.storing import layout, storable
 
 LAYOUT = Layout(2, 2, 8, "float32")
 

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from esa_cli import build, rates
-from esa_cli.costs import READ_AT_ONCE, Costs, Shape, rank_of, shape_of
 from esa_cli.errors import ResourceError
-from esa_cli.preset import Preset
+from esa_cli.qa import build_method as build
+from esa_cli.qa.planning import measured_speed as rates
+from esa_cli.qa.planning.costs import READ_AT_ONCE, Costs, Shape, rank_of, shape_of
+from esa_cli.qa.preset import Preset
 from esa_cli.system import machine
 
 EFFICIENCY = 0.6

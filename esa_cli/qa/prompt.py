@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.preset import Prompt
-from esa_cli.reply import Turn
+from esa_cli.qa.preset import Prompt
+from esa_cli.qa.reply import Turn
 from esa_cli.system.surrogates import has_halves
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import UsageError
-from esa_cli.identity import identity, model_facts
 from esa_cli.models.inspection import devices, rows_dtype
-from esa_cli.session import Session
+from esa_cli.qa.archive import layout, maps, provenance, restored, storable
+from esa_cli.qa.cache_key import identity, model_facts
+from esa_cli.qa.session import Session
 from esa_cli.storage.library import SEGMENT, Entry, Layout, Library, LibraryError
 from esa_cli.storage.prefilled import Held
-from esa_cli.storing import layout, maps, provenance, restored, storable
 from esa_cli.system.told import Progress, asking, hearing
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}

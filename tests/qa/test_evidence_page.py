@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli.reply import Evidence, Reply
-from esa_cli.report import look
-from esa_cli.report.evidence_page import BLOCK, LEVELS, evidence_page
+from esa_cli.qa import page_style as look
+from esa_cli.qa.evidence_page import BLOCK, LEVELS, evidence_page
+from esa_cli.qa.reply import Evidence, Reply
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 

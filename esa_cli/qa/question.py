@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from esa_cli.attention.method import Window
 from esa_cli.errors import HistoryError, LengthError
-from esa_cli.preset import Preset
-from esa_cli.prompt import PromptTokens
-from esa_cli.reply import Turn
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.reply import Turn
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.registry import nearest
-from esa_cli.preset import Preset
+from esa_cli.qa.preset import Preset
 
 PROTOCOLS = {
     "selector": Selector,

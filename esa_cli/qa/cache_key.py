@@ -18,7 +18,7 @@ from esa_cli.attention.method import Method
 from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import looking_at, state
-from esa_cli.preset import Preset
+from esa_cli.qa.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
 
 FORMAT = 3

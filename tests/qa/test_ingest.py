@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import Document, Esa, book, models, preset
+from esa_cli import Document, Esa, models
 from esa_cli.errors import ModelError
 from esa_cli.models.inspection import devices, rows_dtype
+from esa_cli.qa import ingest as book
+from esa_cli.qa import preset
 from esa_cli.storage.library import Entry, Library, LibraryError, plain
 from esa_cli.version import __version__
 
@@ -97,7 +99,7 @@ def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> 
 
 
 def test_a_document_of_an_older_version_says_less(loaded: Any, library: Library) -> None:
-    from esa_cli.storing import restored
+    from esa_cli.qa.archive import restored
 
     assert restored("x", [], {"name": "a"}) == Document("a", "x", "a", "utf-8", 0)
     entry = Entry("a" * 40, provenance={"name": "a", "source": "/a"})

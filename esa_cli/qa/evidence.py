@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.sentences import LONGEST, Sentences
-from esa_cli.reply import Evidence
-from esa_cli.witness import Witness
+from esa_cli.qa.attention_weights import Witness
+from esa_cli.qa.reply import Evidence
 
 FOUND = 1.3
 """Documents in which no sentence has this `strength` may not hold the answer. Chosen so that hardly
