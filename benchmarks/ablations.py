@@ -48,7 +48,7 @@ def tokens(text: str) -> int:
 
 def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Reads every question, and looks where the layers looked."""
-    from esa_cli.selftest.recall import IN_VIEW, Recall, positions, selected
+    from esa_cli.evaluation.selftest.needle_recall import IN_VIEW, Recall, positions, selected
 
     shares, started = [], time.perf_counter()
     for question in sample.questions:
@@ -80,9 +80,9 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.probes import probe
-    from esa_cli.probes.haystack import Haystack
-    from esa_cli.probes.sample import Request
+    from esa_cli.evaluation.tasks import probe
+    from esa_cli.evaluation.tasks.haystack_text import Haystack
+    from esa_cli.evaluation.tasks.task_sample import Request
     from esa_cli.qa import preset
     from esa_cli.qa.session import Session
 

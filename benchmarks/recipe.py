@@ -38,7 +38,7 @@ def answered(text: str, answers: Sequence[str]) -> bool:
 
 def paragraphs(haystack: str) -> list[str]:
     if haystack == "chronicle":
-        from esa_cli.probes.chronicle import build
+        from esa_cli.evaluation.tasks.chronicle_task import build
 
         text = build(words=60000, seed=11)
     else:

@@ -1,6 +1,7 @@
 """Write the demo document: a long invented chronicle with known facts woven into it.
 
-The text and its facts come from `esa_cli.probes.chronicle`. Same words and seed, same two files.
+The text and its facts come from `esa_cli.evaluation.tasks.chronicle_task`. Same words and seed,
+same two files.
 
     python examples/make_chronicle.py --words 27000 --seed 7 --out FILE --questions FILE
 """
@@ -11,7 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from esa_cli.probes.chronicle import DEFAULT_SEED, DEFAULT_WORDS, build, questions_file
+from esa_cli.evaluation.tasks.chronicle_task import (
+    DEFAULT_SEED,
+    DEFAULT_WORDS,
+    build,
+    questions_file,
+)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -183,7 +183,7 @@ def test_a_page_that_cannot_be_written_costs_no_figures(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("esa_cli.report.html.write_html", full)
+    monkeypatch.setattr("esa_cli.evaluation.report.report_page.write_html", full)
     done = esa("selftest", "needle", "--len", "900", *SMALL, "--report", "page.html")
     assert done.code == 6
     assert "page.html cannot be written" in done.err

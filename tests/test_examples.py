@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import sample_files
 
-from esa_cli.conformance import check_file, make_step
 from esa_cli.errors import PresetError
+from esa_cli.evaluation.conformance import check_file, make_step
 from esa_cli.methods import registry
 
 ROOT = Path(__file__).parent.parent

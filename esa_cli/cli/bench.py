@@ -16,12 +16,12 @@ from esa_cli.cli.options import DEFAULT_PRESET
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
-    from esa_cli.bench import Benchmark, Record
-    from esa_cli.bench.order import Order
     from esa_cli.cli.bench_table import NoRoom
     from esa_cli.cli.known import Known
     from esa_cli.cli.progress import Progress
     from esa_cli.cli.render import Reporter
+    from esa_cli.evaluation.bench import Benchmark, Record
+    from esa_cli.evaluation.bench.task_selection import Order
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -65,9 +65,9 @@ def bench(
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
     """
-    from esa_cli.bench import find
     from esa_cli.cli.render import Reporter
     from esa_cli.errors import UsageError
+    from esa_cli.evaluation.bench import find
     from esa_cli.qa.preset import load
 
     benchmark, reporter = find(name), Reporter(quiet)
@@ -81,7 +81,7 @@ def bench(
     try:
         if download:
             _download(name, benchmark, data, reporter)
-        from esa_cli.bench import order
+        from esa_cli.evaluation.bench import task_selection as order
 
         asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
@@ -104,7 +104,7 @@ def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
 
 
 def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
-    from esa_cli.bench.download import dataset, download
+    from esa_cli.evaluation.bench.download import dataset, download
 
     found = dataset(name, benchmark.SOURCE)
     reporter.note(f"esa: fetching the dataset {found.repo} (licence: {found.licence})", dim=False)
@@ -113,9 +113,9 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 
 def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
-    from esa_cli.bench.order import presets
     from esa_cli.cli import bench_table
     from esa_cli.cli.known import Place, look
+    from esa_cli.evaluation.bench.task_selection import presets
 
     until = None if run.minutes is None else time.monotonic() + 60 * run.minutes
     if told and (left := ", ".join(order.left_out())):
@@ -159,7 +159,7 @@ def _journal(
     Raises:
         UsageError, DocumentError: it is not, or cannot be read.
     """
-    from esa_cli.bench import runner
+    from esa_cli.evaluation.bench import bench_runner as runner
     from esa_cli.system.jsonl import Journal
 
     journal = Journal(
@@ -189,11 +189,11 @@ def _ask(
     left_out: list[NoRoom],
 ) -> bool:
     """Method by method; False when the time was up before the end. `left_out` is added to."""
-    from esa_cli.bench.asker import Asker
-    from esa_cli.bench.runner import run as ask_all
     from esa_cli.cli import progress
     from esa_cli.cli.bench_table import NoRoom
     from esa_cli.cli.known import load
+    from esa_cli.evaluation.bench.bench_runner import run as ask_all
+    from esa_cli.evaluation.bench.session_asker import Asker
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.session import Session
 

@@ -11,10 +11,10 @@ from esa_cli.cli.files import writing
 from esa_cli.cli.render import print_json, print_table, room
 
 if TYPE_CHECKING:
-    from esa_cli.bench import Benchmark
-    from esa_cli.bench.order import Order
-    from esa_cli.bench.table import Scores
     from esa_cli.cli.render import Reporter
+    from esa_cli.evaluation.bench import Benchmark
+    from esa_cli.evaluation.bench.task_selection import Order
+    from esa_cli.evaluation.report.bench_table import Scores
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -52,8 +52,8 @@ def show(
     Raises:
         DocumentError, ResourceError: the file cannot be written.
     """
-    from esa_cli.bench import table
-    from esa_cli.bench.order import titles
+    from esa_cli.evaluation.bench.task_selection import titles
+    from esa_cli.evaluation.report import bench_table as table
 
     found = table.scores(journal.rows)
     stretched = titles(base, found, journal.header["settings"]["length"])
@@ -93,7 +93,7 @@ def _pieces(
     benchmark: Benchmark, found: Scores, titles: Mapping[str, str], width: int
 ) -> list[Table]:
     """The table, divided by methods where it would be wider than `width`; at least one a piece."""
-    from esa_cli.bench.table import table
+    from esa_cli.evaluation.report.bench_table import table
 
     pieces: list[Table] = []
     left = list(found)

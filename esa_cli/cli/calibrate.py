@@ -15,10 +15,10 @@ from esa_cli.errors import UsageError
 from esa_cli.methods.registry import nearest
 
 if TYPE_CHECKING:
-    from esa_cli.calibrate.job import Job
     from esa_cli.cli.calibrated import Done
     from esa_cli.cli.render import Reporter
     from esa_cli.cli.run import Prepared
+    from esa_cli.evaluation.calibration.calibration_pipeline import Job
 
 Texts = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
@@ -113,7 +113,7 @@ class Wanted:
             raise UsageError("--rank and --total-rank exclude each other", "leave one out")
         check_files(self, texts)
         if self.out.exists():
-            from esa_cli.calibrate.job import refuse_foreign
+            from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
 
             refuse_foreign(self.out)
 
@@ -190,12 +190,12 @@ def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
 def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     """Reads, fits, measures and writes."""
     from esa_cli import models
-    from esa_cli.calibrate.fit import fitting_of
-    from esa_cli.calibrate.job import aimed, open_job
-    from esa_cli.calibrate.ranks import check_total
     from esa_cli.cli.calibrated import Done, options_for, outcome, tell_limits
     from esa_cli.cli.known import collect_again
     from esa_cli.cli.run import prepare
+    from esa_cli.evaluation.calibration.calibration_pipeline import aimed, open_job
+    from esa_cli.evaluation.calibration.fit_maps import fitting_of
+    from esa_cli.evaluation.calibration.ranks import check_total
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.planning.costs import shape_of
 

@@ -14,10 +14,10 @@ from esa_cli.cli import files
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.calibrate.job import Job
-    from esa_cli.calibrate.study import Study
     from esa_cli.cli.calibrate import Wanted
     from esa_cli.cli.render import Reporter
+    from esa_cli.evaluation.calibration.calibration_pipeline import Job
+    from esa_cli.evaluation.calibration.calibration_study import Study
     from esa_cli.qa.preset import Preset
 
 PARTS = ("selector", "score", "position")
@@ -90,12 +90,12 @@ def outcome(wanted: Wanted, preset: Preset, done: Study) -> dict[str, Any]:
     series = {name: found.series() for name, found in done.results.items()}
     title = f"recall@{done.ks[-1]} per layer, {preset.name}"
     if wanted.plot:
-        from esa_cli.report.png import recall_chart
+        from esa_cli.evaluation.report.figures import recall_chart
 
         with files.writing(wanted.plot):
             recall_chart(series, wanted.plot, title=title)
     if wanted.report:
-        from esa_cli.report.html import recall_page
+        from esa_cli.evaluation.report.report_page import recall_page
 
         page = recall_page(series, title, {**result, "command": "esa calibrate"})
         files.write(wanted.report, page)
@@ -104,8 +104,8 @@ def outcome(wanted: Wanted, preset: Preset, done: Study) -> dict[str, Any]:
 
 def tell_limits(wanted: Wanted, job: Job, reporter: Reporter) -> None:
     """Says where the model has fewer dimensions than --rank, or the text fewer keys than --k."""
-    from esa_cli.calibrate.recall import limited
-    from esa_cli.calibrate.study import held_out
+    from esa_cli.evaluation.calibration.calibration_study import held_out
+    from esa_cli.evaluation.calibration.key_recall import limited
 
     if wanted.rank and wanted.rank > job.width:
         reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")
@@ -118,8 +118,8 @@ def tell_limits(wanted: Wanted, job: Job, reporter: Reporter) -> None:
 
 def show(study: Study) -> None:
     """Tables: recall of every layer, and means by how reduced keys are stored."""
-    from esa_cli.calibrate.recall import STORED
     from esa_cli.cli.render import print_table
+    from esa_cli.evaluation.calibration.key_recall import STORED
 
     names, results = list(study.results), study.results
     series = {name: results[name].series() for name in names}

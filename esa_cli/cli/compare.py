@@ -16,7 +16,7 @@ Passages = Annotated[
 ]
 if TYPE_CHECKING:
     from esa_cli.cli.run import Request
-    from esa_cli.selftest.compare import Compared
+    from esa_cli.evaluation.selftest.method_comparison import Compared
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 
@@ -62,10 +62,10 @@ def _run(
     from esa_cli.cli import progress
     from esa_cli.cli import run as steps
     from esa_cli.cli.render import Reporter, print_json
+    from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
+    from esa_cli.evaluation.selftest.preconditions import all_in_view
+    from esa_cli.evaluation.selftest.run_plan import Settings, groups
     from esa_cli.models.quiet_transformers import quiet_transformers
-    from esa_cli.selftest.checks import all_in_view
-    from esa_cli.selftest.compare import compare as run_compare
-    from esa_cli.selftest.plan import Settings, groups
 
     reporter = Reporter(quiet)
     try:

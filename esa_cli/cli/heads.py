@@ -23,9 +23,9 @@ from esa_cli.cli.options import DEFAULT_PRESET
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.calibrate.heads import Found
     from esa_cli.cli.render import Reporter
-    from esa_cli.probes import Haystack
+    from esa_cli.evaluation.calibration.retrieval_heads import Found
+    from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.preset import Preset
 
 SHOWN = 16
@@ -79,7 +79,7 @@ def heads(
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """
     from esa_cli.cli.render import Reporter
-    from esa_cli.selftest.plan import tokens
+    from esa_cli.evaluation.selftest.run_plan import tokens
 
     options.load_plugins(plugins)
     given = options.overrides({"model": model}, settings)
@@ -113,10 +113,10 @@ def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
 def _check(wanted: Wanted) -> Haystack:
     """Files, before anything is loaded; the haystack."""
     from esa_cli.cli import files
-    from esa_cli.probes import Haystack
+    from esa_cli.evaluation.tasks import Haystack
 
     if wanted.out is not None:
-        from esa_cli.calibrate.heads_file import refuse_foreign
+        from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
 
         files.check("--out", wanted.out)
         refuse_foreign(wanted.out, wanted.preset)
@@ -129,8 +129,8 @@ def _steps(
 ) -> tuple[Found, dict[str, Any]]:
     """Reads and asks; what came out, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.calibrate.heads import voting
     from esa_cli.cli import known
+    from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     voting(chosen)
@@ -149,10 +149,10 @@ def _steps(
 
 
 def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter) -> Found:
-    from esa_cli.calibrate.heads import find
     from esa_cli.cli import progress
-    from esa_cli.probes import probe
-    from esa_cli.probes.sample import Request
+    from esa_cli.evaluation.calibration.retrieval_heads import find
+    from esa_cli.evaluation.tasks import probe
+    from esa_cli.evaluation.tasks.task_sample import Request
 
     def size(text: str) -> int:
         out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
@@ -197,8 +197,8 @@ def _use(found: Found) -> str:
 
 
 def _write(path: Path, wanted: Wanted, found: Found) -> None:
-    from esa_cli.calibrate.heads_file import write
     from esa_cli.cli.files import writing
+    from esa_cli.evaluation.calibration.heads_preset import write
 
     about = f"{found.hits} of {found.held_out} held-out needles first, all heads {found.all_hits}"
     with writing(path):

@@ -63,8 +63,8 @@ def check(
     """Check that a plugin keeps the rules methods must keep."""
     options.load_plugins(plugins)
     from esa_cli.cli.render import print_table
-    from esa_cli.conformance import check_file
     from esa_cli.errors import PluginError
+    from esa_cli.evaluation.conformance import check_file
 
     results = check_file(file)
     rows = [

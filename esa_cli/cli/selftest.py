@@ -80,9 +80,9 @@ def selftest(
     """
     from esa_cli.cli.trial import Trial, run
     from esa_cli.errors import UsageError
-    from esa_cli.selftest.plan import Settings
-    from esa_cli.selftest.plan import depths as parse_depths
-    from esa_cli.selftest.plan import tokens as parse_tokens
+    from esa_cli.evaluation.selftest.run_plan import Settings
+    from esa_cli.evaluation.selftest.run_plan import depths as parse_depths
+    from esa_cli.evaluation.selftest.run_plan import tokens as parse_tokens
 
     if length and lengths:
         raise UsageError("--len and --lens are both given", "--lens takes one or several")

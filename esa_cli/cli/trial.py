@@ -21,17 +21,17 @@ from esa_cli.cli import files, known
 from esa_cli.cli.live import Listener
 from esa_cli.cli.render import Reporter, clean, print_json
 from esa_cli.errors import EsaError, UsageError
+from esa_cli.evaluation.report import result_rows as rows
+from esa_cli.evaluation.tasks import PROBES, Haystack, probe
+from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
 from esa_cli.methods import recipes
-from esa_cli.probes import PROBES, Haystack, probe
-from esa_cli.probes.haystack import SUFFIXES
 from esa_cli.qa import preset
-from esa_cli.report import rows
 from esa_cli.system.jsonl import Journal
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.report.summary import Summary
-    from esa_cli.selftest.plan import Settings
+    from esa_cli.evaluation.report.statistics import Summary
+    from esa_cli.evaluation.selftest.run_plan import Settings
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
 
 
 def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
+    from esa_cli.evaluation.selftest.resume import KEY, same_reading
     from esa_cli.models.quiet_transformers import quiet_transformers
-    from esa_cli.selftest.kept import KEY, same_reading
 
     until = None if trial.minutes is None else time.monotonic() + 60 * trial.minutes
     chosen = preset.load(trial.preset, trial.overrides)
@@ -88,7 +88,7 @@ def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
         with quiet_transformers():
             loaded = known.load(chosen.model, folder, trial.device, trial.dtype, reporter)
             reporter.settle()
-            from esa_cli.selftest.engine import Engine
+            from esa_cli.evaluation.selftest.selftest_engine import Engine
 
             engine = Engine(loaded, chosen, trial.settings, hay, journal, listener, until)
             with journal:
@@ -153,7 +153,7 @@ def _look(
     Raises:
         ModelError, PresetError, ResourceError.
     """
-    from esa_cli.selftest.plan import method_preset
+    from esa_cli.evaluation.selftest.run_plan import method_preset
 
     found = known.look(chosen, place, reporter)
     settings = trial.settings
@@ -168,7 +168,7 @@ def _look(
 def _header(
     trial: Trial, chosen: preset.Preset, haystack: Haystack, place: known.Place
 ) -> dict[str, Any]:
-    from esa_cli.selftest.plan import dense_length
+    from esa_cli.evaluation.selftest.run_plan import dense_length
 
     settings = asdict(trial.settings)
     text = hashlib.sha256(haystack.text.encode()).hexdigest()[:16] if haystack.text else None
@@ -198,7 +198,7 @@ def _show(trial: Trial, journal: Journal, as_json: bool, *, complete: bool) -> N
     Raises:
         DocumentError, ResourceError: a file cannot be written.
     """
-    from esa_cli.report.summary import summarise
+    from esa_cli.evaluation.report.statistics import summarise
 
     summary = summarise(journal.rows)
     if as_json:
@@ -206,12 +206,12 @@ def _show(trial: Trial, journal: Journal, as_json: bool, *, complete: bool) -> N
     else:
         _print(summary, journal)
     if trial.report is not None:
-        from esa_cli.report.html import write_html
+        from esa_cli.evaluation.report.report_page import write_html
 
         with files.writing(trial.report):
             write_html(trial.report, journal.header, journal.rows)
     if trial.png is not None:
-        from esa_cli.report.png import picture
+        from esa_cli.evaluation.report.figures import picture
 
         with files.writing(trial.png):
             picture(summary, trial.png)
@@ -221,7 +221,7 @@ def _print(summary: Summary, journal: Journal) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from esa_cli.report.terminal import report
+    from esa_cli.evaluation.report.terminal_tables import report
 
     console = Console(highlight=False, force_terminal=sys.stdout.isatty())
     console.print(report(summary, min(console.width, 120)))

@@ -28,8 +28,8 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import Step
 from esa_cli.attention.trace import Seen
-from esa_cli.conformance import Finding, advance, check, make_step
 from esa_cli.errors import PluginError
+from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import recipes, registry
 from esa_cli.methods.infllm import RECEIVED
 from esa_cli.methods.infllm_mass import MARKS

@@ -18,8 +18,8 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
-from esa_cli.conformance import advance, check_file, make_step
 from esa_cli.errors import PluginError
+from esa_cli.evaluation.conformance import advance, check_file, make_step
 from esa_cli.methods import recipes, registry
 from esa_cli.methods.plugin_template import template, write_template
 from esa_cli.models.attach import attach
@@ -151,7 +151,7 @@ def infllm(step: Step, budget: int, block: int, count: int, r: list[list[float]]
 def test_infllm_blocks_equal_loops(
     block: int, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.conformance.steps.READ", 11)
+    monkeypatch.setattr("esa_cli.evaluation.conformance.random_steps.READ", 11)
     selector = build("selector", "infllm-blocks", block=block, representatives=count)
     loops = Received()
 

@@ -20,8 +20,8 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.rope import Angles
 from esa_cli.attention.scoring import SumScore
-from esa_cli.conformance import check
 from esa_cli.errors import PresetError
+from esa_cli.evaluation.conformance import check
 from esa_cli.methods import recipes, registry
 from esa_cli.methods.full_attention import Full
 from esa_cli.methods.infllm_positions import InfLLM

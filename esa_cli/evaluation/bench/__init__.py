@@ -1,0 +1,33 @@
+"""Public long-context benchmarks: their prompts, their files, their scores.
+
+One module a benchmark; `metrics.py` and `scorers.py` hold the scores, `runner.py` the loop that can
+be taken up again, `table.py` the tables. Nothing here knows a model, a preset or the terminal.
+"""
+
+from __future__ import annotations
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.bench import counting_stars, infinitebench, longbench, needlebench, ruler
+from esa_cli.evaluation.bench.bench_record import Benchmark, Record, Task
+from esa_cli.methods.registry import nearest
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "longbench": longbench,
+    "infinitebench": infinitebench,
+    "ruler": ruler,
+    "counting-stars": counting_stars,
+    "needlebench": needlebench,
+}
+
+__all__ = ["BENCHMARKS", "Benchmark", "Record", "Task", "find"]
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark called `name`.
+
+    Raises:
+        UsageError: there is none; the hint names the nearest.
+    """
+    if name not in BENCHMARKS:
+        raise UsageError(f"unknown benchmark {name!r}", nearest(name, [*BENCHMARKS]))
+    return BENCHMARKS[name]

@@ -1,0 +1,153 @@
+"""NeedleBench, version 1, English: one needle (S-RT), three (M-RT), and chains of needles (M-RS).
+
+`haystack.py` builds the texts. The paper gives M-RT alone, without the number of prompts or the
+depths. Its scores are multiples of 1/30, and its sample has text on both sides of each needle, so
+here it is ten prompts with needles at 25, 50 and 75 per cent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import DocumentError
+from esa_cli.evaluation import scorers
+from esa_cli.evaluation.bench import data_files as files
+from esa_cli.evaluation.bench.bench_record import Record, Task
+from esa_cli.evaluation.bench.needlebench_haystack import (
+    CHAINS,
+    ESSAYS,
+    NEEDLES,
+    REPEATS,
+    Haystack,
+    gpt4,
+)
+
+SOURCE = (
+    "needles.jsonl and PaulGrahamEssays.jsonl of the dataset opencompass/NeedleBench on the "
+    "Hugging Face hub"
+)
+NOTES: dict[str, str] = {
+    "": "Where all essays together are shorter than a task's length, so are its texts, as in "
+    "OpenCompass.",
+}
+LENGTH = 200_000
+
+LENGTHS = (4, 8, 16, 48, 80, 112, 128, 144, 176, 200)
+"""Thousands of gpt-4's tokens."""
+DEPTHS = (0, 10, 21, 31, 42, 52, 63, 73, 84, 94, 100)
+PARALLEL = (25, 50, 75)
+CHAIN_NEEDLES = (2, 3, 4, 5)
+LONGEST = 256
+_SIZES = {
+    "m-rt": REPEATS,
+    "s-rt": REPEATS * len(DEPTHS),
+    "m-rs": REPEATS * len(DEPTHS) * len(CHAIN_NEEDLES),
+}
+TASKS: tuple[Task, ...] = tuple(
+    Task(f"{kind}-{k}k", f"{k}k", f"NeedleBench {kind.upper()}", size)
+    for kind, size in _SIZES.items()
+    for k in LENGTHS
+)
+
+BEFORE = (
+    "You are an intelligent AI assistant skilled in answering user questions.\nPlease keep your "
+    "answers concise and clear. Do not talk about irrelevant topics or repeat your answers.\nThe "
+    "document given to you by the user is "
+)
+GUIDE = "Before answering, please consider what in the document is most relevant to this question."
+FORMAT = "Please answer in the format"
+
+
+def there(folder: Path) -> list[str]:
+    """M-RT's tasks, the paper's, if the needles and essays are in the folder."""
+    found = files.find(folder, ESSAYS) and files.find(folder, NEEDLES)
+    return [task.name for task in TASKS if task.name.startswith("m-rt")] if found else []
+
+
+def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+    """The first `limit` records of each task. Raises DocumentError, UsageError."""
+    essays = [row.text("text") for row in files.rows(files.need(folder, SOURCE, ESSAYS))]
+    build = {"s-rt": _single, "m-rt": _parallel, "m-rs": _chained}
+    # The tokenizer may have to be fetched; a missing file is found before.
+    haystack = None
+    for task in tasks:
+        kind, _, k = task.rpartition("-")
+        material = _chains(folder) if kind == "m-rs" else _needles(folder)
+        haystack = haystack or Haystack(essays, gpt4())
+        records = build[kind](haystack, material, int(k.removesuffix("k")) * 1000)
+        for at, (document, question, answers, data) in enumerate(islice(records, limit)):
+            yield Record(
+                "needlebench", task, str(at), BEFORE, document, question, answers, LONGEST,
+                data=data,
+            )  # fmt: skip
+
+
+Parts = tuple[str, str, tuple[str, ...], dict[str, Any]]
+"""Document, question, answers, and what the score needs beside them."""
+
+
+def _single(haystack: Haystack, needles: list[dict[str, Any]], length: int) -> Iterator[Parts]:
+    buffer = 800 if length == 8000 else 600
+    for depth in DEPTHS:
+        for hidden in haystack.single(needles, length - buffer, depth):
+            needle = hidden.drawn[0]
+            asked, how = needle["retrieval_question"].split(FORMAT, 1)
+            question = f"\n\nNow, the question is: {asked}{GUIDE} {FORMAT}{how}"
+            yield hidden.text, question, (needle["arg2"],), {"needle": needle["needle"]}
+
+
+def _parallel(haystack: Haystack, needles: list[dict[str, Any]], length: int) -> Iterator[Parts]:
+    buffer = {4000: 1000, 8000: 1300}.get(length, 3000)
+    for hidden in haystack.parallel(needles, length - buffer, PARALLEL):
+        asked = [needle["retrieval_question"] for needle in hidden.drawn]
+        questions = "、".join(one.split("?")[0] + "?" for one in asked)
+        formats = "、".join(one.split("'")[1].split(".")[0] for one in asked)
+        question = f"\n\nNow, the questions are: {questions}{GUIDE} {FORMAT} of '{formats}'\n"
+        yield hidden.text, question, tuple(needle["arg2"] for needle in hidden.drawn), {}
+
+
+def _chained(haystack: Haystack, chains: list[dict[str, Any]], length: int) -> Iterator[Parts]:
+    buffer = 800 if length == 8000 else 600
+    for count in CHAIN_NEEDLES:
+        some = [chain for chain in chains if chain["derivation_count"] == count]
+        for depth in DEPTHS if some else ():
+            for hidden in haystack.chained(some, length - buffer, depth):
+                chain = hidden.drawn[0]
+                question = f"\n\nNow, the question is: {chain['question']}{GUIDE}"
+                yield hidden.text, question, (chain["answer"],), {}
+
+
+def _needles(folder: Path) -> list[dict[str, Any]]:
+    path = files.need(folder, SOURCE, NEEDLES)
+    found = [row for row in files.rows(path) if row.data.get("language") == "English"]
+    for row in found:
+        asked = row.text("retrieval_question")
+        if FORMAT not in asked or asked.count("'") < 2:
+            raise row.wrong(f"'retrieval_question' does not say {FORMAT!r}")
+        for key in ("needle", "arg1", "arg2"):
+            row.text(key), row.filled(key)
+    if not found:
+        raise DocumentError(f"{path} has no English needles", f"official files: {SOURCE}")
+    return [row.data for row in found]
+
+
+def _chains(folder: Path) -> list[dict[str, Any]]:
+    path = files.need(folder, SOURCE, CHAINS)
+    chains = files.array(path)
+    for row in chains:
+        row.number("derivation_count"), row.text("answer"), row.text("question")
+        row.filled("answer")
+        row.texts("derivations")
+    return [row.data for row in chains]
+
+
+def score(record: Record, output: str) -> float:
+    """The mean over needles or words."""
+    if record.task.startswith("s-rt"):
+        return scorers.needle(output, record.answers[0], record.data["needle"])
+    if record.task.startswith("m-rt"):
+        return scorers.needles(output, record.answers)
+    return scorers.needle_words(output, record.answers[0])

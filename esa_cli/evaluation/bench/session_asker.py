@@ -1,0 +1,59 @@
+"""Puts a record to a session as the official code would put it to a model.
+
+The record's prompt replaces the preset's, to the letter; answers are greedy. Records in a row with
+the same document share one reading of it. It knows no benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from esa_cli.evaluation.bench.bench_record import Record
+from esa_cli.evaluation.bench.bench_runner import Reply
+from esa_cli.qa.preset import Preset, Prompt
+
+if TYPE_CHECKING:
+    from esa_cli.qa.session import Session
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Asker:
+    """Answers records by one method.
+
+    Args:
+        preset: the method. reading: called before a document is read; returns progress(done, all).
+    """
+
+    session: Session
+    preset: Preset
+    reading: Callable[[Record], Progress | None]
+    _read: tuple[str, str, bool] | None = field(default=None, init=False)
+
+    def __call__(self, record: Record) -> Reply:
+        wanted = (record.before, record.document, record.chat)
+        if wanted != self._read:
+            self._read = None
+            self.session.forget()
+        # What stands behind the document may change with every record.
+        prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
+        self.session.use(self.preset.model_copy(update={"prompt": prompt}))
+        self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
+        if self._read is None:
+            self.session.read(record.document, self.reading(record))
+            self._read = wanted
+        pieces: list[str] = []
+        answer = self.session.ask(
+            record.question,
+            prime=record.prime,
+            max_new_tokens=record.longest,
+            temperature=0.0,
+            on_text=pieces.append,
+        )
+        text = "".join(pieces)
+        margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
+        tokens = self.session.document_tokens + answer.question_tokens
+        return Reply(margin + answer.text, tokens)

@@ -1,0 +1,138 @@
+"""What is to be run: which tasks of which files, by which methods.
+
+All of it is checked before a model is loaded. It knows nothing of how records are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.evaluation.bench.bench_record import Benchmark, Record
+from esa_cli.methods import recipes
+from esa_cli.methods.registry import nearest
+from esa_cli.methods.source_hashes import settings_hash
+from esa_cli.qa.preset import Preset
+
+AS_IS = "preset"
+"""The method that is the preset itself."""
+
+
+class Survey(NamedTuple):
+    """Each record's place by task and id, and the tokens position encodings are stretched to."""
+
+    places: dict[tuple[str, str], int]
+    length: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """Tasks of a benchmark from the files in a folder, the first `limit` records of each."""
+
+    benchmark: Benchmark
+    folder: Path
+    tasks: Sequence[str]
+    limit: int | None = None
+
+    def records(self) -> Iterator[Record]:
+        """Raises DocumentError, UsageError."""
+        return self.benchmark.load(self.folder, self.tasks, self.limit)
+
+    def settings(self, preset: Preset) -> str:
+        """The hash of what a method stands for; the prompt is the benchmark's."""
+        return settings_hash(preset, ("name", "description", "prompt", "generation"))
+
+    def survey(self) -> Survey:
+        """Reads every line once, so that a broken one is found before any is asked.
+
+        Raises:
+            DocumentError, UsageError.
+        """
+        places: dict[tuple[str, str], int] = {}
+        length = self.benchmark.LENGTH
+        for record in self.records():
+            name = (record.task, record.id)
+            if name in places:  # its second answer would be taken for the first one's
+                raise DocumentError(
+                    f"{record.task} has two records {record.id!r}", "fetch the official file again"
+                )
+            if not record.question.strip():
+                raise DocumentError(
+                    f"{record.task}, record {record.id!r} asks nothing",
+                    "fetch the official file again",
+                )
+            places[name] = len(places) + 1
+            length = max(length, record.data.get("length", 0))
+        asked = {task for task, _ in places}
+        if without := [task for task in self.tasks if task not in asked]:
+            raise DocumentError(
+                f"{self.folder} holds no records of {', '.join(without)}",
+                "fetch the official files again, or name other --tasks",
+            )
+        return Survey(places, length)
+
+    def left_out(self) -> list[str]:
+        """Tasks that are averaged together with those asked, and are not asked."""
+        tasks = self.benchmark.TASKS
+        groups = {task.group for task in tasks if task.name in self.tasks}
+        return [t.name for t in tasks if t.group in groups and t.name not in self.tasks]
+
+    def notes(self) -> list[str]:
+        """What a reader of the scores must know."""
+        notes = self.benchmark.NOTES.items()
+        return [note for begin, note in notes if any(t.startswith(begin) for t in self.tasks)]
+
+
+def tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
+    """The tasks to run, in the table's order: those asked for, else those whose files are there.
+
+    Raises:
+        UsageError: there is no such task. DocumentError: no folder, or nothing in it.
+    """
+    if not folder.is_dir():
+        raise DocumentError(f"there is no folder {folder}", f"official files: {benchmark.SOURCE}")
+    known = [task.name for task in benchmark.TASKS]
+    if asked is None:
+        there = benchmark.there(folder)
+        if not there:
+            raise DocumentError(
+                f"{folder} has none of the benchmark's files", f"official: {benchmark.SOURCE}"
+            )
+        return there
+    if not asked:
+        raise UsageError("no task", f"known: {', '.join(known)}")
+    for name in asked:
+        if name not in known:
+            raise UsageError(f"unknown task {name!r}", nearest(name, known))
+    return [name for name in known if name in asked]
+
+
+def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Preset]:
+    """A preset for each method, at the base's token budget; each method is built once as a check.
+
+    Raises:
+        UsageError: no method, or an unknown one. PresetError: one does not hold.
+    """
+    from esa_cli.qa import build_method as build
+
+    if not methods:
+        raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
+    made = {name: base if name == AS_IS else recipes.apply(name, base, length) for name in methods}
+    for preset in made.values():
+        build.method(preset)
+    return made
+
+
+def titles(base: Preset, methods: Iterable[str], length: int) -> dict[str, str]:
+    """The column headings of methods that are stretched to `length`, as the paper's NTK(200k)."""
+    known = {recipe.name for recipe in recipes.known()}
+    thousand = 1000 if length % 1000 == 0 else 1024
+    to = f"{length // thousand}k" if length % thousand == 0 else str(length)
+    return {
+        name: f"{name}({to})"
+        for name in methods
+        if length and name in known and recipes.stretches(name, base)
+    }

@@ -1,0 +1,119 @@
+"""Reads a text with an attached model and keeps each layer's queries and keys.
+
+As the paper prepares its training data: token selection runs as the preset says, but on whole
+queries and keys, and what was computed on the way is saved. Queries are kept as the score will use
+them: folded, and rotated to the far distance first where the score rotates.
+
+A run that was killed fills the memory again and goes on. A selector's side data is then empty for
+the tokens read before, which the protocol allows; only a selector that lives off it (`observe`)
+may choose otherwise than in a run without a break.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.compression import NoCompression, flatten_keys, fold
+from esa_cli.attention.method import Method
+from esa_cli.attention.trace import Seen
+from esa_cli.errors import ResourceError
+from esa_cli.evaluation.calibration.activation_files import Shards
+from esa_cli.models.attach import Attachment
+from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.planning.costs import shape_of
+from esa_cli.system.machine import size_text
+
+FEED = 1024
+"""Tokens handed to the model at once, and kept in one part."""
+Progress = Callable[[int, int], None]
+"""Called with (done, of how many)."""
+
+
+def uncompressed(method: Method) -> Method:
+    """The method, scoring with whole keys."""
+    return dataclasses.replace(method, compressor=NoCompression())
+
+
+class _Watcher:
+    """Gathers what the chunks of one forward call saw, layer by layer."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment, layers = attachment, len(attachment.body.layers)
+        self.queries: list[list[Tensor]] = [[] for _ in range(layers)]
+        self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(layers)]
+
+    def __call__(self, seen: Seen) -> None:
+        method, queries = self.attachment.method, seen.queries
+        if getattr(method.score, "rotate", False):
+            at = torch.full((queries.shape[1],), method.position.distance, device=queries.device)
+            queries = self.attachment.attention.rope_at(seen.stop).rotate(queries, at)
+        keys, values = seen.store.span(seen.start, seen.stop)
+        self.queries[seen.layer].append(fold(queries, seen.store.heads).cpu())
+        self.keys[seen.layer].append(flatten_keys(keys).cpu())
+        self.values[seen.layer].append(flatten_keys(values).cpu())
+
+    def taken(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Queries, keys and values (n, F) of each layer, and begins anew."""
+        taken = [[torch.cat(x) for x in kind] for kind in (self.queries, self.keys, self.values)]
+        for pieces in (*self.queries, *self.keys, *self.values):
+            pieces.clear()
+        return taken[0], taken[1], taken[2]
+
+
+def _refill(cache: EsaCache, shards: Shards, attachment: Attachment) -> None:
+    """Gives every layer its keys and values back; see `Shards.memories`."""
+    heads = shape_of(attachment.model.config.to_dict()).groups
+    places = [next(layer.parameters()).device for layer in attachment.body.layers]
+    for layers in shards.memories():
+        for layer, pair, place in zip(cache.own, layers, places, strict=True):
+            keys, values = (x.view(x.shape[0], heads, -1).transpose(0, 1)[None] for x in pair)
+            layer.update(keys.to(place), values.to(place))
+
+
+@torch.inference_mode()
+def collect(
+    attachment: Attachment, ids: Sequence[int], shards: Shards, progress: Progress | None = None
+) -> None:
+    """Reads the tokens that are not kept yet, and keeps them.
+
+    Args:
+        attachment: of a method of `uncompressed`. ids: all tokens, those kept included.
+
+    Raises:
+        ResourceError: the disk is too small.
+    """
+    if shards.tokens < len(ids):
+        _check_disk(attachment, shards, len(ids) - shards.tokens)
+        cache = attachment.new_cache()
+        cache.mode = "reading"
+        _refill(cache, shards, attachment)
+        watcher = attachment.watch = _Watcher(attachment)
+        try:
+            while shards.tokens < len(ids):
+                piece = list(ids[shards.tokens : shards.tokens + FEED])
+                tokens = torch.tensor([piece], device=attachment.model.device)
+                attachment.body(input_ids=tokens, past_key_values=cache)
+                shards.add(*watcher.taken())
+                if progress:
+                    progress(shards.tokens, len(ids))
+        finally:
+            attachment.watch = None
+    shards.drop_values()
+
+
+def _check_disk(attachment: Attachment, shards: Shards, tokens: int) -> None:
+    shape = shape_of(attachment.model.config.to_dict())
+    row = 3 * shape.layers * shape.groups * shape.dim * attachment.model.dtype.itemsize
+    free = shutil.disk_usage(shards.folder).free
+    if row * tokens > free:
+        raise ResourceError(
+            f"queries, keys and values take {size_text(row * tokens)} in {shards.folder}, where "
+            f"{size_text(free)} are free",
+            "use fewer --tokens, or another disk with --work",
+        )

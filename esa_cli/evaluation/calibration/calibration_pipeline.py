@@ -1,0 +1,168 @@
+"""One calibration from end to end, for whoever shows its progress: open, collect, study, save."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from esa_cli.attention.learned_maps import Learned, save_learned
+from esa_cli.attention.method import Method
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
+from esa_cli.evaluation.calibration.activations import Progress, collect, uncompressed
+from esa_cli.evaluation.calibration.calibration_study import Study, choose_ranks, study
+from esa_cli.evaluation.calibration.fit_maps import Fitting
+from esa_cli.methods import recipes
+from esa_cli.models.attach import attach
+from esa_cli.models.fingerprint import KEY, Fingerprint, aim, fingerprint
+from esa_cli.models.load import LoadedModel
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
+from esa_cli.system.calibration_saving import whole, writing
+from esa_cli.version import __version__
+
+LEAST = 64
+"""Fewer tokens than this cannot be divided into what is fitted on and what is held out."""
+DEFAULT_RANK = 48
+AS_IS = "preset"
+"""In place of a method's name: the preset as it is."""
+_MADE_BY = "esa_version"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text, a model, and the folder that keeps what was read.
+
+    `settings` is all that shapes what is read, as JSON.
+    """
+
+    loaded: LoadedModel
+    preset: Preset
+    method: Method
+    ids: list[int]
+    shards: Shards
+    of_model: Fingerprint
+    settings: dict[str, Any]
+
+    @property
+    def width(self) -> int:
+        """F, the dimensions of folded keys."""
+        return self.of_model.groups * self.of_model.dim
+
+    def collect(self, progress: Progress | None = None) -> None:
+        """Reads the tokens that are not kept yet."""
+        with attach(self.loaded.model, self.method) as attachment:
+            collect(attachment, self.ids, self.shards, progress)
+
+    def study(
+        self,
+        rank: int | None,
+        total_rank: int | None,
+        fitting: Fitting,
+        ks: Sequence[int],
+        progress: Progress | None = None,
+    ) -> Study:
+        """Fits and measures.
+
+        Args:
+            rank: of every layer, at most F; None takes the preset's. total_rank: over all layers,
+                instead.
+
+        Raises:
+            UsageError: the total rank does not fit the model.
+        """
+        layers = self.of_model.layers
+        rank = rank or int(self.preset.compressor.get("rank", DEFAULT_RANK))
+        ranks = [min(rank, self.width)] * layers
+        if total_rank:
+            ranks = choose_ranks(self.shards, layers, total_rank)
+        device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
+        return study(self.shards, ranks, fitting, ks, device, progress)
+
+    def save(self, path: Path, done: Study, fitting: Fitting) -> None:
+        """Writes the best method's maps, with what they were made of.
+
+        Raises:
+            ResourceError, DocumentError: as `saving.writing`.
+        """
+        trained = asdict(fitting.training) if done.best == "learned" else {}
+        metadata = {
+            _MADE_BY: __version__,
+            KEY: self.of_model.as_text(),
+            **aim(self.method),
+            "method": done.best,
+            "ranks": json.dumps(done.ranks),
+            "training": json.dumps(trained, sort_keys=True),
+            "reading": json.dumps(self.settings, sort_keys=True),
+        }
+        maps, place = done.results[done.best].maps, path.resolve()  # a link stays one
+        if not os.access(place.parent, os.W_OK):
+            with writing(path, "--out"):
+                save_learned(place, maps, metadata)
+            return
+        part = place.with_name(f".{place.name}.{os.getpid()}.part")
+        with whole(place, part, "--out") as unfinished:
+            save_learned(unfinished, maps, metadata)
+
+
+def aimed(name: str, preset: Preset) -> Preset:
+    """The preset with the settings of the method that the maps will serve.
+
+    Raises:
+        UsageError: there is no such method, or it would not use them.
+    """
+    made = preset if name == AS_IS else recipes.apply(name, preset)
+    if not build.method(made).score.features:
+        raise UsageError(
+            f"method {name!r} scores with whole keys, and would not use a compressor",
+            "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
+            f"--for {AS_IS} --set score.shortlist=4096",
+        )
+    return made
+
+
+def open_job(
+    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
+) -> Job:
+    """Cuts the text into at most `tokens` tokens, and opens the folder that keeps what is read.
+
+    Raises:
+        UsageError: the text is too short, or the folder belongs to something else.
+        ResourceError, DocumentError: the folder cannot be written to.
+    """
+    ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
+    if len(ids) < LEAST:
+        raise UsageError(
+            f"{len(ids)} tokens are too few to fit on", f"{LEAST} is the least, 50,000 is better"
+        )
+    of_model, chosen = fingerprint(loaded.model), preset.model_dump()
+    parts = ("window", "selector", "score", "position", "reading", "prompt", "kernel")
+    settings = {
+        "model": of_model.as_text(),
+        "text": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+        "number of tokens": len(ids),
+        "dtype": str(loaded.dtype),
+        **{part: chosen[part] for part in parts},
+    }
+    shards = open_folder(folder, settings, resume, len(ids))
+    method = uncompressed(build.method(preset))
+    return Job(loaded, preset, method, ids, shards, of_model, settings)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises UsageError for a file that `Job.save` did not write, so that none is overwritten."""
+    try:
+        ours = _MADE_BY in Learned(str(path)).metadata
+    except PresetError:
+        ours = False
+    if not ours:
+        raise UsageError(
+            f"{path} is there already, and `esa calibrate` did not make it",
+            "name another file with --out",
+        )

@@ -1,0 +1,130 @@
+"""A question as the layers hear it: what every head votes for by itself, and sets of them together.
+
+Votes are the preset's own score with `heads` set, so what is measured is what that setting does.
+While a question is read nothing is selected, as in the first reading of a preset with two rounds.
+Of every head only sums over windows are kept, and only for one question. It knows where needles
+stand, and not what a ranking is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.method import Method
+from esa_cli.attention.scoring import VoteScore
+from esa_cli.attention.step import OWN, Step
+from esa_cli.evaluation.calibration.head_ranking import Heads, judge, window_sums
+from esa_cli.models.attach import Attachment
+from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.prompt import PromptTokens
+
+FEED = 1024
+"""Tokens handed to the model at once while reading."""
+ALL: Heads = ()
+"""The set of all heads, as `score.heads` has it."""
+
+Progress = Callable[[int, int], None]
+"""Called with (done, of how many)."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A selector that lets somebody hear each step, and selects nothing."""
+
+    hear: Callable[[Step], None]
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        self.hear(step)
+        return torch.arange(0, device=step.queries.device)
+
+
+@dataclass
+class Hearing:
+    """One question as the layers hear it; of several chunks the last counts, as when selecting.
+
+    Args:
+        needle: absolute positions. size: tokens of a window. sets: heads that vote together.
+    """
+
+    needle: range
+    size: int
+    sets: Sequence[Heads]
+    alone: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    together: dict[int, Tensor] = field(default_factory=dict)
+    low: int = 0
+    middle: int = 0
+
+    def __call__(self, step: Step) -> None:
+        self.low, self.middle = step.low, step.middle
+        every = [((step.layer, head),) for head in range(step.queries.shape[0])]
+        self.alone[step.layer] = self._judged(self._sums(step, every))
+        if self.sets:
+            self.together[step.layer] = self._sums(step, self.sets)
+
+    def _sums(self, step: Step, sets: Sequence[Heads]) -> Tensor:
+        """Each set's votes in this layer, in windows (X, 2, W)."""
+        assert isinstance(step.score, VoteScore)
+        made: dict[Heads | None, Tensor] = {}
+        rows = []
+        for one in sets:
+            # Sets that have the same heads in this layer say the same here.
+            here = None if one == ALL else tuple(pair for pair in one if pair[0] == step.layer)
+            if here not in made:
+                votes = replace(step.score, heads=one).scores(step)
+                made[here] = window_sums(votes, self.size)
+            rows.append(made[here])
+        return torch.stack(rows)
+
+    def _judged(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        needle = range(self.needle.start - self.low, self.needle.stop - self.low)
+        return judge(sums, needle, self.middle, self.size)
+
+    def each(self) -> tuple[Tensor, Tensor]:
+        """Whether each head finds the needle, and its margin: (layers, H) both."""
+        found, margins = zip(*(self.alone[layer] for layer in sorted(self.alone)), strict=True)
+        return torch.stack(found), torch.stack(margins)
+
+    def hits(self) -> Tensor:
+        """Whether each set finds the needle, by its votes of all layers: bool (X,)."""
+        return self._judged(torch.stack([*self.together.values()]).sum(dim=0))[0]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A text that was read, and who asks about it. `tokens` were read."""
+
+    attachment: Attachment
+    method: Method
+    cache: EsaCache
+    prompt: PromptTokens
+    tokens: int
+
+    def hear(self, hearing: Hearing, question: str) -> Hearing:
+        """Reads a question behind the text, and takes it back."""
+        first, last = self.prompt.own(question)
+        ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)
+        self.attachment.method = replace(self.method, selector=Listening(hearing))
+        self.cache.mode = "asking"
+        self.cache.shared[OWN] = (self.tokens + first, self.tokens + last)
+        try:
+            self.attachment.body(input_ids=ids, past_key_values=self.cache)
+        finally:
+            self.cache.truncate(self.tokens)
+            self.cache.shared.clear()
+        return hearing
+
+
+def read(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
+    """Reads these ids by the attached method."""
+    cache = attachment.new_cache()
+    cache.mode = "reading"
+    for start in range(0, len(ids), FEED):
+        piece = torch.tensor([ids[start : start + FEED]], device=attachment.model.device)
+        attachment.body(input_ids=piece, past_key_values=cache)
+        if progress:
+            progress(min(start + FEED, len(ids)), len(ids))
+    return cache

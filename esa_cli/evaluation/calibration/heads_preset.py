@@ -1,0 +1,81 @@
+"""A preset file in which only chosen heads vote: written at once or not at all, and found to hold
+before it is in its place. It extends the preset that the heads were found with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.qa.preset import find, load, merge, parse_override
+from esa_cli.qa.preset_files import SUFFIXES
+from esa_cli.system.machine import in_home
+from esa_cli.system.strict_yaml import written
+
+if TYPE_CHECKING:
+    from esa_cli.evaluation.calibration.head_ranking import Heads
+
+MARK = "# Made by `esa heads`"
+
+
+def refuse_foreign(path: Path, given: str) -> None:
+    """Finds out before anything is read what would keep a preset from being written there.
+
+    Args:
+        given: the preset to extend, a name or a path.
+
+    Raises:
+        UsageError: no YAML file, the preset itself, or a file that `write` did not write.
+        PresetError: there is no such preset.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--out {path} is no preset", f"name a file that ends in {SUFFIXES[0]}")
+    if not path.exists():
+        return
+    if path.resolve() == find(given).resolve():
+        raise UsageError(
+            f"--out {path} is the preset that the new one would extend", "name another file"
+        )
+    with path.open("rb") as file:
+        if file.read(len(MARK)) != MARK.encode():
+            raise UsageError(
+                f"{path} is there already, and `esa heads` did not make it", "name another file"
+            )
+
+
+def write(path: Path, given: str, overrides: Sequence[str], heads: Heads, about: str) -> None:
+    """Writes the preset.
+
+    Args:
+        overrides: as `preset.load` had them. about: what the heads did, in a line.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    data: dict[str, Any] = {}
+    for text in overrides:
+        data = merge(data, parse_override(text))
+    data = merge(data, {"score": {"heads": [list(pair) for pair in heads]}})
+    whole = {"extends": _parent(given, path), "description": f"{given} with chosen heads", **data}
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(f"{MARK}: {about}\n{written(whole)}")
+            file.flush()
+            os.fsync(file.fileno())
+        load(str(part.absolute()))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _parent(given: str, path: Path) -> str:
+    """What `extends` has to say: a name, a file beside `path`, or a whole path."""
+    if not given.endswith(SUFFIXES) and "/" not in given:
+        return given
+    parent = in_home(given, "preset", PresetError).resolve()
+    beside = parent.parent == path.resolve().parent and parent.suffix in SUFFIXES
+    return parent.name if beside else str(parent)

@@ -1,0 +1,214 @@
+"""Which heads of a model find what a question asks for, so that only these need to vote.
+
+    a text with needles, read once by the preset's own reading
+      -> half of the questions, read one by one: each head votes alone      -> a ranking
+      -> the other half: sets of the best heads against all heads together  -> the smallest set
+
+Nothing is answered: it does not know whether answers are better with the set than without.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.scoring import VoteScore
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.calibration.head_ranking import Head, Heads, enough, prefixes, ranked
+from esa_cli.evaluation.calibration.head_votes import ALL, Hearing, Progress, Reader, read
+from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.models.attach import attach
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
+
+PASSAGE = 128
+"""Tokens of a window where the preset selects no whole passages."""
+FEWEST = 4
+"""Fewer questions than this cannot be halved and say anything."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came out.
+
+    Args:
+        heads: all of them, best first. chosen: the proposed set. ranked_by, held_out: questions in
+            each half. hits: held-out needles that the set puts first; all_hits: that all heads
+            together do; by_size: that each number of the best heads does. tokens: of the document.
+            passage: tokens of a window. left_out: questions whose needle cannot be selected,
+            because it is always in view.
+    """
+
+    heads: list[Head]
+    chosen: Heads
+    ranked_by: int
+    held_out: int
+    hits: int
+    all_hits: int
+    by_size: dict[int, int]
+    tokens: int
+    passage: int
+    left_out: int
+
+    @property
+    def weak(self) -> bool:
+        """Whether the set misses more than it finds; then no few heads are worth naming."""
+        return 2 * self.hits < self.held_out
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and the absolute positions of the needle it asks for."""
+
+    question: str
+    needle: range
+
+
+def voting(preset: Preset) -> Method:
+    """The preset's method with all heads voting.
+
+    Raises:
+        UsageError: its heads do not vote, or not by attention weights, or each layer for itself.
+    """
+    method = build.method(preset)
+    if not isinstance(method.score, VoteScore):
+        raise UsageError(
+            f"the score of preset {preset.name} is {preset.score['name']}, in which no head votes",
+            "use --set score.name=vote",
+        )
+    if method.score.rule != "softmax":
+        raise UsageError(
+            f"heads are compared by the rule softmax, and preset {preset.name} has "
+            f"{method.score.rule}",
+            "use --set score.rule=softmax",
+        )
+    if not getattr(method.selector, "sums_layers", False):
+        raise UsageError(
+            f"with the selector {preset.selector['name']} of preset {preset.name} each layer "
+            "selects for itself, and needs all its heads",
+            "use --set selector.name=consensus",
+        )
+    return replace(method, score=replace(method.score, heads=ALL))
+
+
+@torch.inference_mode()
+def find(
+    loaded: Any,
+    preset: Preset,
+    sample: Sample,
+    reading: Progress | None = None,
+    asking: Progress | None = None,
+) -> Found:
+    """Reads the sample's text, then its questions.
+
+    Args:
+        loaded: model and tokenizer. reading: hears of tokens. asking: hears of questions.
+
+    Raises:
+        UsageError: as `voting`; or fewer than `FEWEST` needles stand where tokens are selected.
+    """
+    method = voting(preset)
+    prompt = PromptTokens(loaded.tokenizer, preset.prompt)
+    ids = prompt.document(sample.text)
+    asked = _selected(_asked(prompt, sample), method.window, len(ids))
+    size = min(getattr(method.selector, "passage", 0) or PASSAGE, method.window.selected)
+    with attach(loaded.model, method) as attachment:
+        cache = read(attachment, ids, reading)
+        reader = Reader(attachment, _unlisted(method), cache, prompt, len(ids))
+        return _compared(_Panel(reader, size, len(asked), asking), asked, len(sample.questions))
+
+
+def _unlisted(method: Method) -> Method:
+    """The method, its score voting over all of M: a shortlist is about cost."""
+    assert isinstance(method.score, VoteScore)
+    return replace(method, score=replace(method.score, shortlist=0))
+
+
+@dataclass
+class _Panel:
+    """Asks one question after another. size: tokens of a window."""
+
+    reader: Reader
+    size: int
+    questions: int
+    progress: Progress | None
+    done: int = 0
+
+    def hear(self, asked: Sequence[Asked], sets: Sequence[Heads] = ()) -> Iterator[Hearing]:
+        for one in asked:
+            yield self.reader.hear(Hearing(one.needle, self.size, sets), one.question)
+            self.done += 1
+            if self.progress:
+                self.progress(self.done, self.questions)
+
+
+def _compared(panel: _Panel, asked: Sequence[Asked], planted: int) -> Found:
+    """Ranks the heads by every other question, and tries sets of them on the rest."""
+    first, second = asked[::2], asked[1::2]
+    found, margin = _counted(one.each() for one in panel.hear(first))
+    sets = prefixes(ranked(found, found, margin))
+    hits, apart = [], []
+    for one in panel.hear(second, [ALL, *sets.values()]):
+        hits.append(one.hits())
+        apart.append(one.each())
+    all_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
+    by_size = dict(zip(sets, of_sets, strict=True))
+    heads = ranked(found, _counted(apart)[0], margin)
+    count = enough(heads, by_size, all_hits)
+    return Found(
+        heads=heads,
+        chosen=sets[count],
+        ranked_by=len(first),
+        held_out=len(second),
+        hits=by_size[count],
+        all_hits=all_hits,
+        by_size=by_size,
+        tokens=panel.reader.tokens,
+        passage=panel.size,
+        left_out=planted - len(asked),
+    )
+
+
+def _counted(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """How often each head found the needle, and its mean margin: (layers, H) both."""
+    found, margins = zip(*judged, strict=True)
+    return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)
+
+
+def _selected(asked: Sequence[Asked], window: Window, tokens: int) -> list[Asked]:
+    """Those whose needle a question behind so many tokens has to select. Raises UsageError."""
+    near = window.local if window.ending is None else window.ending
+    there = range(window.initial, tokens - near)
+    if tokens <= window.dense_below or window.selected == 0:
+        there = range(0)
+    out = [one for one in asked if _within(one.needle, there)]
+    if len(out) < FEWEST:
+        raise UsageError(
+            f"{len(out)} of {len(asked)} needles stand where a question selects; {FEWEST} are the "
+            "least",
+            f"take a longer text: up to {window.dense_below:,} tokens all are in view",
+        )
+    return out
+
+
+def _within(inner: range, outer: range) -> bool:
+    return outer.start <= inner.start < inner.stop <= outer.stop
+
+
+def _asked(prompt: PromptTokens, sample: Sample) -> list[Asked]:
+    """The questions, in the order of their needles in the text."""
+    spans, head = prompt.offsets(sample.text), len(prompt.head())
+    starts, ends = [low for low, _ in spans], [high for _, high in spans]
+    out = []
+    for question in sample.questions:
+        fact = sample.facts[question.facts[0]]
+        first, last = bisect_right(ends, fact.start), bisect_left(starts, fact.end)
+        out.append(Asked(question.text, range(first + head, last + head)))
+    return sorted(out, key=lambda one: one.needle.start)

@@ -1,0 +1,94 @@
+"""The conformance suite: does a registered method keep the promises in `protocols`?
+
+Anyone can run it on a method of their own: `esa plugins check FILE`, or `check` in a test. It says
+nothing about quality; compare with a plain loop, as `tests/test_plugins.py` does, for that.
+`make_step` and `advance` make the steps such a test needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import PluginError
+from esa_cli.evaluation.conformance.compressor_checks import check_compressor, random_moments
+from esa_cli.evaluation.conformance.finding import Finding, describe
+from esa_cli.evaluation.conformance.position_checks import check_position
+from esa_cli.evaluation.conformance.random_steps import Rotary, advance, make_step
+from esa_cli.evaluation.conformance.recipe_checks import check_recipe
+from esa_cli.evaluation.conformance.score_checks import check_score
+from esa_cli.evaluation.conformance.selector_checks import check_selector
+from esa_cli.methods import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
+from esa_cli.methods import recipes, registry
+
+__all__ = ["Finding", "Rotary", "advance", "check", "check_file", "make_step", "random_moments"]
+
+
+def check(
+    kind: str,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    device: str = "cpu",
+    folded: int = 32,
+) -> list[Finding]:
+    """Runs every check on the part registered as `kind: name`, or on the recipe `name`.
+
+    Args:
+        kind: selector, score, compressor, position, or method for a recipe. options: the part's
+            settings; its defaults when None. A compressor that reads a file needs one.
+        device: where the tensors are. folded: F = G * D, for a compressor made for one model.
+
+    Raises:
+        PluginError: there is no such kind. PresetError: there is no such method.
+    """
+    suites: dict[str, Callable[[Any, str], list[Finding]]] = {
+        "selector": check_selector,
+        "score": check_score,
+        "compressor": partial(check_compressor, folded=folded),
+        "position": check_position,
+    }
+    if kind == recipes.KIND:
+        return check_recipe(name)
+    if kind not in suites:
+        raise PluginError(f"no such kind {kind!r}", registry.nearest(kind, [*suites, "method"]))
+    cls = registry.lookup(kind, name)
+    frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    detail = "" if frozen else f"{cls.__name__} can be changed: use @dataclass(frozen=True)"
+    findings = [Finding("frozen", frozen, detail)]
+    try:
+        method = registry.build(kind, {**(options or {}), "name": name})
+    except Exception as error:
+        lacking = ", ".join(sorted(_needed(cls) - set(options or {})))
+        how = f"; check({kind!r}, {name!r}, options) of {__name__} takes {lacking}"
+        return [*findings, Finding("builds", False, describe(error) + (how if lacking else ""))]
+    return [*findings, Finding("builds", True, ""), *suites[kind](method, device)]
+
+
+def _needed(cls: type) -> set[str]:
+    """Names of the settings that have no default."""
+    none = dataclasses.MISSING
+    return {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.init and field.default is none and field.default_factory is none
+    }
+
+
+def check_file(path: str | Path, *, device: str = "cpu") -> dict[tuple[str, str], list[Finding]]:
+    """Loads a plugin file and checks the parts, with default settings, and recipes it registers.
+
+    Raises:
+        PluginError: the file is missing, does not run, or registers nothing of a method.
+    """
+    kinds = (*registry.KINDS, recipes.KIND)
+    pairs = [pair for pair in registry.load_file(path) if pair[0] in kinds]
+    if not pairs:
+        raise PluginError(
+            f"plugin {path} has readers only, and there are no checks of readers",
+            "`esa ask FILE QUESTION --plugin` tries one",
+        )
+    return {pair: check(*pair, device=device) for pair in pairs}

@@ -1,0 +1,227 @@
+"""Checks of position encodings: positions exist for every shape of step, and order is kept.
+
+Required: shapes, a number type, finite, not negative, and no far query before a far key. Whether
+near tokens stand at their true distances is the encoding's own business. The optional members are
+checked where an encoding has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.interfaces import PositionEncoding, Positions
+from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
+
+
+class Place(NamedTuple):
+    """A step as an encoding sees it: L, C, the first current token, and n far tokens."""
+
+    local: int
+    chunk: int
+    start: int
+    far: int
+
+
+PLACES = {
+    "usual": Place(16, 8, 200, 40),
+    "no far token": Place(16, 8, 200, 0),
+    "L = 0": Place(0, 8, 200, 40),
+    "C = 1": Place(16, 1, 200, 40),
+    "C = 40": Place(16, 40, 200, 40),
+    "the first chunk": Place(0, 8, 0, 0),
+    "all is local": Place(100, 8, 100, 0),
+    "a long document": Place(1024, 512, 1_000_000, 1024),
+}
+
+
+class Placed(NamedTuple):
+    """The positions given to a place: near (C,) and (L + C,), far (C,) and (n,).
+
+    Args:
+        changed: how many of the far tokens' absolute positions were written over.
+    """
+
+    place: Place
+    near: Positions
+    far: Positions
+    changed: int
+
+
+def _put(encoding: PositionEncoding, place: Place) -> Placed:
+    """Half of the far tokens come from the document's start, half from right before L."""
+    last = place.start - place.local
+    half = place.far // 2
+    at = torch.cat((torch.arange(half), torch.arange(last - place.far + half, last)))
+    near = encoding.near(place.local, place.chunk, place.start, place.far)
+    given = at.clone()
+    far = encoding.far(given, place.local, place.chunk, place.start)
+    return Placed(place, near, far, int((given != at).sum()))
+
+
+def _parts(placed: Placed) -> dict[str, tuple[Tensor, int]]:
+    """Every tensor and how many positions it should hold."""
+    place = placed.place
+    return {
+        "near queries": (placed.near[0], place.chunk),
+        "near keys": (placed.near[1], place.local + place.chunk),
+        "far queries": (placed.far[0], place.chunk),
+        "far keys": (placed.far[1], place.far),
+    }
+
+
+def _shapes(placed: Placed) -> str:
+    for name, pair in (("near", placed.near), ("far", placed.far)):
+        if not isinstance(pair, Positions):
+            return f"{name} gives a {type(pair).__name__}, not Positions"
+    for name, (out, count) in _parts(placed).items():
+        if not isinstance(out, Tensor):
+            return f"{name} are a {type(out).__name__}"
+        if out.shape != (count,):
+            return f"{name} have shape {tuple(out.shape)}, not ({count},)"
+    return ""
+
+
+def _numbers(placed: Placed) -> str:
+    for name, (out, _) in _parts(placed).items():
+        if out.dtype == torch.bool or out.is_complex():
+            return f"{name} are {out.dtype}"
+    return ""
+
+
+def _finite(placed: Placed) -> str:
+    for name, (out, _) in _parts(placed).items():
+        bad = int((~out.isfinite()).sum())
+        if bad:
+            return f"{bad} {name} are not finite"
+    return ""
+
+
+def _not_negative(placed: Placed) -> str:
+    for name, (out, _) in _parts(placed).items():
+        if out.numel() and out.min() < 0:
+            return f"{name} go down to {out.min().item()}"
+    return ""
+
+
+def _behind(placed: Placed) -> str:
+    query, key = placed.far
+    if not key.numel() or query.min() >= key.max():
+        return ""
+    return f"a far query at {query.min().item()}, a far key at {key.max().item()}"
+
+
+def _untouched(placed: Placed) -> str:
+    return f"{placed.changed} of the positions `at` were written over" if placed.changed else ""
+
+
+PLACED: dict[str, Callable[[Placed], str]] = {
+    "integers or floats": _numbers,
+    "finite": _finite,
+    "not negative": _not_negative,
+    "no far query before a far key": _behind,
+    "leaves the positions it is given alone": _untouched,
+}
+
+
+QUERIES = {"the first tokens": (0, 8), "one token": (200, 1), "far on": (1_000_000, 40)}
+"""Absolute position of the first query and how many there are."""
+
+RATES = {
+    "short": (8, 10_000.0, 1),
+    "longer than any window": (128, 500_000.0, 10_000_000),
+    "D = 64": (64, 10_000.0, 30_000),
+}
+"""D, the base of the host's frequencies, and how many tokens are cached."""
+
+
+def _reach(encoding: Any) -> str:
+    value = encoding.reach
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return "" if whole else f"reach is {value!r}, not a whole number from 1"
+
+
+def _sharpness(encoding: Any, device: str, start: int, count: int) -> str:
+    at = torch.arange(start, start + count, device=device)
+    out, alone = encoding.sharpness(at), encoding.sharpness(at[-1:])
+    if not isinstance(out, Tensor) or out.shape != (count,):
+        return f"not one factor a query: {_kind(out)} for {count} queries"
+    if not out.is_floating_point():
+        return f"factors are {out.dtype}"
+    bad = int((~(out.isfinite() & (out > 0))).sum())
+    if bad:
+        return f"{bad} factors are not finite and above 0"
+    if not torch.allclose(out[-1:], alone):
+        return f"the last query's factor is {out[-1]:.3g}, but alone it has {alone.item():.3g}"
+    return ""
+
+
+def _frequencies(encoding: Any, device: str, dim: int, base: float, length: int) -> str:
+    inverse = base ** (-torch.arange(0, dim, 2, device=device) / dim)
+    before = inverse.clone()
+    out, factor = encoding.frequencies(inverse, 1.0, length)
+    again, _ = encoding.frequencies(before.clone(), 1.0, length)
+    if not torch.equal(inverse, before):
+        return "changes the frequencies it is given"
+    if not isinstance(out, Tensor) or out.shape != inverse.shape:
+        return f"not D / 2 = {dim // 2} frequencies: {_kind(out)}"
+    if not out.is_floating_point() or not bool((out.isfinite() & (out >= 0)).all()):
+        return "frequencies are not finite floats from 0"
+    if (
+        isinstance(factor, bool)
+        or not isinstance(factor, (int, float))
+        or not 0 < factor < torch.inf
+    ):
+        return f"the factor is {factor!r}, not a number above 0"
+    return "" if torch.equal(out, again) else "gives other frequencies the second time"
+
+
+def _kind(out: Any) -> str:
+    return f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+
+
+def _optional(encoding: Any, device: str) -> list[Finding]:
+    """Checks of the members that an encoding may have."""
+    findings: list[Finding] = []
+    if getattr(encoding, "reach", None) is not None:
+        findings.append(attempt("declares reach", partial(_reach, encoding)))
+    if getattr(encoding, "sharpness", None) is not None:
+        look = partial(_sharpness, encoding, device)
+        findings.append(each("sharpness (C,)", QUERIES, lambda queries: look(*queries)))
+    if getattr(encoding, "frequencies", None) is not None:
+        change = partial(_frequencies, encoding, device)
+        findings.append(each("frequencies (D / 2,)", RATES, lambda rates: change(*rates)))
+    return findings
+
+
+def _repeats(encoding: PositionEncoding, placed: Placed) -> str:
+    first, second = _parts(placed), _parts(_put(encoding, placed.place))
+    for name, (out, _) in first.items():
+        changed = int((out != second[name][0]).sum())
+        if changed:
+            return f"{changed} {name} differ the second time"
+    return ""
+
+
+def check_position(encoding: Any, device: str) -> list[Finding]:
+    """Every check of a position encoding; positions may be on any device."""
+    if not isinstance(encoding, PositionEncoding):
+        return [Finding("has distance, near and far", False, "there are no such members")]
+
+    def distance() -> str:
+        value = encoding.distance
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return "" if whole else f"distance is {value!r}, not a whole number from 0"
+
+    cases = {case: partial(_put, encoding, place) for case, place in PLACES.items()}
+    findings, results = gather(cases)
+    findings.append(attempt("declares distance", distance))
+    findings.append(each("shapes (C,), (L + C,) and (n,)", results, _shapes))
+    whole = {case: placed for case, placed in results.items() if not _shapes(placed)}
+    findings += [each(name, whole, complaint) for name, complaint in PLACED.items()]
+    findings.append(each("deterministic", whole, partial(_repeats, encoding)))
+    return [*findings, *_optional(encoding, device)]

@@ -1,0 +1,87 @@
+"""Checks of scores, on whole keys and, when the score reads them, on reduced ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.interfaces import Score
+from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
+from esa_cli.evaluation.conformance.purity_checks import (
+    STEPS,
+    Tried,
+    conduct,
+    one_dimension,
+    right_device,
+)
+from esa_cli.evaluation.conformance.random_steps import make_step
+
+FOLDED = 32
+"""F of the steps in `trials` that keep make_step's G and D."""
+
+
+def _shape(tried: Tried) -> str:
+    detail = one_dimension(tried)
+    if detail or tried.out.shape[0] == tried.step.middle:
+        return detail
+    return f"has {tried.out.shape[0]} scores for M = {tried.step.middle}"
+
+
+def _floating(tried: Tried) -> str:
+    return "" if tried.out.is_floating_point() else f"is {tried.out.dtype}"
+
+
+def _no_nan(tried: Tried) -> str:
+    count = int(tried.out.isnan().sum())
+    return f"{count} of {tried.out.numel()} are NaN" if count else ""
+
+
+def _bounded(tried: Tried) -> str:
+    count = int(tried.out.isposinf().sum())
+    return f"{count} of {tried.out.numel()} are +inf" if count else ""
+
+
+SCORED: dict[str, Callable[[Tried], str]] = {
+    "floating point": _floating,
+    "on the queries' device": right_device,
+    "never NaN": _no_nan,
+    "never +inf": _bounded,
+}
+
+
+def check_score(score: Any, device: str) -> list[Finding]:
+    """Every check of a score, on random steps on `device`."""
+    if not isinstance(score, Score):
+        return [Finding("has features and scores(step)", False, "there are no such members")]
+
+    def tried(options: dict[str, Any]) -> Tried:
+        step = make_step(device=device, score=score, **options)
+        twin = make_step(device=device, score=score, **options)
+        return Tried(step, twin, 0, score.scores(step))
+
+    def flag() -> str:
+        value = score.features
+        return "" if isinstance(value, bool) else f"features is {value!r}, not True or False"
+
+    def layer() -> str:
+        last = getattr(score, "last", None)
+        whole = isinstance(last, int) and not isinstance(last, bool) and last >= 0
+        return "" if last is None or whole else f"last is {last!r}, not a layer or None"
+
+    cases = {case: partial(tried, options) for case, options in STEPS.items()}
+    if score.features:
+        random = torch.Generator().manual_seed(7)
+        maps = Linear(*torch.randn(2, FOLDED, 5, generator=random))
+        cases["reduced keys"] = partial(tried, {"projection": maps})
+        half = {"projection": maps, "dtype": torch.bfloat16}
+        cases["reduced keys, bfloat16"] = partial(tried, half)
+    findings, results = gather(cases)
+    findings += [attempt("declares features", flag), attempt("declares last", layer)]
+    findings.append(each("a tensor of M scores", results, _shape))
+    flat = {case: result for case, result in results.items() if not one_dimension(result)}
+    findings += [each(name, flat, complaint) for name, complaint in SCORED.items()]
+    return findings + conduct(results, cases, device, None, score.scores)

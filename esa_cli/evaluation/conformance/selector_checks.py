@@ -1,0 +1,169 @@
+"""Checks of selectors. Fewer tokens than min(budget, M) are allowed (blocks); more never are.
+
+A selector is asked as `attention` asks it: with its own allowance if it has one, and told of the
+chunk after. It gives one selection, or one for each query head; every head's is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from esa_cli.attention.choice import allowance
+from esa_cli.attention.interfaces import Selection, Selector
+from esa_cli.attention.step import Step
+from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
+from esa_cli.evaluation.conformance.purity_checks import (
+    BUDGET,
+    STEPS,
+    Tried,
+    conduct,
+    one_dimension,
+    right_device,
+)
+from esa_cli.evaluation.conformance.random_steps import Observe, advance, make_step, watched
+
+TAKEN_BACK = (8, 60, 50)
+"""Tokens cropped in turn: the last chunk, half of the document, nearly all that is left."""
+SHAPE = "a tensor of one dimension, or a list with one for each query head"
+
+
+def _int64(tried: Tried) -> str:
+    return "" if tried.out.dtype == torch.int64 else f"is {tried.out.dtype}"
+
+
+def _within_budget(tried: Tried) -> str:
+    most, count = min(tried.budget, tried.step.middle), tried.out.shape[0]
+    if count <= most:
+        return ""
+    return f"{count} tokens for budget {tried.budget} and M = {tried.step.middle}: {most} at most"
+
+
+def _inside(tried: Tried) -> str:
+    bad = tried.out[(tried.out < 0) | (tried.out >= tried.step.middle)]
+    return f"offset {bad[0].item()} with M = {tried.step.middle}" if bad.numel() else ""
+
+
+def _ascending(tried: Tried) -> str:
+    down = torch.nonzero(tried.out[1:] < tried.out[:-1])[:, 0]
+    if not down.numel():
+        return ""
+    at = int(down[0])
+    before, after = tried.out[at : at + 2].tolist()
+    return f"{after} follows {before} at place {at + 1}; {down.numel()} descents in all"
+
+
+def _unique(tried: Tried) -> str:
+    values, counts = tried.out.unique(return_counts=True)
+    again = values[counts > 1]
+    return f"{again.numel()} offsets come twice, such as {again[0]}" if again.numel() else ""
+
+
+PICKED: dict[str, Callable[[Tried], str]] = {
+    "int64": _int64,
+    "on the queries' device": right_device,
+    "within the budget": _within_budget,
+    "inside M": _inside,
+    "ascending": _ascending,
+    "unique": _unique,
+}
+
+
+def _shape(tried: Tried) -> str:
+    heads = tried.step.queries.shape[0]
+    if isinstance(tried.out, list) and len(tried.out) != heads:
+        return f"a list of {len(tried.out)} for {heads} query heads"
+    return _of_each(one_dimension, tried)
+
+
+def _of_each(complaint: Callable[[Tried], str], tried: Tried) -> str:
+    """The complaint about the selection, or about the first head's that deserves it."""
+    if not isinstance(tried.out, list):
+        return complaint(tried)
+    details = (complaint(replace(tried, out=row)) for row in tried.out)
+    return next((f"head {h}: {detail}" for h, detail in enumerate(details) if detail), "")
+
+
+CHECKS: dict[str, Callable[[Tried], str]] = {
+    name: partial(_of_each, complaint) for name, complaint in PICKED.items()
+}
+
+
+def _select(selector: Selector, step: Step, budget: int = BUDGET) -> Selection:
+    return selector.select(step, allowance(selector, step, budget))
+
+
+def _tried(
+    selector: Selector, device: str, budget: int, observe: Observe | None, options: dict[str, Any]
+) -> Tried:
+    step = make_step(device=device, observe=observe, **options)
+    twin = make_step(device=device, **options)
+    budget = allowance(selector, step, budget)
+    out = selector.select(step, budget)
+    if observe is not None:
+        observe(watched(step))
+    return Tried(step, twin, budget, out)
+
+
+def _after_crop(selector: Selector, device: str, observe: Observe | None) -> str:
+    step = make_step(device=device, observe=observe)
+    _select(selector, step)
+    for tokens in TAKEN_BACK:
+        step = advance(step, back=tokens, observe=observe)
+        budget = allowance(selector, step, BUDGET)
+        tried = Tried(step, step, budget, selector.select(step, budget))
+        for name, complaint in {SHAPE: _shape, **CHECKS}.items():
+            detail = complaint(tried)
+            if detail:
+                return f"{tokens} tokens taken back, M = {step.middle}: not {name}: {detail}"
+    return ""
+
+
+def _allowance(own: Callable[[Step, int], Any], device: str) -> str:
+    for layer in (0, 30):
+        for budget in (0, BUDGET):
+            value = own(make_step(device=device, layer=layer), budget)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                return f"{value!r} in layer {layer} for budget {budget}"
+    return ""
+
+
+def _members(selector: Any) -> str:
+    sums, rounds = getattr(selector, "sums_layers", False), getattr(selector, "rounds", 1)
+    if not isinstance(sums, bool):
+        return f"sums_layers is {sums!r}, not True or False"
+    if isinstance(rounds, bool) or rounds not in (1, 2):
+        return f"rounds is {rounds!r}, not 1 or 2"
+    kept = selector.again({}) if rounds == 2 else {}
+    return "" if isinstance(kept, dict) else f"again gives {kept!r}, not a dict"
+
+
+def check_selector(selector: Any, device: str) -> list[Finding]:
+    """Every check of a selector, on random steps on `device`."""
+    if not isinstance(selector, Selector):
+        return [Finding("has select(step, budget)", False, "there is no such method")]
+    observe: Observe | None = getattr(selector, "observe", None)
+    own = getattr(selector, "allowance", None)
+    allowed = [attempt("declares its optional members", partial(_members, selector))]
+    if own is not None:
+        allowed.append(
+            attempt("allowance is a whole number from 0", partial(_allowance, own, device))
+        )
+        if not allowed[-1].passed:
+            return allowed
+    run = partial(_tried, selector, device)
+    cases = {case: partial(run, BUDGET, observe, options) for case, options in STEPS.items()}
+    cases["budget 0"] = partial(run, 0, observe, {})
+    cases["budget 1"] = partial(run, 1, observe, {})
+    cases["nothing observed"] = partial(run, BUDGET, None, {})
+    findings, results = gather(cases)
+    findings = [*allowed, *findings, each(SHAPE, results, _shape)]
+    flat = {case: result for case, result in results.items() if not _shape(result)}
+    findings += [each(name, flat, complaint) for name, complaint in CHECKS.items()]
+    findings += conduct(results, cases, device, observe, partial(_select, selector))
+    cropped = partial(_after_crop, selector, device, observe)
+    return [*findings, attempt("works after the store is cropped", cropped)]

@@ -1,0 +1,119 @@
+"""One question, many methods: answers, times and the passages each had in view."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.trace import Seen
+from esa_cli.evaluation.passages import Passage, best
+from esa_cli.evaluation.selftest.run_plan import Group
+from esa_cli.evaluation.selftest.shared_prefill import shared_reading
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Answer, Session
+from esa_cli.system.machine import peak_memory
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class InView:
+    """How many layers and heads had each token among their selected while answering.
+
+    Args:
+        counts: (N,) for the N tokens of the document.
+    """
+
+    counts: Tensor
+
+    def __call__(self, seen: Seen) -> None:
+        """Counts a chunk's selected tokens; what every layer sees, I and L, is not selected."""
+        if seen.layer == 0 and seen.start == self.counts.shape[0]:
+            self.counts.zero_()  # the question begins again: what came before was a rehearsal
+        rows: Sequence[Tensor] = [seen.far] if isinstance(seen.far, Tensor) else seen.far
+        for row in rows:
+            chosen = row[seen.initial :].cpu()
+            self.counts[chosen[chosen < self.counts.shape[0]]] += 1.0 / len(rows)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one method made of the question.
+
+    Times in seconds. `cache_bytes` is the memory of the reading, which all methods that share it
+    have in common; `peak_bytes` is the process's highest so far.
+    """
+
+    method: str
+    answer: str
+    read_s: float
+    shared: bool
+    first_token_s: float
+    answer_s: float
+    cache_bytes: int
+    peak_bytes: int
+    passages: list[Passage] = field(default_factory=list)
+
+
+def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, InView]:
+    view = InView(torch.zeros(session.document_tokens))
+    session.attachment.watch = view
+    try:
+        return session.ask(question, max_new_tokens=most), view
+    finally:
+        session.attachment.watch = None
+
+
+def compare(
+    loaded: Any,
+    preset: Preset,
+    groups: Sequence[Group],
+    text: str,
+    question: str,
+    *,
+    count: int = 3,
+    reading: Callable[[Sequence[str]], Progress],
+    most: int | None = None,
+) -> list[Compared]:
+    """Asks the question by every method.
+
+    Args:
+        groups: of `plan.groups`. count: passages for each method. reading: called with the names a
+            text is about to be read for; returns progress(done, total). most: new tokens.
+    """
+    out = []
+    with Session(loaded.model, loaded.tokenizer, preset) as session:
+        spans = session.prompt.offsets(text)
+        head = len(session.prompt.head())
+        for group in groups:
+            session.forget()
+            session.use(group.presets[0])
+            if group.shared:
+                made = [build.method(one) for one in group.presets]
+                session.attachment.method = shared_reading(build.method(preset), made)
+            started = time.perf_counter()
+            session.read(text, reading(group.names))
+            read = time.perf_counter() - started
+            for name, one in zip(group.names, group.presets, strict=True):
+                session.use(one)
+                answer, view = _ask(session, question, most)
+                out.append(
+                    Compared(
+                        name,
+                        answer.text,
+                        read,
+                        group.shared,
+                        answer.first_token_s,
+                        answer.total_s,
+                        session.cache.nbytes,
+                        peak_memory(str(loaded.device)),
+                        best(view.counts[head:], spans, text, count),
+                    )
+                )
+    return out

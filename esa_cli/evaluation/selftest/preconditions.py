@@ -1,0 +1,42 @@
+"""What is said of a test before it has cost anything, or because it says less than it seems to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from esa_cli.errors import LengthError
+from esa_cli.evaluation.selftest.run_plan import prompted
+from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Session
+
+
+def askable(session: Session, sample: Sample, presets: Sequence[Preset]) -> None:
+    """Holds a document's questions, by each method, to the model's window.
+
+    Raises:
+        LengthError: one does not fit beside what is selected.
+    """
+    for preset in presets:
+        session.use(prompted(preset, sample))
+        for question in sample.questions:
+            try:
+                session.check(question.text, prime=question.prime, max_new_tokens=question.longest)
+            except LengthError as error:
+                raise LengthError(
+                    f"{sample.test} cannot be asked: {error.message}",
+                    "leave the test out, or lower window.selected with --set",
+                ) from error
+
+
+def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
+    """A note where a text is so short that no method leaves any of it out: up to `window.dense`
+    tokens attention is plain, and such a test tells nothing about a selection."""
+    plain = min(build.method(preset).window.dense_below for preset in presets)
+    if tokens > plain:
+        return None
+    return (
+        f"all {tokens:,} tokens are in view of every method: up to {plain:,} (window.dense) "
+        "attention is plain; with --set window.dense=null they select"
+    )

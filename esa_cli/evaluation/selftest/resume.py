@@ -1,0 +1,93 @@
+"""What an earlier run left to be continued: rows that count, and rows of something else.
+
+A row is known by its test, method, length, sample and question. All that could give it another
+meaning under the same name must be the same, too: the document it was asked about, which another
+version of a test may build otherwise, the settings that its method stood for, the plugin files
+behind them, and whose rule the document was read by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.selftest.run_plan import Settings, groups
+from esa_cli.evaluation.tasks.task_sample import Question, Sample
+from esa_cli.methods.source_hashes import settings_hash
+from esa_cli.qa.preset import Preset
+from esa_cli.system.jsonl import Journal
+
+KEY = ("test", "method", "length", "sample", "question")
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def same_reading(journal: Journal, settings: Settings, preset: Preset) -> None:
+    """Checks that this run reads for its methods as the journal's rows of them were read for.
+
+    Which methods share a reading depends on which are asked together; one method must not have
+    rows of both kinds, nor be compared with others as if it had been read alike.
+
+    Raises:
+        UsageError: a method was read otherwise, or is unknown. PresetError: one does not hold.
+    """
+    if not journal.rows:
+        return
+    made = groups(settings, preset, max(settings.lengths))
+    now = {name: "shared" if group.shared else "own" for group in made for name in group.names}
+    for row in journal.rows:
+        name, before = row["method"], row.get("reading")
+        if not row.get("dense") and now.get(name, before) != before:
+            raise UsageError(
+                f"{journal.path} holds results of {name} with the reading {before!r}, and with "
+                f"these --methods it is {now[name]!r}",
+                "give the same --methods as before, or choose another --out; a file that is begun "
+                "with --reading own takes further methods",
+            )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of a journal that are about one document.
+
+    Raises:
+        UsageError: on making it, when the journal has answers about another document of that name.
+    """
+
+    journal: Journal
+    sample: Sample
+
+    def __post_init__(self) -> None:
+        now, sample = text_hash(self.sample.text), self.sample
+        here = (sample.test, sample.length, sample.index)
+        for row in self.journal.rows:
+            if (row["test"], row["length"], row["sample"]) == here and row.get("document") != now:
+                raise self._other(f"about another document of {sample.length:,} tokens")
+
+    def identity(self, method: str, question: Question) -> dict[str, Any]:
+        """The fields of `KEY`."""
+        sample = self.sample
+        values = (sample.test, method, sample.length, sample.index, question.key)
+        return dict(zip(KEY, values, strict=True))
+
+    def done(self, method: str, preset: Preset, question: Question) -> bool:
+        """Whether the journal has this row.
+
+        Raises:
+            UsageError: it has one by other settings.
+        """
+        identity = self.identity(method, question)
+        row = self.journal.find(identity)
+        if row is not None and row.get("settings") != settings_hash(preset):
+            raise self._other(f"by other settings of {method}")
+        return row is not None
+
+    def _other(self, what: str) -> UsageError:
+        return UsageError(
+            f"{self.journal.path} holds results of {self.sample.test} {what}",
+            "they are of another version, and would be mixed: choose another --out",
+        )

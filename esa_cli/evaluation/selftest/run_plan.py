@@ -1,0 +1,164 @@
+"""What a self-test run consists of: which texts are read, by which methods, and what is asked.
+
+Methods that can share a reading stand in one group (see `shared`); a method by itself reads by its
+own rule, as `esa ask` does. Knows nothing about models beyond their preset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.methods import recipes
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset, Prompt, merge, validated
+
+DENSE = "dense"
+"""The method name of the ceiling: the same model, plain attention, inside its own window."""
+DENSE_SHARE = 0.9
+"""The ceiling is measured on a document of this share of the model's window."""
+DENSE_ROOM = 256
+"""Tokens left beside that document for the chat template, the question and the answer."""
+MOST_DEPTHS = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a person asked for.
+
+    Args:
+        tests, methods: by name; the method `preset` is the preset as it stands.
+        lengths: tokens of each document; `own` has its own.
+        depths: shares of the document, or None for even ones.
+        samples: questions for each test and length, as far as the test has them.
+        reading: `shared` or `own`, see `shared`. exact: the benchmarks' own protocols.
+        dense: measure the ceiling too.
+    """
+
+    tests: tuple[str, ...]
+    methods: tuple[str, ...]
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...] | None = None
+    samples: int = 8
+    seed: int = 0
+    reading: Literal["shared", "own"] = "shared"
+    exact: bool = False
+    dense: bool = True
+
+
+@dataclass(frozen=True)
+class Group:
+    """Methods that ask over one reading. `shared`: read by I and L only, not by their own rule."""
+
+    names: tuple[str, ...]
+    presets: tuple[Preset, ...]
+    shared: bool
+    dense: bool = False
+
+
+def method_preset(name: str, preset: Preset, length: int) -> Preset:
+    """The preset that a method's name means for documents of `length` tokens."""
+    return preset if name == "preset" else recipes.apply(name, preset, length)
+
+
+def _full(name: str, made: Preset) -> bool:
+    """Whether the method attends to everything, whatever the budget."""
+    return made.selector["name"] == "full" or (name != "preset" and recipes.find(name).full)
+
+
+def groups(settings: Settings, preset: Preset, length: int) -> list[Group]:
+    """The methods, put together by what they can read together.
+
+    Raises:
+        UsageError: a method is unknown. PresetError: one does not hold.
+    """
+    shared: dict[str, list[tuple[str, Preset]]] = {}
+    alone, distance = [], build.method(preset).position.distance
+    for name in dict.fromkeys(settings.methods):
+        made = method_preset(name, preset, length)
+        method = build.method(made)
+        # Only what scores with reduced keys needs the compressor fitted while reading, and a
+        # shared reading has the preset's positions.
+        fitting = method.fitting if method.score.features else None
+        elsewhere = fitting is not None and fitting[1] not in (None, distance)
+        if elsewhere or _full(name, made) or settings.reading == "own":
+            alone.append(Group((name,), (made,), shared=False))
+        else:
+            shared.setdefault(repr(fitting), []).append((name, made))
+    if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
+        next(iter(shared.values())).extend(anywhere)
+    together = [
+        Group(tuple(n for n, _ in those), tuple(p for _, p in those), shared=len(those) > 1)
+        for those in shared.values()
+    ]
+    return [*together, *alone]
+
+
+def dense_length(preset: Preset) -> int:
+    """Tokens of the document that the ceiling is measured on."""
+    return min(int(preset.context * DENSE_SHARE), preset.context - DENSE_ROOM)
+
+
+def dense_group(preset: Preset) -> Group:
+    """Plain attention, everything in view."""
+    over: dict[str, Any] = {
+        "window": {"dense": preset.context},
+        "compressor": {"name": "none"},
+        "position": {"name": "true"},
+    }
+    data = merge(preset.model_dump(exclude={"name"}), over)
+    return Group((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
+
+
+def prompted(preset: Preset, sample: Sample) -> Preset:
+    """The preset with the benchmark's own words around the document, where the sample has them."""
+    if sample.after is None:
+        return preset
+    prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
+    return preset.model_copy(update={"prompt": prompt})
+
+
+def tokens(text: str) -> int:
+    """ "32k" -> 32000.
+
+    Raises:
+        UsageError: it is no number of tokens.
+    """
+    plain = text.strip().lower().replace("_", "")
+    factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
+    try:
+        count = int(float(plain[:-1]) * factor if factor else float(plain))
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise UsageError(f"{text!r} is no number of tokens", "for example: 32k, 8000, 1m")
+    return count
+
+
+def depths(text: str | None) -> tuple[float, ...] | None:
+    """ "10" -> ten even depths; "0,25,50,100" -> these, in percent; "50%" -> this one.
+
+    Raises:
+        UsageError: they are not numbers from 0 to 100.
+    """
+    if text is None:
+        return None
+    try:
+        values: Sequence[float] = [
+            float(part.strip().removesuffix("%")) for part in text.split(",")
+        ]
+    except ValueError:
+        values = [-1.0]
+    counted = len(values) == 1 and "%" not in text
+    if counted and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
+        count = int(values[0])
+        return tuple((i + 0.5) / count for i in range(count))
+    if not all(0 <= value <= 100 for value in values):
+        raise UsageError(
+            f"--depths {text!r} are no depths",
+            "a count as 10, or percents as 0,25,50,75,100; a single one as 50%",
+        )
+    return tuple(value / 100 for value in values)

@@ -1,0 +1,75 @@
+"""The documents of a test, at each length that is asked for. `own` has one length: its text's.
+
+Knows probes and a counting function, and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.selftest.run_plan import Settings
+from esa_cli.evaluation.tasks import probe
+from esa_cli.evaluation.tasks.haystack_text import Haystack
+from esa_cli.evaluation.tasks.task_sample import Request, Sample
+
+OWN = "own"
+"""The test whose document is the person's own text, whole."""
+
+
+@dataclass
+class Documents:
+    """What is read for a run's tests.
+
+    Args:
+        size: tokens of a text.
+    """
+
+    settings: Settings
+    haystack: Haystack
+    size: Callable[[str], int]
+
+    def lengths(self, test: str) -> tuple[int, ...]:
+        """Tokens of the test's documents.
+
+        Raises:
+            UsageError: as `samples`.
+        """
+        return (self._own,) if test == OWN else self.settings.lengths
+
+    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[Sample]:
+        """The documents, one at a time.
+
+        Args:
+            dense: they have to fit into the model's window: one's own text is cut to the length.
+
+        Raises:
+            UsageError: more is wanted than a document holds, or the haystack is too short.
+        """
+        settings = self.settings
+        request = Request(
+            length=length,
+            size=self.size,
+            haystack=self._cut(length) if dense and test == OWN else self.haystack,
+            depths=settings.depths,
+            samples=settings.samples,
+            seed=settings.seed,
+            exact=settings.exact,
+        )
+        return probe(test).samples(request)
+
+    @cached_property
+    def _own(self) -> int:
+        return next(self.samples(OWN, 0)).length
+
+    def _cut(self, length: int) -> Haystack:
+        """The beginning of the text, so long that it has `length` tokens with the needles in it."""
+        if self._own <= length:
+            return self.haystack
+        left = length - (self._own - self.size(self.haystack.text))
+        if left < 1:
+            raise UsageError(f"{length:,} tokens are too few for the needles", "")
+        parts = self.haystack.cut(self.size, left)
+        return Haystack.of(self.haystack.name, "\n\n".join(parts))

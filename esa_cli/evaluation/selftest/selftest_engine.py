@@ -1,0 +1,252 @@
+"""Runs a self-test: reads each document, asks each question by each method, writes each row.
+
+Rows are kept as they come (see `journal`), so a run that was stopped goes on where it was. Knows
+nothing about the terminal; it tells a listener.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.selftest.needle_recall import Recall, Share, positions, why
+from esa_cli.evaluation.selftest.preconditions import all_in_view, askable
+from esa_cli.evaluation.selftest.resume import Kept, text_hash
+from esa_cli.evaluation.selftest.run_plan import (
+    DENSE,
+    Group,
+    Settings,
+    dense_group,
+    dense_length,
+    groups,
+    prompted,
+)
+from esa_cli.evaluation.selftest.selftest_documents import Documents
+from esa_cli.evaluation.selftest.shared_prefill import shared_reading
+from esa_cli.evaluation.tasks import probe
+from esa_cli.evaluation.tasks.haystack_text import Haystack
+from esa_cli.evaluation.tasks.task_sample import Question, Sample
+from esa_cli.methods.source_hashes import settings_hash
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Session
+from esa_cli.system.jsonl import Journal
+
+
+class Listener(Protocol):
+    """Hears how far a run is."""
+
+    def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Any:
+        """A text of `total` tokens is about to be read; returns progress(done, total)."""
+        ...
+
+    def row(self, row: dict[str, Any]) -> None:
+        """A question was answered."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something was left out, and why."""
+        ...
+
+
+@dataclass
+class Engine:
+    """One run over one model.
+
+    Args:
+        loaded: model and tokenizer. preset: the base that methods are laid over.
+        until: seconds on `time.monotonic` after which nothing new is begun; None: no limit.
+    """
+
+    loaded: Any
+    preset: Preset
+    settings: Settings
+    haystack: Haystack
+    journal: Journal
+    listener: Listener
+    until: float | None = None
+    stopped: bool = field(default=False, init=False)
+    documents: Documents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.documents = Documents(self.settings, self.haystack, self._size)
+
+    def _size(self, text: str) -> int:
+        """Tokens of a text."""
+        out = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
+        return len(out["input_ids"])
+
+    def run(self) -> None:
+        """Asks everything that the journal does not hold yet.
+
+        Raises:
+            EsaError: a method, its settings or the haystack does not hold.
+        """
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        with Session(model, tokenizer, self.preset) as session:
+            self._check(session)
+            for test in self.settings.tests:
+                for length, group in self._work(test):
+                    for sample in self._samples(test, length, group):
+                        self._sample(session, sample, group)
+                        if self.stopped:
+                            return
+
+    def _check(self, session: Session) -> None:
+        """Makes each method and each test's first document once, so that mistakes come before the
+        first long reading."""
+        methods: dict[int, list[Preset]] = {}
+        for test in self.settings.tests:
+            for length in self.documents.lengths(test):
+                if length not in methods:
+                    made = groups(self.settings, self.preset, length)
+                    methods[length] = [preset for group in made for preset in group.presets]
+        for length, presets in methods.items():
+            for preset in presets:
+                session.use(preset)
+                change = getattr(session.attachment.method.position, "frequencies", None)
+                if change is not None:  # not every host has a base that can be changed
+                    change(*session.attachment.rope.frequencies, length)
+        for test in self.settings.tests:
+            for length in self.documents.lengths(test):
+                sample = next(self.documents.samples(test, length), None)
+                if sample is not None:
+                    askable(session, sample, methods[length])
+
+    def _work(self, test: str) -> Iterator[tuple[int, Group]]:
+        if self.settings.dense:
+            yield dense_length(self.preset), dense_group(self.preset)
+        for length in self.documents.lengths(test):
+            for group in groups(self.settings, self.preset, length):
+                yield length, group
+
+    def _samples(self, test: str, length: int, group: Group) -> Iterator[Sample]:
+        """The test's documents; what cannot be asked inside the model's window has no ceiling."""
+        try:
+            yield from self.documents.samples(test, length, dense=group.dense)
+        except UsageError as error:
+            if not group.dense:
+                raise
+            self.listener.note(f"{test}: no dense ceiling: {error.message}")
+
+    def _sample(self, session: Session, sample: Sample, group: Group) -> None:
+        kept = Kept(self.journal, sample)
+        todo = [
+            (name, preset, question)
+            for name, preset in zip(group.names, group.presets, strict=True)
+            for question in sample.questions
+            if not kept.done(name, preset, question)
+        ]
+        if not todo:
+            return
+        if self._late():
+            return
+        if group.dense and not self._fits(session, sample, group):
+            window = f"{self.preset.context:,} tokens"
+            self.listener.note(
+                f"{sample.test}: no dense ceiling: document, question and answer do not fit into "
+                f"the model's window of {window}"
+            )
+            return
+        seconds = self._read(session, sample, group)
+        if not group.dense and (note := all_in_view(session.document_tokens, group.presets)):
+            self.listener.note(f"{sample.test}: {note}")
+        spans = session.prompt.offsets(sample.text)
+        head = len(session.prompt.head())
+        using = None
+        for name, preset, question in todo:
+            if self._late():
+                return
+            if using != name:
+                session.use(prompted(preset, sample))
+                using = name
+            row = self._ask(session, sample, question, spans, head)
+            row |= {**kept.identity(name, question), "dense": group.dense}
+            row["settings"] = settings_hash(preset)
+            row["reading"] = "shared" if group.shared else "own"
+            row["time"]["read_s"] = round(seconds, 2)
+            self.journal.add(row)
+            self.listener.row(row)
+
+    def _late(self) -> bool:
+        self.stopped = self.until is not None and time.monotonic() > self.until
+        return self.stopped
+
+    def _fits(self, session: Session, sample: Sample, group: Group) -> bool:
+        """Whether every question can be asked and answered inside the model's own window."""
+        session.forget()
+        session.use(prompted(group.presets[0], sample))
+        prompt = session.prompt
+        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
+        return len(prompt.document(sample.text)) + longest <= self.preset.context
+
+    def _read(self, session: Session, sample: Sample, group: Group) -> float:
+        started = time.perf_counter()
+        session.forget()
+        session.use(prompted(group.presets[0], sample))
+        if group.shared:
+            base = build.method(self.preset)
+            made = [build.method(preset) for preset in group.presets]
+            session.attachment.method = shared_reading(base, made)
+        total = self._size(sample.text)
+        progress = self.listener.reading(sample.test, sample.length, group.names, total)
+        session.read(sample.text, progress)
+        return time.perf_counter() - started
+
+    def _ask(
+        self,
+        session: Session,
+        sample: Sample,
+        question: Question,
+        spans: Sequence[tuple[int, int]],
+        head: int,
+    ) -> dict[str, Any]:
+        recall = Recall()
+        session.attachment.watch = recall
+        try:
+            answer = session.ask(
+                question.text, max_new_tokens=question.longest, prime=question.prime
+            )
+        finally:
+            session.attachment.watch = None
+        facts = [sample.facts[i] for i in question.facts]
+        places = [positions(spans, fact.start, fact.end, head) for fact in facts]
+        shares = recall.shares(places) if places else []
+        score = probe(sample.test).score(question, question.prime + answer.text)
+        return {
+            # A mean of several places would be a place where nothing stands.
+            "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
+            "before": session.tokenizer.decode(session.prompt.head()),
+            "prompt": session.prompt.text(question.text, question.prime),
+            "document": text_hash(sample.text),
+            "answer": answer.text,
+            "expected": list(question.answers),
+            "score": round(score, 4),
+            **_seen(score, shares),
+            "tokens": {
+                "document": session.document_tokens,
+                "question": answer.question_tokens,
+                "answer": answer.answer_tokens,
+                "in_view": recall.in_view(),
+            },
+            "time": {
+                "ask_s": round(answer.total_s, 3),
+                "first_token_s": round(answer.first_token_s, 3),
+            },
+        }
+
+
+def _seen(score: float, shares: Sequence[Share]) -> dict[str, Any]:
+    if not shares:
+        return {"recall": None, "why": None}
+    layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
+    recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
+    if best != layers:
+        recall["best_head"] = best
+    return {"recall": recall, "why": why(score, best)}
+
+
+__all__ = ["DENSE", "Engine", "Listener"]

@@ -1,0 +1,74 @@
+"""The chronicle: a long invented document, with or without known facts woven into it.
+
+With facts it is the demo document: far longer than the default model's window, and every question
+asked of it has one known answer at a known depth. Without, it is the self-tests' haystack. The same
+words and seed always give the same text; another seed changes the background only. It does not
+count tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from esa_cli.evaluation.tasks.chronicle_generator import Chronicler, Paragraph, load_material
+
+DEFAULT_WORDS = 27_000
+DEFAULT_SEED = 7
+# Below this the 48 facts would stand so close together that they lose their depths.
+MIN_WORDS = 12_000
+
+
+def paragraphs(seed: int) -> Iterator[str]:
+    """The background alone, paragraph by paragraph: about 980,000 words, no sentence twice."""
+    for section in Chronicler(seed).sections():
+        yield from (block.text() for block in section)
+
+
+def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
+    """Put every fact between two sentences of a loose paragraph, nearest to its depth."""
+    gaps: list[tuple[int, int, int]] = []
+    offset = 0
+    for index, block in enumerate(blocks):
+        start = offset
+        for position, sentence in enumerate(block.sentences):
+            if block.loose and position >= 2:
+                gaps.append((start, index, position))
+            start += len(sentence) + 1
+        offset += len(block.text()) + 2
+    total = offset + sum(len(fact["fact"]) + 1 for fact in facts)
+    added = 0
+    for fact in sorted(facts, key=lambda entry: float(entry["depth"])):
+        wanted = fact["depth"] * total - added
+        gap = min(gaps, key=lambda entry: abs(entry[0] - wanted))
+        gaps = gaps[gaps.index(gap) + 1 :]
+        blocks[gap[1]].sentences[gap[2] - 1] += " " + fact["fact"]
+        added += len(fact["fact"]) + 1
+    return "\n\n".join(block.text() for block in blocks) + "\n"
+
+
+def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
+    """The whole document, of about this many words."""
+    if words < MIN_WORDS:
+        raise ValueError(f"at least {MIN_WORDS} words are needed to hold the facts")
+    facts: list[dict[str, Any]] = load_material()["facts"]
+    rest = words - sum(len(fact["fact"].split()) for fact in facts)
+    return weave(Chronicler(seed).background(rest), facts)
+
+
+def questions_file(text: str) -> str:
+    """One question a line, with the depth at which its fact stands in this text."""
+    lines = []
+    for fact in load_material()["facts"]:
+        row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
+        row["depth"] = round(text.index(fact["fact"]) / len(text), 3)
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
+def load_questions(path: str | Path) -> list[dict[str, Any]]:
+    """Read a questions file: one JSON object a line."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]

@@ -1,0 +1,143 @@
+"""The text that facts are hidden in: the generated chronicle, or the user's own files.
+
+A haystack is paragraphs, cut to about n tokens. Nothing is repeated: a text that is too short is an
+error. It knows no tokenizer; it counts with the function it is given, each paragraph once.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from esa_cli.documents.document import read_documents
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks import chronicle_task as chronicle
+
+SUFFIXES = (".txt", ".md")
+SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s)")
+WORD = re.compile(r"\S(?=\s)")
+CHARACTER = re.compile(r"\S")
+SLACK = 30
+"""Tokens that may be missing or too many for the sake of a whole sentence at the end."""
+
+Size = Callable[[str], int]
+
+
+class Haystack:
+    """A long text in paragraphs.
+
+    Args:
+        name: for messages and reports. parts: the paragraphs, made only as far as they are needed.
+        text: the whole text as it was read; empty when it is generated.
+    """
+
+    def __init__(self, name: str, parts: Iterable[str], text: str = "") -> None:
+        self.name, self.text = name, text
+        self._rest = iter(parts)
+        self._kept: list[str] = []
+        self._ends: dict[Size, list[int]] = {}
+
+    @classmethod
+    def of(cls, name: str, text: str) -> Haystack:
+        """A haystack of one text; blank lines divide paragraphs."""
+        parts = (part.strip("\n") for part in re.split(r"\n[^\S\n]*\n", text))
+        return cls(name, [part for part in parts if part.strip()], text)
+
+    @classmethod
+    def chronicle(cls, seed: int) -> Haystack:
+        """The generated chronicle, without the demo's facts: more than a million tokens."""
+        return cls("the chronicle", chronicle.paragraphs(seed))
+
+    @classmethod
+    def read(cls, source: str) -> Haystack:
+        """A text file, or all .txt and .md files of a folder in the order of their names.
+
+        Raises:
+            UsageError: a folder without such files. DocumentError: a file that cannot be read.
+        """
+        names = [source]
+        if Path(source).is_dir():
+            found = (path for path in Path(source).iterdir() if path.is_file())
+            names = sorted(str(path) for path in found if path.suffix.lower() in SUFFIXES)
+            if not names:
+                raise UsageError(
+                    f"the folder {source} holds no text files", "put .txt or .md files into it"
+                )
+        texts = [document.text.strip("\n") for document in read_documents(names)]
+        return cls.of(Path(source).name or source, "\n\n".join(texts))
+
+    def paragraphs(self) -> Iterator[str]:
+        """All paragraphs, from the first."""
+        at = 0
+        while at < len(self._kept) or self._grow():
+            yield self._kept[at]
+            at += 1
+
+    def cut(self, size: Size, n: int, unit: str = "tokens") -> list[str]:
+        """The first paragraphs, n tokens together; the last one may be cut behind a sentence.
+
+        They are meant to be joined by blank lines. Headings are never cut, nor left at the end.
+
+        Raises:
+            UsageError: the text is shorter.
+        """
+        ends = self._count(size, n)
+        if not ends or ends[-1] < n:
+            have = ends[-1] if ends else 0
+            raise UsageError(
+                f"{self.name} is too short: it has {have:,} {unit}, and {n:,} are needed",
+                "ask for a shorter length, or give more text",
+            )
+        whole = bisect_left(ends, n)
+        before = ends[whole - 1] if whole else 0
+        last = start_of(self._kept[whole], size, n - before, ends[whole] - before)
+        out = [*self._kept[:whole], *([last] if last else [])]
+        while out and is_heading(out[-1]):
+            out.pop()
+        return out
+
+    def _grow(self) -> bool:
+        part = next(self._rest, None)
+        if part is not None:
+            self._kept.append(part)
+        return part is not None
+
+    def _count(self, size: Size, n: int) -> list[int]:
+        """How many tokens there are up to the end of each paragraph, until there are n."""
+        ends = self._ends.setdefault(size, [])
+        while (not ends or ends[-1] < n) and (len(ends) < len(self._kept) or self._grow()):
+            more = added(size, self._kept[len(ends)], "\n\n")
+            ends.append((ends[-1] if ends else 0) + more)
+        return ends
+
+
+def added(size: Size, text: str, joint: str) -> int:
+    """Tokens that `text` adds where it follows a sentence: tokenizers may join the two."""
+    return size(f"a.{joint}{text}") - size("a.")
+
+
+def is_heading(paragraph: str) -> bool:
+    """Whether a paragraph is a heading of Markdown, of one line."""
+    return paragraph.startswith("#") and "\n" not in paragraph
+
+
+def start_of(paragraph: str, size: Size, n: int, total: int) -> str:
+    """About the first n of a paragraph's `total` tokens: whole sentences if they come close."""
+    if n >= total:
+        return paragraph
+    if is_heading(paragraph):
+        return ""
+
+    def tokens(end: int) -> int:
+        return added(size, paragraph[:end], "\n\n") if end else 0
+
+    near = 0
+    for boundary in (SENTENCE, WORD, CHARACTER):
+        ends = [0, *(match.end() for match in boundary.finditer(paragraph)), len(paragraph)]
+        over = min(bisect_right(ends, n, key=tokens), len(ends) - 1)
+        near = min(ends[max(over - 1, 0)], ends[over], key=lambda end: abs(tokens(end) - n))
+        if abs(tokens(near) - n) <= SLACK:
+            break
+    return paragraph[:near]

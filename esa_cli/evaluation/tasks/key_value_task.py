@@ -1,0 +1,101 @@
+"""A key's value in a long JSON object: InfiniteBench Retrieve.KV.
+
+Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts and length of answers. The
+object's keys and values are random UUIDs, as many as the length holds (the benchmark has 2,500
+pairs). The score is whether the value is one of the output's words, punctuation taken for spaces.
+The benchmark names the key in front of the object too, so the exact form reads a document for each
+question. The shared form leaves the key out there, and asks many questions of one document. The
+haystack plays no part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.planting import depths_of, fact_at
+from esa_cli.evaluation.tasks.stable_random import Dice
+from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+
+HEAD, TAIL = "JSON data:\n{", "}"
+BEFORE = "Extract the value corresponding to the specified key{key} in the JSON object below.\n\n"
+AFTER = "\n\n\n{question} "
+QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
+PUNCTUATION = re.compile(r"[\n:\"'.,?!{}]")
+LONGEST = 100
+
+
+def fill(request: Request, dice: Dice) -> list[tuple[str, str]]:
+    """As many pairs as the length holds."""
+    left = request.length - request.size(HEAD + TAIL)
+    out: list[tuple[str, str]] = []
+    # Counted behind another pair: tokenizers may join the two.
+    lead = '"a": "b", '
+    least = request.size(lead)
+    while True:
+        key, value = dice.uuid(), dice.uuid()
+        taken = request.size(f'{lead}"{key}": "{value}", ') - least
+        # The last pair is in if more than half of it is: so the length comes out nearest.
+        if left < taken / 2:
+            return out
+        left -= taken
+        out.append((key, value))
+
+
+def places(depths: tuple[float, ...], count: int) -> list[int]:
+    """Different pairs at these depths, or next to them."""
+    taken: list[int] = []
+    for depth in depths:
+        wanted = min(int(depth * count), count - 1)
+        free = (at for at in range(count) if at not in taken)
+        taken.append(min(free, key=lambda at: abs(at - wanted)))
+    return taken
+
+
+class KeyValue:
+    name = "kv"
+    about = "A long list of random keys and values; the value of a key is asked for."
+    source = "InfiniteBench Retrieve.KV (Zhang et al., 2024)"
+    differs = (
+        "The key is named behind the object only, so that many questions can be asked of one "
+        "document; the exact form names it in front as well."
+    )
+
+    def samples(self, request: Request) -> Iterator[Sample]:
+        depths = depths_of(request, request.samples)
+        if not request.exact:
+            yield self._sample(request, 0, depths)
+            return
+        for index, depth in enumerate(depths):
+            yield self._sample(request, index, (depth,))
+
+    def _sample(self, request: Request, index: int, depths: tuple[float, ...]) -> Sample:
+        pairs = fill(request, Dice(self.name, request.length, request.seed, index))
+        if len(pairs) < 2 * len(depths):
+            raise UsageError(
+                f"{request.length} tokens hold {len(pairs)} pairs, too few for "
+                f"{len(depths)} questions",
+                "ask for fewer samples or a greater length",
+            )
+        lines = [f'"{key}": "{value}"' for key, value in pairs]
+        text = HEAD + ", ".join(lines) + TAIL
+        asked = places(depths, len(pairs))
+        questions = tuple(
+            Question(
+                f"pair-{number}",
+                QUESTION.format(key=pairs[at][0]),
+                (pairs[at][1],),
+                (number,),
+                LONGEST,
+            )
+            for number, at in enumerate(asked)
+        )
+        facts = tuple(fact_at(text, text.index(lines[at]), lines[at]) for at in asked)
+        key = f' "{pairs[asked[0]][0]}"' if request.exact else ""
+        return Sample(
+            self.name, request.length, index, text, facts, questions, BEFORE.format(key=key), AFTER
+        )
+
+    def score(self, question: Question, output: str) -> float:
+        return float(question.answers[0] in PUNCTUATION.sub(" ", output).split())

@@ -1,0 +1,107 @@
+"""One needle in a haystack: a plain sentence hidden in a long text, and a question about it.
+
+Source: Kamradt's needle in a haystack (2023): one sentence, one depth, one length a document. There
+one needle is used throughout and a model judges the answers. Here there are 32 needles of distinct
+forms in `needles.jsonl`, written for this repository, and an answer counts when an accepted one
+stands in it as whole words. The exact form keeps one needle a document. The shared form plants all
+needles in one document, so that it has to be read only once; each is a distraction for the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.planting import depths_of, document, even
+from esa_cli.evaluation.tasks.stable_random import Dice
+from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+
+LONGEST = 24
+
+
+@dataclass(frozen=True)
+class Needle:
+    """A sentence, a question about it and the answers that count; `number` is its line, from 1."""
+
+    number: int
+    text: str
+    question: str
+    answers: tuple[str, ...]
+
+
+@cache
+def load_needles() -> tuple[Needle, ...]:
+    """All needles, in the order of the file."""
+    lines = Path(__file__).with_name("needles.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return tuple(
+        Needle(number, row["needle"], row["question"], tuple(row["answers"]))
+        for number, row in enumerate(rows, 1)
+    )
+
+
+def chosen(request: Request) -> list[Needle]:
+    """The first needles of the file, as many as samples are wanted, shuffled by the seed.
+
+    The order is the same at every length, so that lengths can be compared needle by needle.
+
+    Raises:
+        UsageError: more are wanted than there are.
+    """
+    needles = load_needles()
+    if request.samples > len(needles):
+        raise UsageError(
+            f"there are {len(needles)} needles, and {request.samples} are needed",
+            f"ask for at most {len(needles)} samples",
+        )
+    return Dice("needle", request.seed).some(needles[: request.samples], request.samples)
+
+
+def ask(needle: Needle, fact: int) -> Question:
+    """The question about a needle that is the sample's fact number `fact`."""
+    key = f"needle-{needle.number:02}"
+    return Question(key, needle.question, needle.answers, (fact,), LONGEST)
+
+
+def answered(output: str, answers: Sequence[str]) -> float:
+    """1 when one of the answers stands in the output as whole words, in any case."""
+    patterns = (rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in answers)
+    return float(any(re.search(pattern, output, re.IGNORECASE) for pattern in patterns))
+
+
+class SingleNeedle:
+    name = "needle"
+    about = "One plain sentence hidden in a long text, and a question about it."
+    source = "Needle in a haystack (Kamradt, 2023), with needles of our own"
+    differs = (
+        "All needles stand in one document, at different depths; the original has one needle a "
+        "document. Answers are compared word by word; there a model judges them."
+    )
+
+    def samples(self, request: Request) -> Iterator[Sample]:
+        needles = chosen(request)
+        if not request.exact:
+            text, facts = document(
+                request, [needle.text for needle in needles], depths_of(request, len(needles))
+            )
+            questions = tuple(ask(needle, fact) for fact, needle in enumerate(needles))
+            yield Sample(self.name, request.length, 0, text, facts, questions)
+            return
+        for index, (needle, depth) in enumerate(pairs(request, needles)):
+            text, facts = document(request, [needle.text], [depth])
+            yield Sample(self.name, request.length, index, text, facts, (ask(needle, 0),))
+
+    def score(self, question: Question, output: str) -> float:
+        return answered(output, question.answers)
+
+
+def pairs(request: Request, needles: Sequence[Needle]) -> list[tuple[Needle, float]]:
+    """Every needle at every depth asked for; if none is, each at an even depth of its own."""
+    if request.depths:
+        return [(needle, depth) for needle in needles for depth in request.depths]
+    return list(zip(needles, even(len(needles)), strict=True))

@@ -1,0 +1,38 @@
+"""The needles of `needle.py` in the user's own document: does this model find things in *it*?
+
+Source: none; this is a check of one's own document, not a benchmark. The document stays whole and
+as it is, except for the planted sentences, so the length asked for plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.needle_task import answered, ask, chosen
+from esa_cli.evaluation.tasks.planting import depths_of, plant
+from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+
+
+class OwnDocument:
+    name = "own"
+    about = "Plain sentences hidden in your own document, and a question about each."
+    source = "This tool's own test"
+    differs = (
+        "Not a benchmark: the text around the needles is your document, whole, at its own length."
+    )
+
+    def samples(self, request: Request) -> Iterator[Sample]:
+        if not request.haystack.text:
+            raise UsageError(
+                f"the test own needs a document of yours, and {request.haystack.name} is generated",
+                "name a text file",
+            )
+        needles = chosen(request)
+        sentences = [needle.text for needle in needles]
+        text, facts = plant(request.haystack.text, sentences, depths_of(request, len(needles)))
+        questions = tuple(ask(needle, fact) for fact, needle in enumerate(needles))
+        yield Sample(self.name, request.size(text), 0, text, facts, questions)
+
+    def score(self, question: Question, output: str) -> float:
+        return answered(output, question.answers)

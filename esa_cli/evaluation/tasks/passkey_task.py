@@ -1,0 +1,121 @@
+"""A key hidden in a long text: InfiniteBench Retrieve.PassKey. `number.py` is the same with digits.
+
+Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts and length of answers; the score
+is whether the first run of digits in the output is the key. The exact form hides one key in the
+benchmark's own noise, the same line over and over; the key stands at one of 59 depths, from the
+very beginning to the very end. The shared form reads one document for many keys. Several keys would
+make the benchmark's question ambiguous, so each belongs to a gate of one colour, and the text
+around them is the request's haystack. Depths that are asked for hold in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.planting import depths_of, document, fact_at, room
+from esa_cli.evaluation.tasks.stable_random import Dice
+from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+
+NOISE = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+)
+DEPTHS = 59
+LONGEST = 32
+AFTER = "\n\n{question}"
+COLOURS = (
+    "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "coral", "crimson",
+    "emerald", "golden", "green", "grey", "indigo", "ivory", "khaki", "lavender", "lilac", "lime",
+    "magenta", "maroon", "olive", "orange", "pink", "purple", "red", "scarlet", "silver", "teal",
+    "turquoise", "violet", "white", "yellow",
+)  # fmt: skip
+
+
+@dataclass
+class Hidden:
+    """Keys of one kind in a long text.
+
+    Args:
+        before: the benchmark's words in front of the document.
+        fact, question: the benchmark's words, with {key}; {gate} is empty in the exact form.
+        draw: makes a key.
+    """
+
+    name: str
+    about: str
+    source: str
+    differs: str
+    before: str
+    fact: str
+    question: str
+    draw: Callable[[Dice], str]
+
+    def samples(self, request: Request) -> Iterator[Sample]:
+        if not request.exact:
+            yield self._shared(request)
+            return
+        for index in range(request.samples):
+            yield self._alone(request, index)
+
+    def score(self, question: Question, output: str) -> float:
+        return float(first_digits(output) == question.answers[0])
+
+    def _alone(self, request: Request, index: int) -> Sample:
+        key = self.draw(Dice(self.name, request.length, request.seed, index))
+        fact = self.fact.format(key=key, gate="")
+        lines = room(request, [fact], "") * 100 // request.size(NOISE * 100)
+        if request.depths:
+            depth = depths_of(request, request.samples)[index]
+        else:
+            # A single key stands in the middle: the very beginning is in view of every method.
+            share = index / (request.samples - 1) if request.samples > 1 else 0.5
+            depth = round(share * (DEPTHS - 1)) / (DEPTHS - 1)
+        ahead = round(depth * lines)
+        text = f"{NOISE * ahead}{fact}\n{NOISE * (lines - ahead)}"
+        facts = (fact_at(text, len(NOISE) * ahead, fact),)
+        question = Question(self.name, self.question.format(gate=""), (key,), (0,), LONGEST)
+        return Sample(
+            self.name, request.length, index, text, facts, (question,), self.before, AFTER
+        )
+
+    def _shared(self, request: Request) -> Sample:
+        if request.samples > len(COLOURS):
+            raise UsageError(
+                f"one document has {len(COLOURS)} keys at most, and {request.samples} are needed",
+                f"ask for at most {len(COLOURS)} samples",
+            )
+        dice = Dice(self.name, request.length, request.seed, 0)
+        colours = dice.some(COLOURS, request.samples)
+        keys = [self.draw(dice) for _ in colours]
+        gates = [f" of the {colour} gate" for colour in colours]
+        sentences = [
+            self.fact.format(key=key, gate=gate) for key, gate in zip(keys, gates, strict=True)
+        ]
+        text, facts = document(request, sentences, depths_of(request, len(keys)))
+        questions = tuple(
+            Question(colours[i], self.question.format(gate=gates[i]), (key,), (i,), LONGEST)
+            for i, key in enumerate(keys)
+        )
+        return Sample(self.name, request.length, 0, text, facts, questions, self.before, AFTER)
+
+
+def first_digits(output: str) -> str:
+    """The first run of digits; leading zeros count."""
+    found = re.search(r"[0-9]+", output)
+    return found[0] if found else ""
+
+
+PASSKEY = Hidden(
+    name="passkey",
+    about="Five-digit keys hidden in a long text, one question about each.",
+    source="InfiniteBench Retrieve.PassKey (Zhang et al., 2024)",
+    differs="Many keys stand in one document, each named after a gate, in the test's own text; "
+    "the exact form has one key in repeated lines of noise.",
+    before="There is an important info hidden inside a lot of irrelevant text. Find it and "
+    "memorize them. I will quiz you about the important information there.\n\n",
+    fact="The pass key{gate} is {key}. Remember it. {key} is the pass key{gate}.",
+    question="What is the pass key{gate}?",
+    draw=lambda dice: dice.digits(5),
+)

@@ -1,0 +1,188 @@
+"""Puts sentences into a text at given depths, and says where exactly they stand.
+
+A depth is a share of the finished text's characters. A sentence goes behind the end of another,
+inside running text: not into headings and tables, nor behind an abbreviation. Where a text has too
+few sentences it goes behind a line, and then behind a word. Nothing else of the text is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.haystack_text import added
+from esa_cli.evaluation.tasks.stable_random import Dice
+from esa_cli.evaluation.tasks.task_sample import Fact, Request
+
+SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s+[^\sa-z]|\s*\Z)|[。！？]")
+ABBREVIATIONS = (
+    *("mr", "mrs", "ms", "messrs", "dr", "st", "prof", "capt", "col", "gen", "rev", "hon", "jr"),
+    *("sr", "no", "vol", "fig", "vs", "etc", "cf", "e.g", "i.e"),
+)
+LAST_WORD = re.compile(r"[\w.]*\Z")
+
+Places = Callable[[str], list[int]]
+
+
+def sentence_ends(text: str) -> list[int]:
+    """Offsets right behind the sentences of running text."""
+    return [match.end() for match in SENTENCE_END.finditer(text) if _is_end(text, match)]
+
+
+def line_ends(text: str) -> list[int]:
+    """Offsets right behind lines that are not empty."""
+    return [match.end() for match in re.finditer(r"\S(?=[^\S\n]*(?:\n|\Z))", text)]
+
+
+def word_ends(text: str) -> list[int]:
+    """Offsets right behind words."""
+    return [match.end() for match in re.finditer(r"\S(?=\s|\Z)", text)]
+
+
+def _is_end(text: str, match: re.Match[str]) -> bool:
+    # A look back without an end would be slow where a whole book is one line.
+    back = max(0, match.start() - 200)
+    line = text[max(back, text.rfind("\n", back, match.start()) + 1) : match.end()].lstrip()
+    if line.startswith(("#", "|")) or line.isupper():
+        return False
+    word = LAST_WORD.search(text[max(0, match.start() - 12) : match.start()])
+    last = word[0].lower() if word else ""
+    # One letter is an initial; one digit is a list's number.
+    return match[0][0] != "." or (len(last) > 1 and last not in ABBREVIATIONS)
+
+
+def even(n: int) -> tuple[float, ...]:
+    """n depths, each in the middle of its n-th of the text."""
+    return tuple((i + 0.5) / n for i in range(n))
+
+
+def depths_of(request: Request, n: int) -> tuple[float, ...]:
+    """n depths: those asked for, gone through again when they are fewer, or even ones.
+
+    Raises:
+        UsageError: more are asked for than there are facts, so that some would be left out.
+    """
+    asked = request.depths
+    if asked and len(asked) > n:
+        raise UsageError(
+            f"{len(asked)} depths are asked for, and a document has {n} facts",
+            "ask for as many --samples as --depths, or more",
+        )
+    return tuple(asked[i % len(asked)] for i in range(n)) if asked else even(n)
+
+
+def plant(
+    text: str,
+    sentences: Sequence[str],
+    depths: Sequence[float],
+    places: Sequence[Places] = (sentence_ends, line_ends, word_ends),
+    joints: tuple[str, str] = (" ", ""),
+) -> tuple[str, tuple[Fact, ...]]:
+    """Puts sentence i at depth i, as near as the places allow; none stands inside another.
+
+    Args:
+        places: where a sentence may go; the first kind with twice as many places as sentences.
+        joints: what is put before and behind each.
+
+    Returns:
+        The text, and the facts in the order of `sentences`.
+
+    Raises:
+        UsageError: a depth outside 0..1, or a text too short to hold them all.
+    """
+    if wrong := [depth for depth in depths if not 0 <= depth <= 1]:
+        raise UsageError(f"there is no depth {wrong[0]:g}", "0 is the beginning, 1 the end")
+    gaps = _gaps(text, places, len(sentences))
+    whole = len(text) + sum(len(sentence) + len("".join(joints)) for sentence in sentences)
+    pieces: list[str] = []
+    starts: dict[int, int] = {}
+    done = length = first = 0
+    for turn, which in enumerate(sorted(range(len(sentences)), key=lambda i: depths[i])):
+        # The text in front of the fact is what was there and what has been planted before it.
+        wanted = depths[which] * whole - len(joints[0]) - (length - done)
+        at = _nearest(gaps, wanted, first, len(gaps) - (len(sentences) - turn))
+        first, gap, sentence = at + 1, gaps[at], sentences[which]
+        behind = joints[1] or ("" if text[gap : gap + 1].isspace() or gap == len(text) else " ")
+        pieces += [text[done:gap], joints[0], sentence, behind]
+        starts[which] = length + gap - done + len(joints[0])
+        length, done = starts[which] + len(sentence) + len(behind), gap
+    out = "".join([*pieces, text[done:]])
+    return out, tuple(fact_at(out, starts[i], one) for i, one in enumerate(sentences))
+
+
+def fact_at(text: str, start: int, sentence: str) -> Fact:
+    """The fact that a sentence is where it begins at `start` in the finished text."""
+    return Fact(sentence, start, start + len(sentence), start / len(text))
+
+
+def _gaps(text: str, places: Sequence[Places], n: int) -> list[int]:
+    for place in places:
+        if len(gaps := place(text)) >= 2 * n:
+            return gaps
+    raise UsageError(
+        f"the text is too short to hold {n} planted sentences",
+        "ask for fewer samples or a greater length",
+    )
+
+
+def _nearest(gaps: Sequence[int], wanted: float, first: int, last: int) -> int:
+    """Which of the gaps first..last is nearest to an offset; the earlier one if two are."""
+    at = bisect_left(gaps, wanted, first, last)
+    return at - 1 if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted else at
+
+
+def together(request: Request, most: int, sentences: Sequence[str]) -> int:
+    """Questions that share a document, when each has such sentences: one in the exact form, else as
+    many as take a third of the text, at most `most`."""
+    if request.exact:
+        return 1
+    each = sum(added(request.size, sentence, " ") for sentence in sentences)
+    return max(1, min(most, request.length // (3 * each)))
+
+
+def dealt(dice: Dice, counts: Sequence[int]) -> list[int]:
+    """Which question each place of a document belongs to, from the front: each has as many as its
+    count, spread over the whole, and within that by chance."""
+    rounds = max(counts)
+    out: list[int] = []
+    for turn in range(rounds):
+        takes = [
+            which
+            for which, count in enumerate(counts)
+            if turn in {int((i + 0.5) * rounds / count) for i in range(count)}
+        ]
+        out += dice.some(takes, len(takes))
+    return out
+
+
+def room(request: Request, sentences: Sequence[str], joint: str) -> int:
+    """Tokens left for the haystack when the sentences are in the document.
+
+    Raises:
+        UsageError: the sentences would be more than half of the document.
+    """
+    taken = sum(added(request.size, sentence, joint) for sentence in sentences)
+    if 2 * taken > request.length:
+        raise UsageError(
+            f"{request.length} tokens are too few for {len(sentences)} planted sentences",
+            "ask for fewer samples or a greater length",
+        )
+    return request.length - taken
+
+
+def document(
+    request: Request,
+    sentences: Sequence[str],
+    depths: Sequence[float],
+    places: Sequence[Places] = (sentence_ends, line_ends, word_ends),
+    joints: tuple[str, str] = (" ", ""),
+) -> tuple[str, tuple[Fact, ...]]:
+    """The haystack, cut so that it has the length asked for with the sentences planted in it.
+
+    Raises:
+        UsageError: as `plant`, `room` and `Haystack.cut`.
+    """
+    parts = request.haystack.cut(request.size, room(request, sentences, joints[0]))
+    return plant("\n\n".join(parts), sentences, depths, places, joints)

@@ -1,0 +1,165 @@
+"""Counting-Stars: a penguin counts stars, here and there in a long text; collect the numbers.
+
+Source: Counting-Stars (Song et al., 2024), searching and reasoning. In reasoning the penguin first
+miscounts. Sentences, question, parsing and score are the benchmark's; the start of the answer is
+the ESA paper's. Numbers and text are ours. Questions are searching and reasoning in turn.
+
+The exact form builds the document as there: line breaks become spaces, the first j = 0.8 * length
+words are taken, and star i goes to word (i + 1) * (j // m) + i * W of the text as it has become, in
+place of the space there; W is the number of words in a star, and m = 32. So the length is the
+benchmark's nominal one, and no number of tokens. The shared form counts tokens, has 8 stars for a
+question at every length, so that scores at two lengths compare, and puts them behind sentences, the
+text's line breaks left as they are. Up to eight questions share a document, so that a long text is
+read once: each is about another animal, and the other animals' stars distract.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.haystack_text import SLACK
+from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, fact_at, together
+from esa_cli.evaluation.tasks.stable_random import Dice
+from esa_cli.evaluation.tasks.task_sample import Fact, Question, Request, Sample
+
+STARS = {
+    "searching": "\nThe little {who} counted {a} ★\n",
+    "reasoning": "\nThe little {who} counted {r} ★, but found that a mistake had been made, so "
+    "the counting was done again, and this time {a} ★ was counted correctly.\n",
+}
+QUESTION = (
+    "On this moonlit and misty night, the little {who} is looking up at the sky and "
+    "concentrating on counting ★. Please help the little {who} collect the {correct}number of ★, "
+    'for example: {{"little_{who}": [x, x, x,...]}}. The summation is not required, and the '
+    "numbers in [x, x, x,...] represent the {correctly}counted number of ★ by the little {who}. "
+    "Only output the results in JSON format without any explanation."
+)
+AFTER = "\n\n\n\n{question}"
+PRIME = '```json\n{{"little_{who}": ['
+LIST = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
+WORDS_PER_TOKEN = 0.8
+EXACT_STARS, SHARED_STARS = 32, 8
+LARGEST = 255
+ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
+"""Who counts, question by question; alone it is the benchmark's penguin."""
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
+    """The first `count` space-separated words of the text, with the stars put in."""
+    parts = text.replace("\n", " ").split(" ")[:count]
+    for i, star in enumerate(stars):
+        at = min((i + 1) * (count // len(stars)) + i * len(star.split(" ")), len(parts))
+        # The space between two words is gone: their ends are words together with the star's.
+        parts[at - 1 : at + 1] = (parts[at - 1] + star + "".join(parts[at : at + 1])).split(" ")
+    out = " ".join(parts)
+    return out, tuple(fact_at(out, out.index(star) + 1, star.strip()) for star in stars)
+
+
+def predicted(output: str, most: int) -> set[int]:
+    """The numbers of the answer's list, the first `most` of them."""
+    found = LIST.search(output)
+    return {int(number) for number in re.findall(r"\d+", found[1])[:most]} if found else set()
+
+
+def ask(
+    key: str,
+    variant: str,
+    who: str,
+    facts: Sequence[int],
+    right: Sequence[int],
+    wrong: Sequence[int],
+) -> Question:
+    """The question about the stars that one animal counted; `wrong`: what it took back."""
+    words = {"correct": "correct ", "correctly": "correctly "}
+    return Question(
+        key=key,
+        text=QUESTION.format(
+            who=who, **(words if variant == "reasoning" else dict.fromkeys(words, ""))
+        ),
+        answers=tuple(str(number) for number in right),
+        facts=tuple(facts),
+        longest=16 + 8 * len(facts),
+        prime=PRIME.format(who=who),
+        data={"mistaken": tuple(wrong)} if variant == "reasoning" else {},
+    )
+
+
+class Stars:
+    name = "stars"
+    about = "Numbers of stars, counted here and there in a long text, to be collected in a list."
+    source = "Counting-Stars (Song et al., 2024)"
+    differs = (
+        "The length is counted in tokens, and there are 8 stars for a question at every length, "
+        "behind sentences; up to eight questions share a document, each about another animal. The "
+        "exact form has 32 stars, one question, and 0.8 words for each token of the length."
+    )
+
+    def samples(self, request: Request) -> Iterator[Sample]:
+        longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
+        each = together(request, len(ANIMALS), [longest] * SHARED_STARS)
+        for index, first in enumerate(range(0, request.samples, each)):
+            last = min(first + each, request.samples)
+            variants = [tuple(STARS)[i % len(STARS)] for i in range(first, last)]
+            yield self._sample(request, index, variants)
+
+    def _sample(self, request: Request, index: int, variants: Sequence[str]) -> Sample:
+        """A document with a question for each of the variants."""
+        m = EXACT_STARS if request.exact else SHARED_STARS
+        dice = Dice(self.name, request.length, request.seed, index)
+        count = m * len(variants)
+        numbers = dice.some(range(1, LARGEST + 1), 2 * count)
+        right, wrong = numbers[:count], numbers[count:]
+        owners = dealt(dice, [m] * len(variants))
+        stars = [
+            STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
+            for owner, a, r in zip(owners, right, wrong, strict=True)
+        ]
+        text, facts = self._document(request, stars)
+        questions = []
+        for which, variant in enumerate(variants):
+            mine = [i for i, owner in enumerate(owners) if owner == which]
+            key = variant if len(variants) == 1 else f"{variant}-{ANIMALS[which]}"
+            extra = [right[i] for i in mine], [wrong[i] for i in mine]
+            questions.append(ask(key, variant, ANIMALS[which], mine, *extra))
+        return Sample(self.name, request.length, index, text, facts, tuple(questions), after=AFTER)
+
+    def _document(self, request: Request, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
+        if not request.exact:
+            depths = [(i + 1) / len(stars) for i in range(len(stars))]
+            return document(
+                request,
+                [star.strip() for star in stars],
+                depths_of(request, len(stars)) if request.depths else depths,
+                joints=("\n", "\n"),
+            )
+        if request.depths:
+            raise UsageError(
+                "the exact form of `stars` has places of its own, and takes no --depths",
+                "leave out --depths, or --exact",
+            )
+        count = int(WORDS_PER_TOKEN * request.length)
+        if count < len(stars):
+            raise UsageError(
+                f"{count} words are too few for {len(stars)} stars", "ask for a greater length"
+            )
+        # The cut may miss a few words for the sake of a whole sentence.
+        parts = request.haystack.cut(words, count + 2 * SLACK, "words")
+        return sprinkle("\n\n".join(parts), count, stars)
+
+    def score(self, question: Question, output: str) -> float:
+        """Searching: the share of stars found. Reasoning: half a point if the mistake is there too,
+        a quarter for the mistake alone."""
+        m = len(question.answers)
+        found = predicted(output, m)
+        right = [int(answer) in found for answer in question.answers]
+        if "mistaken" not in question.data:
+            return sum(right) / m
+        wrong = [number in found for number in question.data["mistaken"]]
+        worth = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
+        return sum(worth[both] for both in zip(right, wrong, strict=True)) / m

@@ -1,0 +1,193 @@
+"""The demo document: reproducible, and every fact in it is known, unique and in its place."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from esa_cli.evaluation.tasks import chronicle_task as chronicle
+from esa_cli.evaluation.tasks.chronicle_generator import Chronicler
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def load_command() -> ModuleType:
+    # `examples` is no package: its scripts are loaded the way a reader would run them.
+    spec = importlib.util.spec_from_file_location("make_chronicle", EXAMPLES / "make_chronicle.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+command = load_command()
+QUESTIONS: list[dict[str, Any]] = chronicle.load_questions(EXAMPLES / "questions.jsonl")
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return (EXAMPLES / "chronicle.md").read_bytes().decode("utf-8")
+
+
+def without_facts(text: str) -> str:
+    for question in QUESTIONS:
+        text = text.replace(question["fact"], "")
+    return text
+
+
+def has_phrase(phrase: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def repeated_sentences(text: str) -> list[str]:
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    counts = Counter(re.split(r"(?<=[.!?])['\s]+", prose))
+    return [sentence for sentence, count in counts.items() if sentence and count > 1]
+
+
+def test_committed_files_are_what_the_generator_writes(tmp_path: Path) -> None:
+    out, questions = tmp_path / "chronicle.md", tmp_path / "questions.jsonl"
+    command.main(["--out", str(out), "--questions", str(questions)])
+    assert out.read_bytes() == (EXAMPLES / "chronicle.md").read_bytes()
+    assert questions.read_bytes() == (EXAMPLES / "questions.jsonl").read_bytes()
+
+
+def test_text_goes_to_stdout_by_default(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    command.main([])
+    assert capsys.readouterr().out == text
+
+
+def test_text_is_several_windows_long(text: str) -> None:
+    # English prose has more than one token a word, so this is over three windows of 8192.
+    assert len(text.split()) > 3 * 8192
+
+
+def test_questions_are_complete_and_distinct() -> None:
+    assert len(QUESTIONS) == 48
+    for question in QUESTIONS:
+        assert set(question) == {"id", "question", "answers", "fact", "depth"}
+        assert question["question"].endswith("?")
+    for key in ("id", "question", "fact"):
+        assert len({question[key] for question in QUESTIONS}) == 48
+    assert len({question["answers"][0].lower() for question in QUESTIONS}) == 48
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question["id"])
+def test_fact_is_in_the_text_once_at_its_depth(question: dict[str, Any], text: str) -> None:
+    assert text.count(question["fact"]) == 1
+    assert round(text.index(question["fact"]) / len(text), 3) == question["depth"]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question["id"])
+def test_answer_is_in_the_fact_and_not_in_the_question(question: dict[str, Any]) -> None:
+    assert has_phrase(question["answers"][0], question["fact"])
+    assert 1 <= len(question["answers"][0].split()) <= 4
+    assert not any(has_phrase(answer, question["question"]) for answer in question["answers"])
+
+
+def test_depths_cover_the_text() -> None:
+    depths = sorted(question["depth"] for question in QUESTIONS)
+    assert depths[0] < 0.02
+    assert depths[-1] > 0.98
+    assert max(b - a for a, b in pairwise(depths)) < 0.04
+
+
+def test_no_accepted_answer_stands_outside_its_fact(text: str) -> None:
+    background = without_facts(text)
+    for question in QUESTIONS:
+        others = " ".join(q["fact"] for q in QUESTIONS if q is not question)
+        for answer in question["answers"]:
+            assert not has_phrase(answer, background), (question["id"], answer)
+            assert not has_phrase(answer, others), (question["id"], answer)
+
+
+def test_names_in_the_facts_belong_to_the_facts_alone(text: str) -> None:
+    background = without_facts(text)
+    for question in QUESTIONS:
+        # A capital inside the sentence marks a name; pairs, since parts may be ordinary words.
+        names = re.findall(r"[A-Z]\w+(?:['\w]*) [A-Z]\w+", question["fact"])
+        for name in names:
+            assert not has_phrase(name, background), (question["id"], name)
+
+
+def test_sentences_do_not_repeat(text: str) -> None:
+    assert len(repeated_sentences(text)) <= 3
+
+
+def test_another_seed_gives_other_background_with_the_same_facts(text: str) -> None:
+    other = chronicle.build(chronicle.DEFAULT_WORDS, chronicle.DEFAULT_SEED + 1)
+    lines, other_lines = set(text.splitlines()), set(other.splitlines())
+    assert len(lines & other_lines) < 0.05 * len(lines)
+    for question in QUESTIONS:
+        assert other.count(question["fact"]) == 1
+        assert other.index(question["fact"]) / len(other) == pytest.approx(
+            question["depth"], abs=0.02
+        )
+
+
+@pytest.mark.parametrize("words", [12_000, 60_000])
+def test_another_length_keeps_the_facts_at_their_depths(words: int) -> None:
+    text = chronicle.build(words, 3)
+    assert words <= len(text.split()) < 1.1 * words
+    assert len(repeated_sentences(text)) <= 3
+    background = without_facts(text)
+    for question in QUESTIONS:
+        assert text.count(question["fact"]) == 1
+        assert text.index(question["fact"]) / len(text) == pytest.approx(
+            question["depth"], abs=0.02
+        )
+        assert not any(has_phrase(answer, background) for answer in question["answers"])
+
+
+def test_same_words_and_seed_give_the_same_text() -> None:
+    assert chronicle.build(12_000, 5) == chronicle.build(12_000, 5)
+
+
+def test_too_few_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least"):
+        chronicle.build(100, 1)
+
+
+@pytest.mark.parametrize("seed", [2, 11])
+def test_no_sentence_repeats_in_200_000_words_of_background(seed: int) -> None:
+    parts: list[str] = []
+    words = 0
+    for paragraph in chronicle.paragraphs(seed):
+        parts.append(paragraph)
+        words += len(paragraph.split())
+        if words >= 200_000:
+            break
+    assert words >= 200_000
+    assert repeated_sentences("\n\n".join(parts)) == []
+    headings = [part for part in parts if part.startswith("#")]
+    assert len(set(headings)) == len(headings)
+    background = "\n\n".join(parts)
+    assert not any(question["fact"] in background for question in QUESTIONS)
+
+
+def test_background_reaches_a_million_tokens() -> None:
+    # English prose has about 1.4 tokens a word with the default model's tokenizer.
+    assert sum(len(part.split()) for part in chronicle.paragraphs(4)) > 900_000
+
+
+def test_background_is_the_demos_own(text: str) -> None:
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    own = (part for part in chronicle.paragraphs(chronicle.DEFAULT_SEED) if part.startswith("#"))
+    assert [next(own) for _ in headings] == headings
+
+
+@pytest.mark.timeout(20)
+def test_a_surname_whose_first_names_are_used_up_is_passed_over() -> None:
+    chronicler = Chronicler(1)
+    chronicler.vocabulary["surname"] = ["Used", "Free"]
+    firsts = [*chronicler.material["women"], *chronicler.material["men"]]
+    chronicler.names = {first + "Used" for first in firsts}
+    assert {chronicler.person().last for _ in range(20)} == {"Free"}

@@ -1,0 +1,559 @@
+"""`esa heads`: who finds, who is enough, what is heard; the preset that is written; the command."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from command import Esa, Result
+from conftest import ModelFactory, build_step
+from torch import Tensor
+
+from esa_cli.__main__ import main
+from esa_cli.attention.scoring import VoteScore
+from esa_cli.attention.step import OWN, Step
+from esa_cli.errors import EsaError, UsageError
+from esa_cli.evaluation.calibration import head_votes as hearing
+from esa_cli.evaluation.calibration import retrieval_heads as finding
+from esa_cli.evaluation.calibration.head_ranking import (
+    Head,
+    enough,
+    judge,
+    prefixes,
+    ranked,
+    stride_of,
+    window_sums,
+)
+from esa_cli.evaluation.calibration.head_votes import ALL, Hearing
+from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, write
+from esa_cli.evaluation.calibration.retrieval_heads import Found, find, voting
+from esa_cli.evaluation.tasks import Haystack, probe
+from esa_cli.evaluation.tasks.task_sample import Request, Sample
+from esa_cli.models import load as load_model
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
+
+VOTING = [
+    "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
+]  # fmt: skip
+
+
+# Windows and needles: tensors whose answer is known
+
+
+def test_windows_are_sums_at_a_stride() -> None:
+    votes = torch.rand(53)
+    windows = [range(at, at + 16) for at in range(0, 53 - 15, 2)]
+    sums = [sum(float(votes[m]) for m in window) for window in windows]
+    moments = [sum(m * float(votes[m]) for m in window) for window in windows]
+    assert stride_of(16) == 2
+    torch.testing.assert_close(window_sums(votes, 16), torch.tensor([sums, moments]).double())
+
+
+def test_a_window_longer_than_the_middle_is_all_of_it() -> None:
+    assert window_sums(torch.ones(5), 16).tolist() == [[5.0], [10.0]]
+
+
+def placed(*bumps: tuple[int, float], middle: int = 160) -> Tensor:
+    """Windows (1, 2, W) of 16 tokens, of votes that stand at single tokens."""
+    votes = torch.zeros(middle)
+    for at, weight in bumps:
+        votes[at] = weight
+    return window_sums(votes, 16)[None]
+
+
+@pytest.mark.parametrize(
+    ("bumps", "found", "margin"),
+    [
+        ([(44, 3.0)], True, 1.0),
+        ([(44, 3.0), (100, 1.0)], True, 0.75),
+        ([(44, 1.0), (100, 3.0)], False, 0.25),
+        # Two together are more than the one that is most.
+        ([(40, 2.0), (45, 2.0), (100, 3.0)], True, 4 / 7),
+        ([(100, 3.0)], False, 0.0),
+        ([], False, 0.0),
+        # Beside the needle: as much in a window with it as in one without.
+        ([(47, 1.0)], True, 0.5),
+    ],
+)
+def test_a_voter_is_judged_by_its_best_window(
+    bumps: list[tuple[int, float]], found: bool, margin: float
+) -> None:
+    which, how = judge(placed(*bumps), range(40, 46), 160, 16)
+    assert which.tolist() == [found]
+    assert how.tolist() == pytest.approx([margin])
+
+
+@pytest.mark.parametrize(
+    ("at", "has"), [(34, False), (36, True), (42, True), (50, True), (52, False)]
+)
+def test_a_window_has_a_needle_from_six_tenths_on(at: int, has: bool) -> None:
+    """The window is [at - 8, at + 8); the needle's tokens are [38, 48)."""
+    covered = min(at + 8, 48) - max(at - 8, 38)
+    assert (covered >= 6) is has
+    assert judge(placed((at, 1.0)), range(38, 48), 160, 16)[0].tolist() == [has]
+
+
+@pytest.mark.parametrize("needle", [range(10), range(12, 22)])
+def test_a_window_does_not_leave_the_middle(needle: range) -> None:
+    """Votes at the ends of M: a needle there is found, though it is not around them."""
+    middle = needle.stop
+    at = 0 if needle.start == 0 else middle - 1
+    assert judge(placed((at, 1.0), middle=middle), needle, middle, 16)[0].tolist() == [True]
+
+
+def test_a_needle_longer_than_a_window_can_be_found() -> None:
+    sums = torch.cat((placed((60, 1.0)), placed((20, 1.0))))
+    assert judge(sums, range(40, 90), 160, 16)[0].tolist() == [True, False]
+
+
+# The ranking and the set
+
+
+def head(layer: int, number: int, found: int, margin: float = 0.5) -> Head:
+    return Head(layer, number, found, 0, margin)
+
+
+def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
+    found = torch.tensor([[1, 5, 3], [5, 0, 3]])
+    margin = torch.tensor([[0.9, 0.6, 0.4], [0.7, 0.0, 0.4]])
+    held_out = torch.tensor([[2, 1, 0], [3, 0, 1]])
+    order = ranked(found, held_out, margin)
+    assert [one.pair for one in order] == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
+    assert (order[0].found, order[0].held_out) == (5, 3)
+    assert order[0].margin == pytest.approx(0.7)
+
+
+def test_sets_are_the_best_heads_from_four_to_sixteen() -> None:
+    best = [head(layer, number, 9) for layer in range(5) for number in range(4)]
+    sets = prefixes(best)
+    assert list(sets) == list(range(4, 17))
+    assert sets[5] == ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0))
+    assert list(prefixes(best[:2])) == [2]
+
+
+def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
+    best = [head(n % 3, n, 9) for n in range(7)]
+    assert enough(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
+    assert enough(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, "more than all is as good"
+    assert enough(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, "none is: the fewest of the best"
+
+
+def test_a_set_has_heads_of_two_layers_where_good_ones_are() -> None:
+    best = [head(0, n, 10) for n in range(5)]
+    hits = {4: 9, 5: 9, 6: 9}
+    assert enough([*best, head(1, 0, 5)], hits, 9) == 6
+    assert enough([*best, head(1, 0, 4)], hits, 9) == 4, "a poor one is not waited for"
+
+
+# What is heard
+
+
+def hearing_of(size: int, sets: list[Any]) -> tuple[Hearing, list[Step], VoteScore]:
+    """Two layers' steps of 6 heads over 2 key heads, contrasting own words with others."""
+    score = VoteScore(contrast=True)
+    heard, steps = Hearing(range(24, 30), size, sets), []
+    for layer in range(2):
+        step = build_step(
+            torch.randn(6, 5, 8), 2 * torch.randn(2, 40, 8), low=3, after=2, score=score
+        )
+        own = (step.start + 1, step.start + 4)
+        step = replace(step, layer=layer, shared={OWN: own})
+        heard(step)
+        steps.append(step)
+    return heard, steps, score
+
+
+def test_every_head_votes_alone_as_the_score_has_it() -> None:
+    heard, steps, score = hearing_of(8, [])
+    found, margin = heard.each()
+    assert found.shape == margin.shape == (2, 6)
+    for layer, step in enumerate(steps):
+        for number in range(6):
+            votes = replace(score, heads=((layer, number),)).scores(step)
+            sums = [float(votes[at : at + 8].sum()) for at in range(33)]
+            best = max(range(33), key=lambda at: sums[at])
+            mean = sum(m * float(votes[m]) for m in range(best, best + 8)) / sums[best]
+            start = min(32, max(0, round(mean - 3.5)))
+            assert bool(found[layer, number]) is (min(start + 8, 27) - max(start, 21) >= 0.6 * 6)
+            inside = [min(at + 8, 27) - max(at, 21) for at in range(33)]
+            having = max(sums[at] for at in range(33) if inside[at] >= 0.6 * 6)
+            elsewhere = max(sums[at] for at in range(33) if inside[at] <= 0)
+            assert float(margin[layer, number]) == pytest.approx(
+                having / (having + elsewhere), rel=1e-4
+            )
+
+
+def test_a_set_votes_by_the_sum_of_its_layers() -> None:
+    sets = [ALL, ((0, 1), (1, 4)), ((0, 1),), ((0, 1), (0, 2), (1, 4))]
+    heard, steps, score = hearing_of(8, sets)
+    for one, row in zip(sets, torch.stack([*heard.together.values()]).sum(dim=0), strict=True):
+        votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
+        torch.testing.assert_close(row, window_sums(votes, 8))
+    assert heard.hits().shape == (4,)
+
+
+# A model in which one head finds
+
+
+class Loaded(NamedTuple):
+    model: Any
+    tokenizer: Any
+    device: torch.device = torch.device("cpu")
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "esa"))
+    one = load_model("random:llama", device="cpu", dtype="float32")
+    return Loaded(one.model, one.tokenizer)
+
+
+def tiny(*settings: str) -> Preset:
+    return preset.load("tiny-random", [*VOTING, *settings])
+
+
+def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> Sample:
+    def size(text: str) -> int:
+        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    hay = Haystack.chronicle(0)
+    request = Request(tokens, size, hay, None, questions, 0, exact=False)
+    return next(iter(probe("needle").samples(request)))
+
+
+@pytest.fixture
+def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Head 2 of layer 1 votes for the middle of the question's needle, which the fixture tells it;
+    all others vote for the first token of M, and less: where few find, the others are not sure."""
+    finder = (1, 2)
+
+    def scores(self: VoteScore, step: Any) -> Tensor:
+        out = torch.zeros(step.middle)
+        voters = [h for layer, h in self.heads if layer == step.layer]
+        if not self.heads:
+            voters = list(range(step.queries.shape[0]))
+        for voter in voters:
+            if (step.layer, voter) == finder:
+                out[ASKED[0] - step.low] += 1.0
+            else:
+                out[0] += 0.01
+        return out
+
+    monkeypatch.setattr(VoteScore, "scores", scores)
+    hear = hearing.Reader.hear
+
+    def told(self: Any, one: Any, question: str) -> Any:
+        ASKED[:] = [sum(one.needle) // len(one.needle)]
+        return hear(self, one, question)
+
+    monkeypatch.setattr(hearing.Reader, "hear", told)
+    return finder
+
+
+ASKED: list[int] = []
+
+
+def test_the_head_that_finds_is_found(loaded: Loaded, one_finds: tuple[int, int]) -> None:
+    told: list[tuple[str, int, int]] = []
+    found = find(
+        loaded,
+        tiny("window.ending=0"),
+        planted(loaded),
+        lambda done, of: told.append(("tokens", done, of)),
+        lambda done, of: told.append(("questions", done, of)),
+    )
+    assert found.heads[0].pair == one_finds
+    assert (found.heads[0].found, found.heads[0].held_out) == (4, 4)
+    assert found.heads[0].margin == 1.0
+    assert all(one.found == 0 == one.margin for one in found.heads[1:])
+    assert one_finds in found.chosen
+    assert len(found.chosen) == 4
+    assert found.hits == found.all_hits == 4
+    assert not found.weak
+    assert (found.ranked_by, found.held_out, found.left_out) == (4, 4, 0)
+    assert found.passage == 16
+    assert told[-1] == ("questions", 8, 8)
+    assert ("tokens", found.tokens, found.tokens) in told
+
+
+def test_needles_stand_where_the_tokens_say(loaded: Loaded) -> None:
+    """The positions, read back through the tokenizer, hold the needle's words."""
+    sample = planted(loaded)
+    prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
+    ids = prompt.document(sample.text)
+    facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
+    asked = finding._asked(prompt, sample)
+    assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)
+    for one in asked:
+        words = loaded.tokenizer.decode(ids[one.needle.start : one.needle.stop])
+        assert words.strip() == facts[one.question]
+
+
+def test_the_model_is_put_back_and_nothing_is_kept(loaded: Loaded) -> None:
+    before = loaded.model.config._attn_implementation
+    find(loaded, tiny("window.ending=0"), planted(loaded))
+    assert loaded.model.config._attn_implementation == before
+
+
+def test_an_interruption_puts_the_model_back(loaded: Loaded) -> None:
+    before = loaded.model.config._attn_implementation
+
+    def stop(done: int, of: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find(loaded, tiny("window.ending=0"), planted(loaded), None, stop)
+    assert loaded.model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Loaded) -> None:
+    """Also where several of them read one key head."""
+    size = len(loaded.tokenizer)
+    model = make_model(kind, vocab_size=size)
+    found = find(Loaded(model, loaded.tokenizer), tiny("window.ending=0"), planted(loaded))
+    count = model.config.num_attention_heads
+    assert {one.pair for one in found.heads} == {(at, h) for at in range(2) for h in range(count)}
+    assert all(0 <= one.margin <= 1 for one in found.heads)
+    assert found.by_size.keys() == set(range(min(4, 2 * count), min(16, 2 * count) + 1))
+
+
+def test_what_the_preset_says_of_heads_plays_no_part(loaded: Loaded) -> None:
+    sample = planted(loaded)
+    plain = find(loaded, tiny("window.ending=0"), sample)
+    named = find(loaded, tiny("window.ending=0", "score.heads=[[0, 1]]"), sample)
+    assert plain == named
+
+
+def test_needles_that_are_always_in_view_are_left_out(loaded: Loaded) -> None:
+    sample = planted(loaded, 1500)
+    ended = find(loaded, tiny("window.local=64", "window.ending=300"), sample)
+    assert ended.left_out == 2  # the deepest of 8 even depths, in the last 300 of 1,500 tokens
+    assert ended.ranked_by + ended.held_out == 6
+
+
+def test_a_text_that_is_all_in_view_is_refused(loaded: Loaded) -> None:
+    with pytest.raises(UsageError, match="0 of 8 needles") as error:
+        find(loaded, tiny("context=2000", "window.dense=1900"), planted(loaded))
+    assert "longer" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["score.name=sum"], "sum"),
+        (["score.rule=max"], "softmax"),
+        (["selector.name=topk"], "topk"),
+    ],
+)
+def test_presets_whose_heads_do_not_vote_are_refused(settings: list[str], words: str) -> None:
+    base = ["score.name=vote", "selector.name=consensus"]
+    with pytest.raises(UsageError, match=words) as error:
+        voting(preset.load("tiny-random", [*base, *settings]))
+    assert "--set" in error.value.hint
+
+
+def test_a_shortlist_does_not_hide_what_heads_find(loaded: Loaded) -> None:
+    sample = planted(loaded)
+    found = find(loaded, tiny("window.ending=0"), sample)
+    short = find(loaded, tiny("window.ending=0", "score.shortlist=8"), sample)
+    assert short == found
+
+
+def test_weak_is_less_than_half() -> None:
+    def of(hits: int) -> Found:
+        return Found([head(0, 0, 1)], ((0, 0),), 8, 8, hits, 8, {1: hits}, 100, 16, 0)
+
+    assert of(3).weak
+    assert not of(4).weak
+
+
+# The preset
+
+
+def test_the_preset_says_what_the_options_said(tmp_path: Path) -> None:
+    path = tmp_path / "few.yaml"
+    given = [*VOTING, "window.selected=48"]
+    write(path, "tiny-random", given, ((1, 2), (0, 3)), "8 of 8")
+    made = preset.load(str(path))
+    wanted = preset.load("tiny-random", [*given, "score.heads=[[1, 2], [0, 3]]"])
+    assert made.model_dump(exclude={"name", "description"}) == wanted.model_dump(
+        exclude={"name", "description"}
+    )
+    score = build.method(made).score
+    assert isinstance(score, VoteScore)
+    assert [tuple(pair) for pair in score.heads] == [(1, 2), (0, 3)]
+    assert path.read_text("utf-8").startswith(f"{MARK}: 8 of 8\n")
+    assert [one.name for one in tmp_path.iterdir()] == ["few.yaml"]
+
+
+def test_heads_of_another_model_stay_with_it(tmp_path: Path) -> None:
+    """A preset that names a model by --model and its heads keeps both."""
+    path = tmp_path / "other.yaml"
+    write(path, "smollm2-135m", ['model="org/other"'], ((3, 1),), "")
+    made = preset.load(str(path))
+    assert (made.model, made.score["heads"]) == ("org/other", [[3, 1]])
+
+
+def test_a_preset_beside_it_is_extended_by_its_name(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("extends: tiny-random\nwindow:\n  selected: 32\n", "utf-8")
+    out, far = tmp_path / "few.yaml", tmp_path / "sub" / "few.yaml"
+    far.parent.mkdir()
+    write(out, str(base), VOTING, ((0, 0),), "")
+    write(far, str(base), VOTING, ((0, 0),), "")
+    assert "extends: base.yaml\n" in out.read_text("utf-8")
+    assert preset.load(str(out)).window.selected == 32
+    assert preset.load(str(far)).window.selected == 32
+
+
+def test_what_does_not_hold_is_not_left_there(tmp_path: Path) -> None:
+    path = tmp_path / "few.yaml"
+    path.write_text("old", "utf-8")
+    with pytest.raises(EsaError):
+        write(path, "no-such-preset", [], ((0, 0),), "")
+    assert path.read_text("utf-8") == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["few.yaml"]
+
+
+def test_only_its_own_files_are_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "few.yaml"
+    refuse_foreign(path, "tiny-random")
+    path.write_text("model: mine\n", "utf-8")
+    with pytest.raises(UsageError, match="did not make it"):
+        refuse_foreign(path, "tiny-random")
+    write(path, "tiny-random", VOTING, ((0, 0),), "")
+    refuse_foreign(path, "tiny-random")
+    with pytest.raises(UsageError, match="would extend"):
+        refuse_foreign(path, str(path))
+    with pytest.raises(UsageError, match="no preset"):
+        refuse_foreign(tmp_path / "few.json", "tiny-random")
+
+
+# The command
+
+TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
+FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
+SHORT = ["--length", "1500", "--questions", "8"]
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("esa-home")
+
+
+@pytest.fixture
+def esa(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Esa:
+    monkeypatch.setenv("ESA_HOME", str(home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Result:
+        code = main(["heads", *arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return run
+
+
+def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) -> None:
+    result = esa(*TINY, *FEW, *SHORT)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].split() == [
+        "layer",
+        "head",
+        "found",
+        "of",
+        "4",
+        "held",
+        "out",
+        "of",
+        "4",
+        "margin",
+    ]
+    assert lines[1].split() == ["1", "2", "4", "4", "1.00", "in", "the", "set"]
+    assert "of 4 held-out needles: 4 first by these 4 heads" in lines[-2]
+    assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")
+
+
+def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet", "--out", "few.yaml")
+    assert (result.code, result.err) == (0, "")
+    data = json.loads(result.out)
+    assert data["heads"][0] == {
+        "layer": 1, "head": 2, "found": 4, "held_out": 4, "margin": 1.0,
+    }  # fmt: skip
+    assert data["chosen"][0] == [1, 2]
+    assert (data["hits"], data["all_hits"], data["held_out"]) == (4, 4, 4)
+    assert (data["weak"], data["written"]) == (False, "few.yaml")
+    assert data["use"].startswith("--set 'score.heads=[[1,2],")
+    assert data["layers"] == 2
+    assert preset.load("./few.yaml").score["heads"] == data["chosen"]
+
+
+def test_a_random_model_has_none(esa: Esa, tmp_path: Path) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--out", "few.yaml")
+    assert result.code == 5
+    assert "has no few heads" in result.out
+    assert "use them" not in result.out
+    assert "nothing was written" in result.err
+    assert not (tmp_path / "few.yaml").exists()
+
+
+def test_weak_heads_without_a_file_are_no_error(esa: Esa) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet")
+    data = json.loads(result.out)
+    assert (result.code, data["weak"], data["use"]) == (0, True, None)
+
+
+def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--out", "few ones.yaml")
+    assert result.out.endswith("use them with --preset 'few ones.yaml'\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "no head votes"),
+        ([*FEW, "--length", "long"], 2, "no number of tokens"),
+        ([*FEW, "--questions", "33"], 2, "32"),
+        ([*FEW, "--length", "200"], 2, "too few"),
+        ([*FEW, "--haystack", "none.txt"], 3, "none.txt"),
+        ([*FEW, "--out", "few.txt"], 2, "no preset"),
+        ([*FEW, "--out", "mine.yaml"], 2, "did not make it"),
+        ([*FEW, "--set", "score.heads=[[0]]"], 4, "pairs"),
+    ],
+)
+def test_mistakes(esa: Esa, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    (tmp_path / "mine.yaml").write_text("model: mine\n", "utf-8")
+    result = esa(*TINY, *arguments)
+    assert result.code == code
+    assert words in result.err
+    assert result.out == ""
+
+
+def test_a_haystack_of_ones_own(esa: Esa, tmp_path: Path) -> None:
+    (tmp_path / "hay.txt").write_text("The mill stood still for days. " * 200, "utf-8")
+    result = esa(*TINY, *FEW, *SHORT, "--haystack", "hay.txt", "--json", "--quiet")
+    assert json.loads(result.out)["haystack"] == "hay.txt"
+
+
+def test_an_interruption(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(hearing.Reader, "hear", interrupted)
+    assert esa(*TINY, *FEW, *SHORT).code == 130

@@ -1,0 +1,512 @@
+"""Self-tests on a tiny random model: what is read, asked and kept, and what recall means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models
+from esa_cli.attention.trace import Seen
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.evaluation.selftest import selftest_engine
+from esa_cli.evaluation.selftest.method_comparison import InView
+from esa_cli.evaluation.selftest.needle_recall import Recall, positions, selected, why
+from esa_cli.evaluation.selftest.resume import KEY, same_reading
+from esa_cli.evaluation.selftest.run_plan import (
+    Settings,
+    dense_group,
+    dense_length,
+    depths,
+    groups,
+    tokens,
+)
+from esa_cli.evaluation.selftest.selftest_engine import Engine
+from esa_cli.evaluation.tasks import Haystack
+from esa_cli.qa import build_method as build
+from esa_cli.qa import preset
+from esa_cli.qa.session import Session
+from esa_cli.storage.memory_store import LayerStore
+from esa_cli.system.jsonl import Journal
+
+pytestmark = pytest.mark.usefixtures("short_answers")
+TINY = preset.load("tiny-random")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+class Heard:
+    """A listener that counts."""
+
+    def __init__(self) -> None:
+        self.readings: list[tuple[str, int, tuple[str, ...]]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def reading(
+        self, test: str, length: int, names: Sequence[str], total: int
+    ) -> Callable[[int, int], None]:
+        self.readings.append((test, length, tuple(names)))
+        return lambda done, all_: None
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+
+def engine(
+    loaded: Any,
+    settings: Settings,
+    path: Path | None = None,
+    *,
+    base: preset.Preset = TINY,
+    hay: Haystack | None = None,
+    **how: Any,
+) -> Engine:
+    journal = Journal(path, {"command": "test"}, same=(), key=KEY)
+    hay = hay or Haystack.chronicle(settings.seed)
+    return Engine(loaded, base, settings, hay, journal, Heard(), **how)
+
+
+def settings_of(**changes: Any) -> Settings:
+    return Settings(
+        **{
+            "tests": ("needle",),
+            "methods": ("preset", "streaming-llm", "infllm"),
+            "lengths": (1500,),
+            "samples": 2,
+            "dense": False,
+            **changes,
+        }
+    )
+
+
+def test_one_reading_serves_all_selective_methods(loaded: Any) -> None:
+    made = engine(loaded, settings_of())
+    with made.journal:
+        made.run()
+    assert made.listener.readings == [("needle", 1500, ("preset", "streaming-llm", "infllm"))]
+    asked = [(row["method"], row["question"]) for row in made.listener.rows]
+    assert len(asked) == len(set(asked)) == 6
+    for row in made.listener.rows:
+        assert len(row["recall"]["layers"]) == 2
+        assert 0 < row["depth"] < 1
+        assert row["tokens"]["document"] > 1400
+
+
+def test_each_method_reads_for_itself_when_asked_to(loaded: Any) -> None:
+    made = engine(loaded, settings_of(reading="own", methods=("streaming-llm", "infllm")))
+    made.run()
+    assert [names for _, _, names in made.listener.readings] == [("streaming-llm",), ("infllm",)]
+
+
+def test_full_attention_reads_for_itself(loaded: Any) -> None:
+    made = engine(loaded, settings_of(methods=("yarn", "streaming-llm")))
+    made.run()
+    assert [names for _, _, names in made.listener.readings] == [("streaming-llm",), ("yarn",)]
+    full = [row for row in made.listener.rows if row["method"] == "yarn"]
+    assert all(row["recall"]["mean"] == 1.0 for row in full)
+
+
+def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = engine(loaded, settings_of(methods=("preset",)), path)
+    with first.journal:
+        first.run()
+    again = engine(loaded, settings_of(methods=("preset",)), path)
+    with again.journal:
+        again.run()
+    assert not again.listener.readings
+    more = engine(loaded, settings_of(methods=("preset", "quest")), path)
+    with more.journal:
+        more.run()
+    assert {row["method"] for row in more.listener.rows} == {"quest"}
+
+
+def test_rows_of_another_document_or_other_settings_are_not_continued(
+    loaded: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = engine(loaded, settings_of(methods=("preset",)), path)
+    with first.journal:
+        first.run()
+    whole = path.read_text()
+    for field, about in (("document", "about another document"), ("settings", "other settings of")):
+        changed = [json.loads(line) for line in whole.splitlines()]
+        changed[-1][field] = "0123456789abcdef"
+        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        again = engine(loaded, settings_of(methods=("preset",)), path)
+        with again.journal, pytest.raises(UsageError, match=about):
+            again.run()
+        assert not again.listener.rows
+        assert len(path.read_text().splitlines()) == len(whole.splitlines())
+
+
+def test_a_method_that_was_read_otherwise_is_not_continued(loaded: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    first = engine(loaded, settings_of(methods=("preset",)), path)
+    with first.journal:
+        first.run()
+    same_reading(first.journal, settings_of(methods=("preset",)), TINY)
+    same_reading(first.journal, settings_of(methods=("quest",)), TINY)
+    same_reading(first.journal, settings_of(methods=("preset", "quest"), reading="own"), TINY)
+    with pytest.raises(UsageError, match=r"preset with the reading 'own', and .* is 'shared'"):
+        same_reading(first.journal, settings_of(methods=("preset", "quest")), TINY)
+    same_reading(Journal(None, {}, same=(), key=KEY), settings_of(methods=("preset",)), TINY)
+
+
+def test_dense_rows_have_no_reading_to_keep() -> None:
+    journal = Journal(None, {}, same=(), key=KEY)
+    journal.add({"method": "preset", "reading": "own", "dense": True})
+    same_reading(journal, settings_of(methods=("preset", "quest")), TINY)
+
+
+def test_the_same_run_gives_the_same_rows(loaded: Any) -> None:
+    runs = [engine(loaded, settings_of()) for _ in range(2)]
+    for made in runs:
+        made.run()
+    first, second = (
+        [{k: v for k, v in row.items() if k != "time"} for row in made.listener.rows]
+        for made in runs
+    )
+    assert first == second
+
+
+def test_nothing_is_begun_after_the_time_limit(loaded: Any) -> None:
+    made = engine(loaded, settings_of(), until=0.0)
+    made.run()
+    assert made.stopped
+    assert not made.listener.rows
+
+
+def test_no_question_is_begun_after_the_time_limit(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(loaded, settings_of(), until=3.5)
+    # One look at the clock before the reading, one before each question.
+    clock = iter(range(1, 100))
+    monkeypatch.setattr(selftest_engine.time, "monotonic", lambda: next(clock))
+    made.run()
+    assert made.stopped
+    assert len(made.listener.rows) == 2
+
+
+def test_one_method_reads_by_its_own_rule() -> None:
+    for reading in ("select", "local"):
+        base = preset.load("tiny-random", [f"reading={reading}"])
+        (group,) = groups(settings_of(methods=("preset",)), base, 900)
+        assert not group.shared
+        assert group.presets == (base,)
+    (two,) = groups(settings_of(methods=("preset", "quest")), TINY, 900)
+    assert two.shared
+
+
+def test_what_takes_everything_reads_everything() -> None:
+    base = preset.load("tiny-random", ["reading=local"])
+    both, full = groups(settings_of(methods=("preset", "quest", "full")), base, 900)
+    assert (both.names, both.shared) == (("preset", "quest"), True)
+    assert (full.names, full.shared) == (("full",), False)
+    assert full.presets[0].reading == "select"
+    taking_all = preset.load("tiny-random", ["selector.name=full", "reading=local"])
+    asked = settings_of(methods=("quest", "preset", "streaming-llm"))
+    assert [group.names for group in groups(asked, taking_all, 900)] == [
+        ("quest", "streaming-llm"),
+        ("preset",),
+    ]
+
+
+def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> None:
+    rotated = ["score.name=sum", "score.rotate=true", "position.distance=100"]
+    near, far = (
+        preset.load("tiny-random", [*rotated[:2], f"position.distance={d}"]) for d in (100, 200)
+    )
+    plain = preset.load("tiny-random", ["score.name=sum"])
+    assert build.method(near).fitting != build.method(far).fitting
+    assert build.method(plain).fitting[1] is None
+    with Session(loaded.model, loaded.tokenizer, near) as session:
+        session.read("The gate opens at nine. " * 40)
+        session.use(near)
+        for other in (far, plain):
+            with pytest.raises(PresetError, match="another compressor"):
+                session.use(other)
+
+
+def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
+    from esa_cli.methods import recipes
+
+    @recipes.recipe("elsewhere", about="", source="", cost="")
+    def elsewhere(base: recipes.Base) -> dict[str, Any]:
+        return {
+            "score": {"name": "sum", "rotate": True},
+            "position": {"name": "esa", "distance": 99},
+        }
+
+    try:
+        made = groups(settings_of(methods=("elsewhere", "quest", "streaming-llm")), TINY, 900)
+    finally:
+        del recipes._RECIPES["elsewhere"]
+    assert [(group.names, group.shared) for group in made] == [
+        (("quest", "streaming-llm"), True),
+        (("elsewhere",), False),
+    ]
+
+
+OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 70))
+
+
+def test_ones_own_text_has_its_own_length(loaded: Any) -> None:
+    hay = Haystack.of("mine", OWN_TEXT)
+    base = preset.load("tiny-random", ["context=2048", "position.distance=256"])
+    settings = settings_of(tests=("own",), methods=("preset", "yarn"), lengths=(50,), dense=True)
+    made = engine(loaded, settings, base=base, hay=hay)
+    made.run()
+    whole = made.documents.lengths("own")[0]
+    assert whole > made.documents.size(OWN_TEXT) > 2048
+    by_method = {row["method"]: row for row in made.listener.rows}
+    assert by_method["preset"]["length"] == by_method["yarn"]["length"] == whole
+    assert dense_length(base) - 60 < by_method["dense"]["length"] < 2048 - 200
+    assert by_method["dense"]["tokens"]["document"] < 2048 - 200
+
+
+def test_a_ceiling_that_does_not_fit_is_left_out(loaded: Any) -> None:
+    """The tiny window has no room for the question behind the document."""
+    base = preset.load("tiny-random", ["context=300", "position.distance=200"])
+    made = engine(loaded, settings_of(methods=("preset",), dense=True, tests=("niah",)), base=base)
+    made.run()
+    assert {row["method"] for row in made.listener.rows} == {"preset"}
+    assert any("niah: no dense ceiling" in note for note in made.listener.notes)
+
+
+def test_no_dense_row_ever_selects(loaded: Any) -> None:
+    made = engine(loaded, settings_of(methods=("preset",), dense=True))
+    made.run()
+    dense = [row for row in made.listener.rows if row["dense"]]
+    assert dense
+    assert all(row["recall"]["mean"] == 1.0 for row in dense)
+    for row in dense:
+        assert row["tokens"]["document"] + row["tokens"]["question"] <= TINY.context
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tests": ("needle", "passkey"), "samples": 33}, "33 are needed"),
+        ({"tests": ("needle", "own")}, "needs a document of yours"),
+        ({"lengths": (900, 40)}, "tokens are too few"),
+        ({"methods": ("preset", "ntk")}, "no plain series"),
+    ],
+)
+def test_mistakes_come_before_the_first_reading(
+    loaded: Any, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(loaded, settings_of(**changes))
+    if "ntk" in made.settings.methods:
+        rotary = loaded.model.model.rotary_emb
+        monkeypatch.setitem(rotary._buffers, "inv_freq", rotary.inv_freq.flip(0))
+    with pytest.raises((UsageError, PresetError), match=said):
+        made.run()
+    assert not made.listener.readings
+
+
+def test_facts_in_several_places_have_no_depth(loaded: Any) -> None:
+    made = engine(loaded, settings_of(tests=("niah",), samples=4, methods=("preset",)))
+    made.run()
+    depths_of = {row["question"].split("-")[0]: row["depth"] for row in made.listener.rows}
+    assert 0 < depths_of["single"] < 1
+    assert 0 < depths_of["multikey"] < 1
+    assert depths_of["multivalue"] is depths_of["multiquery"] is None
+
+
+def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
+    """Blocks of 64 and of 16 keep one account of what was attended to."""
+    from esa_cli.evaluation.selftest.shared_prefill import shared_reading
+    from esa_cli.methods.infllm import RECEIVED, InfLLM
+
+    base = build.method(preset.load("tiny-random"))
+    infllm = build.method(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0])
+    from dataclasses import replace
+
+    other = replace(infllm, selector=InfLLM(block=16))
+    sums = []
+    for methods in ([infllm], [infllm, other]):
+        with Session(loaded.model, loaded.tokenizer, TINY) as session:
+            session.attachment.method = shared_reading(base, methods)
+            session.read("The gate opens at nine. " * 40)
+            memo = session.cache.memory(0).store.memo
+            sums.append(memo[RECEIVED].of(0, session.document_tokens).clone())
+    assert sums[0].sum() > 0
+    assert torch.equal(*sums)
+
+
+def test_what_a_rehearsal_selected_is_not_counted() -> None:
+    view = InView(torch.zeros(100))
+    for _ in range(2):
+        view(seen_of(0, torch.tensor([0, 1, 2, 3, 50])))
+        view(seen_of(1, torch.tensor([0, 1, 2, 3, 50, 51])))
+    view(seen_of(0, torch.tensor([0, 1, 2, 3, 60]), start=103))
+    assert view.counts.nonzero().flatten().tolist() == [50, 51, 60]
+    assert view.counts[[50, 51, 60]].tolist() == [2.0, 1.0, 1.0]
+
+
+def test_a_wrong_method_is_named_before_anything_is_read(loaded: Any) -> None:
+    made = engine(loaded, settings_of(methods=("preset", "infllmm")))
+    with pytest.raises(UsageError, match="infllmm"):
+        made.run()
+    assert not made.listener.readings
+
+
+def test_methods_have_the_presets_budget() -> None:
+    for group in groups(settings_of(methods=("preset", "streaming-llm", "quest")), TINY, 900):
+        for made in group.presets:
+            window = made.window
+            assert window.initial + window.selected + window.local == 4 + 64 + 64
+
+
+def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
+    """Of what is cached, in any layer and for any head, at the question and while answering."""
+    from esa_cli.methods import recipes
+
+    names = [name for name in recipes._RECIPES if not recipes.find(name).full]
+    assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
+    for name in names:
+        made = recipes.apply(name, TINY, 900)
+        with Session(loaded.model, loaded.tokenizer, made) as session:
+            session.read("A word of many. " * 60)
+            seen: list[Seen] = []
+            session.attachment.watch = seen.append
+            session.ask("Which word?", max_new_tokens=3)
+        assert {one.decoding for one in seen} == {True, False}
+        for one in seen:
+            rows = [one.far] if isinstance(one.far, torch.Tensor) else one.far
+            assert one.local + max(len(row) for row in rows) <= 4 + 64 + 64, name
+
+
+def test_a_method_over_the_budget_is_refused() -> None:
+    from esa_cli.methods import recipes
+
+    @recipes.recipe("greedy", about="", source="", cost="")
+    def greedy(base: recipes.Base) -> dict[str, Any]:
+        return {"window": {"selected": base.preset.window.selected + 1}}
+
+    try:
+        with pytest.raises(PresetError, match="takes 133 tokens where the preset has 132"):
+            recipes.apply("greedy", TINY)
+    finally:
+        del recipes._RECIPES["greedy"]
+
+
+def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
+    (made,) = dense_group(TINY).presets
+    assert dense_length(TINY) < made.context == made.window.dense
+    with Session(loaded.model, loaded.tokenizer, made) as session:
+        seen: list[Seen] = []
+        session.attachment.watch = seen.append
+        session.read("word " * 40)
+        session.ask("Which word?", max_new_tokens=3)
+    assert all(one.local == one.start for one in seen)
+    assert made.position["name"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("32k", 32000), ("1m", 1_000_000), ("800", 800), ("1.5K", 1500)]
+)
+def test_lengths(text: str, count: int) -> None:
+    assert tokens(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km", "5mk"]
+)
+def test_what_is_no_length(text: str) -> None:
+    with pytest.raises(UsageError, match="no number of tokens"):
+        tokens(text)
+
+
+def test_depths() -> None:
+    assert depths(None) is None
+    assert depths("4") == (0.125, 0.375, 0.625, 0.875)
+    assert depths("0,50,100") == depths("0%, 50%,100") == (0.0, 0.5, 1.0)
+    assert depths("50%") == (0.5,)
+    for wrong in (
+        "%",
+        "50%%",
+        "120%",
+        "nan%",
+        "a",
+        "120,3",
+        "-5",
+        "",
+        "inf",
+        "nan",
+        "1e9",
+        "50,inf",
+    ):
+        with pytest.raises(UsageError, match="no depths"):
+            depths(wrong)
+
+
+def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Seen:
+    store = LayerStore(1, 4, torch.float32, torch.device("cpu"))
+    queries, lse = torch.zeros(2, 3, 4), torch.zeros(2, 3)
+    return Seen(layer, start, start + 3, 4, local, queries, store, far, lse, decoding=False)
+
+
+def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
+    recall = Recall()
+    recall(seen_of(0, torch.tensor([0, 1, 2, 3, 50, 51])))
+    recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
+    # By head: the first has one of the four tokens, the second three.
+    recall(seen_of(2, [torch.tensor([50]), torch.tensor([51, 52, 53])]))
+    assert recall.shares([range(50, 54)]) == [(0.5, 0.5), (0.0, 0.0), (0.5, 0.75)]
+    # Tokens 90 and 91 are local, 88 and 89 are not.
+    assert recall.shares([range(88, 92)]) == [(0.5, 0.5)] * 3
+    both = recall.shares([range(50, 54), range(88, 92)])
+    assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
+    assert recall.in_view() == 10 + 6
+
+
+def test_one_head_of_nine_that_has_the_fact_has_selected_it(loaded: Any) -> None:
+    """By the mean over heads a method that selects by head could hardly ever be said to select."""
+    recall = Recall()
+    for layer in range(8):
+        rows = [torch.tensor([0, 1, 2, 3])] * 8
+        found = torch.arange(50, 54) if layer < 2 else torch.arange(4)
+        recall(seen_of(layer, [*rows, found]))
+    shares = recall.shares([range(50, 54)])
+    assert [share.mean for share in shares] == [pytest.approx(1 / 9)] * 2 + [0.0] * 6
+    assert why(0.0, [share.mean for share in shares]) == "not selected"
+    assert why(0.0, [share.best for share in shares]) == "selected, not used"
+    made = engine(loaded, settings_of(methods=("quest",), dense=False))
+    made.run()
+    for row in made.listener.rows:
+        kept = row["recall"]
+        best = kept.get("best_head", kept["layers"])
+        assert all(one >= mean for one, mean in zip(best, kept["layers"], strict=True))
+        assert row["why"] == why(row["score"], best)
+    assert any("best_head" in row["recall"] for row in made.listener.rows)
+
+
+def test_why() -> None:
+    assert why(1.0, [0.0] * 8) == "answered"
+    assert why(0.5, [0.0] * 8) == "not selected"
+    assert why(0.0, [0.5, 0.5, *[0.0] * 6]) == "selected, not used"
+    assert selected([0.5, 0.5, *[0.0] * 6])
+    assert not selected([0.9, *[0.49] * 7])
+
+
+def test_positions_of_characters() -> None:
+    spans = [(0, 3), (3, 7), (7, 8), (8, 12)]
+    assert positions(spans, 4, 8, head=10) == range(11, 13)
+    assert positions(spans, 0, 1, head=10) == range(10, 11)
+    assert positions(spans, 12, 14, head=10) == range(0)
