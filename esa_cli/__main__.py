@@ -72,7 +72,7 @@ def _interrupted(leave: bool) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    from esa_cli.cli.app import command
+    from esa_cli.apps.cli.cli_app import command
 
     group = command()
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions

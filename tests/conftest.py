@@ -91,7 +91,7 @@ def once() -> Iterator[None]:
     the commands, and a while of arithmetic to see how fast the machine is."""
     import torch
 
-    from esa_cli.cli import app
+    from esa_cli.apps.cli import cli_app as app
     from esa_cli.qa.planning import plan
 
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from esa_cli.batch.questions import Question
+from esa_cli.apps.batch.batch_questions import Question
 from esa_cli.errors import UsageError
 from esa_cli.system.files import writing
 

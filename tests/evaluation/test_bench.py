@@ -19,25 +19,14 @@ import pytest
 
 from esa_cli import models
 from esa_cli.__main__ import main
-from esa_cli.cli import bench_table
-from esa_cli.cli.render import print_table
+from esa_cli.apps.cli.commands import bench_output as bench_table
+from esa_cli.apps.cli.terminal import print_table
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import (
-    Record,
-    download,
-    needlebench,
-    ruler,
-)
-from esa_cli.evaluation.bench import (
-    data_files as files,
-)
-from esa_cli.evaluation.bench import (
-    needlebench_haystack as haystack,
-)
-from esa_cli.evaluation.bench import (
-    task_selection as order,
-)
+from esa_cli.evaluation.bench import Record, download, needlebench, ruler
+from esa_cli.evaluation.bench import data_files as files
+from esa_cli.evaluation.bench import needlebench_haystack as haystack
+from esa_cli.evaluation.bench import task_selection as order
 from esa_cli.evaluation.bench.bench_runner import KEY, Reply, run
 from esa_cli.evaluation.bench.session_asker import Asker
 from esa_cli.evaluation.report import bench_table as table
@@ -1079,7 +1068,7 @@ def test_a_table_of_many_methods_fits_a_narrow_terminal(
     pieces = bench_table._pieces(bench.find("longbench"), found, {}, 80)
     assert [name for headers, _ in pieces for name in headers[2:]] == methods
     assert 2 <= len(pieces) < 8
-    monkeypatch.setattr("esa_cli.cli.render.room", lambda: 80)
+    monkeypatch.setattr("esa_cli.apps.cli.terminal.room", lambda: 80)
     for piece in pieces:
         print_table(*piece)
         lines = esa.capture.readouterr().out.splitlines()

@@ -22,21 +22,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esa_cli.errors import DocumentError, EsaError
-from esa_cli.evaluation.report import (
-    Run,
-    Summary,
-    read,
-    summarise,
-)
-from esa_cli.evaluation.report import (
-    figures as png,
-)
-from esa_cli.evaluation.report import (
-    report_page as html,
-)
-from esa_cli.evaluation.report import (
-    terminal_tables as terminal,
-)
+from esa_cli.evaluation.report import Run, Summary, read, summarise
+from esa_cli.evaluation.report import figures as png
+from esa_cli.evaluation.report import report_page as html
+from esa_cli.evaluation.report import terminal_tables as terminal
 from esa_cli.evaluation.report.charts import Line, line_chart
 from esa_cli.evaluation.report.statistics import depth_bin, wilson
 from esa_cli.qa import page_style as look

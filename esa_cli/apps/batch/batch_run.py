@@ -1,0 +1,88 @@
+"""Answers questions from a file: each set of documents is read once, whatever the order.
+
+Questions about the same documents are asked together, see `order`; `Answers` puts the rows back in
+order. Books that a later set needs stay open, a few at most, see `held`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from esa_cli.apps.batch.batch_questions import Question
+from esa_cli.apps.batch.result_row import answered, failed
+from esa_cli.apps.batch.schedule import Group, groups
+from esa_cli.apps.held_books import Held
+from esa_cli.documents.document import Gathered, Meant, gather
+from esa_cli.errors import DocumentError, EsaError
+from esa_cli.qa.reply import Asker
+from esa_cli.system.answers import Answers
+
+Opened = tuple[Gathered, list[Any]] | EsaError
+"""The documents of a group and their books, or what kept them from being read."""
+
+
+def run(
+    asker: Asker,
+    answers: Answers,
+    options: Mapping[str, Any],
+    *,
+    limit: int | None = None,
+    progress: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Answers what has no row yet, of the first `limit` questions.
+
+    Args:
+        options: keyword arguments for `asker.ask`. progress: called after each row.
+        say: is told which files of folders and patterns cannot be read.
+
+    Raises:
+        OSError: the answers cannot be written. What concerns one question is in its row.
+    """
+    end = len(answers.questions) if limit is None else limit
+    left = groups(answers.questions, lambda index: index < end and not answers.has(index))
+    held = Held(asker, [group[0][1].meant.paths for group in left])
+    for group in left:
+        held.next()
+        for index, row in _rows(asker, group, held, options, say):
+            one = answers.questions[index]
+            about = {"id": one.id, "question": one.question, "documents": list(one.documents)}
+            answers.put(index, {**about, **row, "key": one.key})
+            progress()
+
+
+def _rows(
+    asker: Asker,
+    group: Group,
+    held: Held,
+    options: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each question's place and answer. What is open is referred to from here and `held` alone."""
+    opened = _open(held, group[0][1].meant, say)
+    for index, one in group:
+        yield index, _row(asker, one, opened, options)
+
+
+def _open(held: Held, meant: Meant, say: Callable[[str], None]) -> Opened:
+    try:
+        found = gather(meant, held.read).once()
+        books = [held.book(document) for document in found.documents]
+    except EsaError as error:
+        return error
+    for left_out in found.left_out[len(meant.left_out) :]:
+        say(left_out.line)
+    return found, books
+
+
+def _row(asker: Asker, one: Question, opened: Opened, options: Mapping[str, Any]) -> dict[str, Any]:
+    if one.fault:
+        return failed(DocumentError(f"line {one.line}: {one.fault}"))
+    if isinstance(opened, EsaError):
+        return failed(opened)
+    found, books = opened
+    try:
+        return answered(asker.ask(one.question, books, **options), books, found.left_out)
+    except EsaError as error:
+        return failed(error)

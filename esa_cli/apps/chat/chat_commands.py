@@ -1,0 +1,171 @@
+"""What a line of a conversation does: a question is answered, a command is done.
+
+A command is a slash and letters; anything else is a question, also a path that begins with a slash.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from esa_cli.apps.chat import transcript as save
+from esa_cli.apps.chat.conversation import Conversation
+from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.quoted import Spoken, complain, in_full, show_under
+from esa_cli.apps.cli.stdin_lines import Line
+from esa_cli.apps.cli.terminal import Reporter, clean
+from esa_cli.errors import EsaError, UsageError
+
+COMMANDS = {
+    "/evidence": "[N]: the passages the last answer rests on, in full",
+    "/reset": "forget what was said; the documents stay",
+    "/save": "FILE: keep the conversation, as Markdown, or as JSON where FILE ends with .json",
+    "/docs": "the documents",
+    "/help": "this list",
+    "/quit": "end; Ctrl-D does it, too",
+}
+_COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
+
+
+class Lines:
+    """Takes the lines of one conversation.
+
+    Args:
+        documents: their names. shown: passages under each answer.
+        stoppable: Ctrl-C stops the answer in place of the program.
+    """
+
+    def __init__(
+        self,
+        talk: Conversation,
+        documents: Sequence[str],
+        reporter: Reporter,
+        shown: int,
+        *,
+        stoppable: bool = False,
+    ) -> None:
+        self.talk, self.documents, self.reporter = talk, documents, reporter
+        self.shown, self.stoppable = shown, stoppable
+        self.failed = 0
+        """Lines that got an error in place of an answer, or of what a command does."""
+        self._saved: set[Path] = set()
+        self._told = False
+
+    def take(self, line: Line) -> bool:
+        """Does what the line says; False when it says to end."""
+        try:
+            if isinstance(line, EsaError):
+                raise line
+            line = line.strip()
+            found = _COMMAND.fullmatch(line)
+            if not line:
+                pass
+            elif found is None:
+                self._ask(line)
+            elif found[1] == "/quit":
+                return False
+            else:
+                self._command(found[1], (found[2] or "").strip())
+        except EsaError as error:
+            self.failed += 1
+            self.reporter.settle()
+            complain(self.reporter, f"esa: {error.message}")
+            if error.hint:
+                complain(self.reporter, f"     {error.hint}")
+        return True
+
+    def _ask(self, question: str) -> None:
+        forgotten, said = self.talk.forgotten, Spoken(sys.stdout, self.reporter)
+        self.reporter.waiting("answering")
+        try:
+            with _interrupts(self.talk.stop) if self.stoppable else _nothing():
+                reply = self.talk.ask(question, said)
+        finally:
+            self.reporter.settle()
+            if said.any:
+                print(flush=True)
+        if reply is None:
+            self.reporter.note("  stopped")
+            return
+        if not said.any:
+            print(clean(reply.text), flush=True)
+        show_under(reply, self.shown, self.reporter)
+        if self.talk.forgotten > forgotten and not self._told:
+            self._told = True
+            self.reporter.warn("  the conversation has grown long: its oldest turns are left out")
+
+    def _command(self, name: str, rest: str) -> None:
+        if name == "/evidence":
+            self._evidence(rest)
+        elif name == "/reset":
+            self.talk.reset()
+            self._told = False
+            self.reporter.note("  forgotten; the documents stay")
+        elif name == "/save":
+            self._save(rest)
+        elif name == "/docs":
+            print(clean("\n".join(self.documents)))
+        elif name == "/help":
+            print("\n".join(f"{name:10} {about}" for name, about in COMMANDS.items()))
+        else:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            raise UsageError(
+                f"there is no command {name}", f"did you mean {near[0]}?" if near else "see /help"
+            )
+
+    def _evidence(self, rest: str) -> None:
+        if rest and not (rest.isascii() and rest.isdigit() and int(rest)):
+            raise UsageError(f"{rest!r} is not a number of passages", "for example: /evidence 5")
+        if not self.talk.record:
+            raise UsageError("nothing was answered yet", "ask a question first")
+        passages = self.talk.record[-1].evidence
+        if not passages:
+            raise UsageError("the last answer has no passages", "it was stopped, or rests on none")
+        print(in_full(passages[: int(rest)] if rest else passages))
+        if rest and int(rest) > len(passages):
+            self.reporter.warn(f"  {len(passages)} are kept of an answer")
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise UsageError("the file's name is missing", "for example: /save talk.md")
+        if not self.talk.record:
+            raise UsageError("nothing was said yet", "ask a question first")
+        path = Path(rest.strip("\"'")).expanduser()
+        files.check("/save", path)
+        if path.exists() and path.absolute() not in self._saved:
+            raise UsageError(f"{path} is there already", "give another name")
+        talk = self.talk
+        files.write(path, save.text(path, talk.asker.name, self.documents, talk.record))
+        self._saved.add(path.absolute())
+        self.reporter.note(f"  saved {len(talk.record)} questions in {path}")
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `stop`, the second is as ever."""
+    before: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+
+    def heard(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    signal.signal(signal.SIGINT, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

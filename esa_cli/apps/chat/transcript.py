@@ -1,0 +1,56 @@
+"""A conversation as a file's text: Markdown to be read, or JSON to be worked with."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from esa_cli.apps.chat.conversation import Exchange
+from esa_cli.qa.reply import Evidence
+
+
+def place(passage: Evidence) -> str:
+    """Where a passage stands: `book.pdf, page 3, line 40`."""
+    page = f", page {passage.page}" if passage.page is not None else ""
+    return f"{passage.document}{page}, line {passage.line}"
+
+
+def text(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
+    """The conversation in the form that the name of `path` asks for; names that are not UTF-8 are
+    escaped."""
+    form = as_json if path.suffix.lower() == ".json" else as_markdown
+    return form(model, documents, record).encode("utf-8", "backslashreplace").decode()
+
+
+def as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
+    data = {
+        "model": model,
+        "date": time.strftime("%Y-%m-%d"),
+        "documents": list(documents),
+        "turns": [asdict(one) for one in record],
+    }
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
+    lines = ["# Questions and answers", "", f"{model}, {time.strftime('%Y-%m-%d')}", ""]
+    lines += [f"- {name}" for name in documents]
+    for number, one in enumerate(record, 1):
+        lines += ["", f"## Question {number}", "", _quoted(one.question), "", one.answer]
+        if one.stopped or one.cut:
+            lines += ["", "*(stopped)*" if one.stopped else "*(cut off)*"]
+        if not one.found:
+            lines += ["", "*(the documents may not contain the answer)*"]
+        if one.evidence:
+            lines += ["", "Evidence:", ""]
+        for rank, passage in enumerate(one.evidence, 1):
+            words = " ".join(passage.text.split())
+            lines.append(f"{rank}. {place(passage)} ({passage.weight:.0%}): {words}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(words: str) -> str:
+    return "\n".join(f"> {line}".rstrip() for line in words.splitlines())

@@ -1,0 +1,71 @@
+"""`esa ask --stdin`: every line of a stream is a question of its own, answered as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from esa_cli.apps.batch.result_row import answered, failed
+from esa_cli.apps.cli.quoted import SHOWN, Spoken, complain, show_under
+from esa_cli.apps.cli.stdin_lines import Line
+from esa_cli.apps.cli.terminal import Reporter, clean
+from esa_cli.apps.cli.terminal import as_json as written
+from esa_cli.errors import EsaError
+from esa_cli.qa.reply import Asker
+
+if TYPE_CHECKING:
+    from esa_cli.documents.document import LeftOut
+
+PARTIAL = 7
+"""Exit code when some questions got no answer; the others did."""
+
+
+def ask_lines(
+    asker: Asker,
+    books: Sequence[Any],
+    lines: Iterable[tuple[int, Line]],
+    out: IO[str],
+    as_json: bool,
+    *,
+    reporter: Reporter,
+    options: Mapping[str, Any] | None = None,
+    shown: int = SHOWN,
+    left_out: Sequence[LeftOut] = (),
+) -> int:
+    """Answers every line, and returns how many got no answer.
+
+    With `as_json` each answer is one line of JSON. Without, it streams, a blank line follows, and
+    the passages go where notes go.
+
+    Args:
+        lines: numbers and questions, as `stdin_lines.numbered` gives them.
+        options: keyword arguments for `asker.ask`. shown: passages of each answer.
+        left_out: of the documents, for the JSON.
+    """
+    asking = {**(options or {}), "evidence": shown}
+    wrong = 0
+    for number, question in lines:
+        spoken = Spoken(out, reporter)
+        reporter.waiting("answering")
+        try:
+            if isinstance(question, EsaError):
+                raise question
+            found = asker.ask(question, books, on_text=None if as_json else spoken, **asking)
+        except EsaError as error:
+            wrong += 1
+            row, text, reply = failed(error), "", None
+            if not as_json:
+                where = "" if error is question else f"line {number}: "
+                complain(reporter, f"esa: {where}{error.message}")
+        else:
+            row, text, reply = answered(found, books, left_out), clean(found.text), found
+        reporter.settle()
+        if as_json:
+            words = question if isinstance(question, str) else ""
+            out.write(written({"line": number, "question": words, **row}) + "\n")
+        else:
+            out.write("\n\n" if spoken.any else f"{text}\n\n")
+        out.flush()
+        if reply is not None and not as_json:
+            show_under(reply, shown, reporter)
+    return wrong

@@ -1,0 +1,244 @@
+"""`esa batch`: many questions from a file, their answers into another."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from esa_cli.apps.cli import by_method, options
+from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.commands.ask_command import MaxTokens, Seed, Temperature
+from esa_cli.apps.cli.commands.ask_lines import PARTIAL
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from esa_cli.apps.batch.batch_questions import Question
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.system.answers import Answers
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="QUESTIONS.jsonl", help='Lines like {"question": "...", "documents": ["a.pdf"]}.'
+    ),
+]
+Documents = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="DOC...", help="What questions without documents are about."),
+]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", help="The answers, JSON lines; what is there is continued.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="The first N questions only.")]
+Kept = Annotated[
+    int, typer.Option("--evidence", min=0, max=50, help="Passages to keep of each answer.")
+]
+Again = Annotated[
+    bool, typer.Option("--retry-failed", help="Ask again what got an error the last time.")
+]
+
+
+def batch(
+    questions: File,
+    out: Out,
+    documents: Documents = None,
+    limit: Limit = None,
+    retry_failed: Again = False,
+    evidence: Kept = 3,
+    keep: options.Keep = False,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    method: by_method.Method = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    max_new_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer the questions of a file, in order; the same command goes on after a stop.
+
+    Exit code 7: some questions got an error in place of an answer.
+    """
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.qa import preset as presets
+
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    given = by_method.of_any_length(method, preset, given)
+    chosen = presets.load(preset, given)
+    asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    asking["evidence"] = evidence
+    depends = {**asking, "preset": chosen.model_dump(mode="json", exclude={"name", "description"})}
+    reporter = Reporter(quiet)
+    found = check(questions, out, documents or [], depends, reporter)
+    try:
+        code = run(
+            lambda: opened(preset, given, device, dtype, reporter, keep=keep),
+            found, out, reporter, asking,
+            limit=limit, retry=retry_failed, as_json=as_json,
+        )  # fmt: skip
+    finally:
+        reporter.settle()
+    if code:
+        raise typer.Exit(code)
+
+
+def check(
+    path: Path, out: Path, documents: Sequence[str], depends: Mapping[str, Any], reporter: Reporter
+) -> list[Question]:
+    """The questions; says which of them cannot be asked, before anything is loaded.
+
+    Raises:
+        UsageError, DocumentError: none can, or the answers cannot be written.
+    """
+    from esa_cli.apps.batch.batch_questions import read
+
+    if "-" in documents:
+        raise UsageError("standard input (-) cannot be read again", "save it to a file")
+    files.check("--out", out, makes_folders=True)
+    if out.exists() and not out.is_file():  # what is there is read first, and a device has no end
+        raise UsageError(f"--out {out} is no ordinary file", "answers are kept in one, to go on")
+    if out.exists() and out.samefile(path):
+        raise UsageError("--out is the questions file", "choose another --out")
+    found = read(path, documents, depends)
+    for one in found:
+        if one.fault:
+            reporter.warn(f"esa: {path}, line {one.line}: {one.fault}")
+    means = list(dict.fromkeys(one.meant for one in found))
+    for left_out in dict.fromkeys(rest for one in means for rest in one.left_out):
+        reporter.warn(f"esa: {left_out.line}")
+    for source in dict.fromkeys(source for one in means for source in one.paths):
+        if not os.path.exists(source):
+            reporter.warn(f"esa: there is no document {source}")
+    return found
+
+
+def run(
+    open_asker: Callable[[], Any],
+    questions: Sequence[Question],
+    out: Path,
+    reporter: Reporter,
+    asking: Mapping[str, Any],
+    *,
+    limit: int | None = None,
+    retry: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Answers what is not answered yet; the exit code.
+
+    Args:
+        open_asker: gives a context manager with the `Asker`; called only if there is work.
+
+    Raises:
+        UsageError: `out` holds other answers, or another process writes it.
+    """
+    from esa_cli.apps.batch.batch_run import run as answer
+    from esa_cli.system.answers import Answers
+
+    started = time.monotonic()
+    end = len(questions) if limit is None else min(limit, len(questions))
+    with _alone(out), Answers(out, questions, retry) as answers:
+        before = sum(answers.has(index) for index in range(end))
+        if before:
+            reporter.note(f"esa: {before} questions of an earlier run are kept")
+        if before < end:
+            try:
+                with open_asker() as asker:
+                    showing = _Progress(reporter, answers, end, before)
+                    answer(
+                        asker, answers, asking, limit=end, progress=showing,
+                        say=lambda text: reporter.warn(f"esa: {text}"),
+                    )  # fmt: skip
+            except KeyboardInterrupt:
+                reporter.settle()
+                reporter.warn("esa: stopped; the same command goes on")
+                raise
+    reporter.settle()
+    return _tell(answers, out, end, before, time.monotonic() - started, reporter, as_json)
+
+
+def _tell(
+    answers: Answers,
+    out: Path,
+    end: int,
+    before: int,
+    took: float,
+    reporter: Reporter,
+    as_json: bool,
+) -> int:
+    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.system.machine import time_text
+
+    failed = sum(index < end for index in answers.failed)
+    if as_json:
+        print_json(
+            {
+                "questions": end, "answered": end - failed, "failed": failed, "kept": before,
+                "seconds": round(took, 1), "out": str(out),
+            }
+        )  # fmt: skip
+    reporter.note(f"esa: {end - failed} of {end} questions answered in {time_text(took)}, in {out}")
+    if failed:
+        reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
+    return PARTIAL if failed else 0
+
+
+class _Progress:
+    """Rate and time left: a spinner, or a line now and then."""
+
+    def __init__(self, reporter: Reporter, answers: Answers, end: int, before: int) -> None:
+        self.reporter, self.answers, self.end, self.before = reporter, answers, end, before
+        self.done = before
+        self.started = self.shown = time.monotonic()
+
+    def __call__(self) -> None:
+        from esa_cli.apps.cli.terminal import LINE_EVERY_S
+        from esa_cli.system.machine import time_text
+
+        self.done += 1
+        now = time.monotonic()
+        each = (now - self.started) / (self.done - self.before)
+        left = time_text(each * (self.end - self.done))
+        failed = f", {len(self.answers.failed)} with errors" if self.answers.failed else ""
+        rate = f"{60 / max(each, 1e-9):.3g} a minute"
+        text = f"{self.done} of {self.end} questions{failed}, {rate}, {left} left"
+        if self.reporter.live:
+            self.reporter.waiting(text)
+        elif now - self.shown > LINE_EVERY_S:
+            self.shown = now
+            self.reporter.note(f"esa: {text}")
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Holds OUT.lock, so that two processes never write the same answers. Raises UsageError."""
+    from filelock import FileLock, Timeout
+
+    with files.writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{out}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UsageError(
+                f"another esa writes {out}", "wait for it, or choose another --out"
+            ) from error
+    try:
+        yield
+    finally:
+        if sys.platform != "win32":  # there an open file cannot be removed
+            Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()

@@ -1,0 +1,223 @@
+"""`esa bench`: public long-context benchmarks, from their official files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.commands.bench_run import Run, header
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.errors import EsaError, LengthError
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.commands.bench_output import NoRoom
+    from esa_cli.apps.cli.preflight import Known
+    from esa_cli.apps.cli.progress_display import Progress
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.evaluation.bench import Benchmark, Record
+    from esa_cli.evaluation.bench.task_selection import Order
+    from esa_cli.qa.preset import Preset
+    from esa_cli.system.jsonl import Journal
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
+    ),
+]
+Data = Annotated[Path | None, typer.Option("--data", help="The folder with the official files.")]
+Download = Annotated[
+    bool, typer.Option("--download", help="Fetch the files into --data first, from the hub.")
+]
+Tasks = Annotated[
+    str | None, typer.Option("--tasks", help="Tasks with commas; else those whose files are there.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Records of each task.")]
+Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the table, as table.md.")]
+
+
+def bench(
+    name: Name,
+    data: Data = None,
+    download: Download = False,
+    tasks: Tasks = None,
+    methods: options.Methods = "preset",
+    limit: Limit = None,
+    time_limit: options.TimeLimit = None,
+    out: options.Out = None,
+    markdown: Markdown = None,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run a public benchmark from its official files, and print a table like the paper's.
+
+    esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
+    """
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.errors import UsageError
+    from esa_cli.evaluation.bench import find
+    from esa_cli.qa.preset import load
+
+    benchmark, reporter = find(name), Reporter(quiet)
+    if data is None:
+        hint = f"official files: {benchmark.SOURCE}"
+        raise UsageError(f"{name} needs its files: --data DIR", hint)
+    _check_files(out, markdown, data)
+    options.load_plugins(plugins)
+    chosen = load(preset, options.overrides({"model": model}, settings))
+    run = Run(name, chosen, methods, device, dtype, time_limit, out, markdown, as_json)
+    try:
+        if download:
+            _download(name, benchmark, data, reporter)
+        from esa_cli.evaluation.bench import task_selection as order
+
+        asked = None if tasks is None else options.names(tasks)
+        found = order.tasks(benchmark, data, asked)
+        _go(run, order.Order(benchmark, data, found, limit), reporter, told=asked is None)
+    finally:
+        reporter.settle()
+
+
+def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
+    """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
+    from esa_cli.apps.cli import output_paths as files
+    from esa_cli.apps.cli.commands import bench_output as bench_table
+
+    files.check("--markdown", markdown)
+    files.check("--out", out, makes_folders=True)
+    files.apart({"--out": out, "--markdown": markdown})
+    # The journal continues results only; a table of an earlier run may lie among the data, too.
+    if markdown is not None and markdown.is_file() and not bench_table.is_table(markdown):
+        below = (str(path) for path in data.rglob("*"))
+        files.spare("--markdown", markdown, below, "one of the files in --data")
+
+
+def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
+    from esa_cli.evaluation.bench.download import dataset, download
+
+    found = dataset(name, benchmark.SOURCE)
+    reporter.note(f"esa: fetching the dataset {found.repo} (licence: {found.licence})", dim=False)
+    download(found, folder, bars=not reporter.quiet)
+
+
+def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
+    """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
+    from esa_cli.apps.cli.commands import bench_output as bench_table
+    from esa_cli.apps.cli.preflight import Place, look
+    from esa_cli.evaluation.bench.task_selection import presets
+
+    until = None if run.minutes is None else time.monotonic() + 60 * run.minutes
+    if told and (left := ", ".join(order.left_out())):
+        reporter.note(f"esa: left out, their files are not in {order.folder}: {left}")
+    survey = order.survey()
+    reporter.stage("import", 0, None)
+    made = presets(run.preset, options.names(run.methods), survey.length)
+    place = Place.of(run.device, run.dtype)
+    journal = _journal(run, order, made, header(run, survey.length, place), reporter)
+    known = look(run.preset, place, reporter)
+    texts = (record.before + record.document for record in order.records())
+    known.check(made.values(), known.tokens(max(texts, key=len, default="")))
+    left_out: list[bench_table.NoRoom] = []
+    show = partial(
+        bench_table.show, order, journal, run.preset, left_out,
+        as_json=run.as_json, markdown=run.markdown,
+    )  # fmt: skip
+    try:
+        with journal:
+            complete = _ask(
+                run, order, made, known, journal, reporter, survey.places, until, left_out
+            )
+    except (KeyboardInterrupt, EsaError):
+        reporter.settle()
+        if journal.rows:
+            show(complete=False)
+            reporter.note(f"esa: stopped after {len(journal.rows)} records{_goes_on(run)}")
+        raise
+    reporter.settle()
+    if not complete:
+        reporter.note(f"esa: the time limit was reached{_goes_on(run)}")
+    bench_table.tell_plain(journal, made, reporter)
+    show(complete=complete)
+
+
+def _journal(
+    run: Run, order: Order, made: Mapping[str, Preset], header: dict[str, Any], reporter: Reporter
+) -> Journal:
+    """What was kept, once it is known to be of these data.
+
+    Raises:
+        UsageError, DocumentError: it is not, or cannot be read.
+    """
+    from esa_cli.evaluation.bench import bench_runner as runner
+    from esa_cli.system.jsonl import Journal
+
+    journal = Journal(
+        run.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong
+    )
+    if journal.rows:
+        for record in order.records():
+            for method, preset in made.items():
+                runner.kept(record, method, order.settings(preset), journal)
+        reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+    return journal
+
+
+def _goes_on(run: Run) -> str:
+    return f"; the same command with --out {run.out} goes on" if run.out else ""
+
+
+def _ask(
+    run: Run,
+    order: Order,
+    made: dict[str, Preset],
+    known: Known,
+    journal: Journal,
+    reporter: Reporter,
+    places: dict[tuple[str, str], int],
+    until: float | None,
+    left_out: list[NoRoom],
+) -> bool:
+    """Method by method; False when the time was up before the end. `left_out` is added to."""
+    from esa_cli.apps.cli import progress_display as progress
+    from esa_cli.apps.cli.commands.bench_output import NoRoom
+    from esa_cli.apps.cli.preflight import load
+    from esa_cli.evaluation.bench.bench_runner import run as ask_all
+    from esa_cli.evaluation.bench.session_asker import Asker
+    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.qa.session import Session
+
+    with quiet_transformers():
+        loaded = load(run.preset.model, known.folder, run.device, run.dtype, reporter)
+    reporter.settle()
+    with quiet_transformers(), Session(loaded.model, loaded.tokenizer, run.preset) as session:
+        for method, preset in made.items():
+
+            def reading(record: Record, method: str = method) -> Progress:
+                place = f"{places[record.task, record.id]} of {len(places)}"
+                return progress.reading(reporter, f"{method}: {record.task}, record {place}")
+
+            def no_room(record: Record, error: LengthError, name: str = method) -> None:
+                left_out.append(NoRoom(name, record.task, record.id, error.message))
+                reporter.settle()
+                reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
+
+            asker = Asker(session, preset, reading)
+            score = order.benchmark.score
+            if not ask_all(
+                order.records(), asker, score, journal,
+                method=method, settings=order.settings(preset), until=until, left_out=no_room,
+            ):  # fmt: skip
+                return False
+    return True

@@ -1,0 +1,239 @@
+"""`esa calibrate`: fits compressors on a text and compares what they find again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.errors import UsageError
+from esa_cli.methods.registry import nearest
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.commands.calibrate_output import Done
+    from esa_cli.apps.cli.request import Prepared
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.evaluation.calibration.calibration_pipeline import Job
+
+Texts = Annotated[
+    list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
+]
+For = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        metavar="METHOD",
+        help="Whose queries to fit: a name from `esa methods`, or preset for the preset as it is.",
+    ),
+]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Read at most so many tokens.")]
+Method = Annotated[
+    str, typer.Option("--method", help="all, closed-form, pca or learned: what is fitted.")
+]
+Rank = Annotated[
+    int | None, typer.Option("--rank", min=1, help="Numbers per token and layer, in every layer.")
+]
+TotalRank = Annotated[
+    int | None,
+    typer.Option("--total-rank", min=1, help="Share out so many over the layers, by need."),
+]
+K = Annotated[list[int] | None, typer.Option("--k", min=1, help="Recall at k. Repeatable.")]
+Epochs = Annotated[int, typer.Option("--epochs", min=0, help="Of learned: passes over the text.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Of learned: queries and keys a step.")]
+Lr = Annotated[float, typer.Option("--lr", min=0.0, help="Of learned: Adam's learning rate.")]
+Loss = Annotated[
+    str, typer.Option("--loss", help="Of learned: mse, the paper's, or rank, the keys' order.")
+]
+Init = Annotated[str, typer.Option("--init", help="Of learned: start at random or closed-form.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Of learned.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="FILE", help="Where the maps go: safetensors.")
+]
+RecallOut = Annotated[
+    Path | None, typer.Option("--recall-out", metavar="FILE", help="Write the JSON object there.")
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw recall per layer as PNG.")
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Draw it as a page of HTML.")
+]
+Work = Annotated[
+    Path | None,
+    typer.Option("--work", metavar="DIR", help="Keep what was read there, not beside --out."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume/--no-resume", help="Go on where an earlier run stopped.")
+]
+DEFAULT_OUT = Path("compressor.safetensors")
+
+
+WORDS = {
+    "method": ("all", "closed-form", "pca", "learned"),
+    "loss": ("mse", "rank"),
+    "init": ("random", "closed-form"),
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for, besides what `run.Request` holds."""
+
+    aim: str
+    tokens: int
+    rank: int | None
+    total_rank: int | None
+    ks: Sequence[int]
+    method: str
+    training: dict[str, Any]
+    out: Path
+    recall_out: Path | None
+    plot: Path | None
+    report: Path | None
+    work: Path
+    resume: bool
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Finds out before an hour of reading what would fail after it.
+
+        Raises:
+            UsageError, DocumentError: words that are unknown, files that cannot be written.
+        """
+        from esa_cli.apps.cli.commands.calibrate_output import check_files
+
+        for option, word in {"method": self.method, **self.training}.items():
+            if option in WORDS and word not in WORDS[option]:
+                raise UsageError(f"--{option} {word!r} is unknown", nearest(word, [*WORDS[option]]))
+        if self.rank and self.total_rank:
+            raise UsageError("--rank and --total-rank exclude each other", "leave one out")
+        check_files(self, texts)
+        if self.out.exists():
+            from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
+
+            refuse_foreign(self.out)
+
+
+def calibrate(
+    texts: Texts,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    for_: For = "esa",
+    tokens: Tokens = 50_000,
+    method: Method = "all",
+    rank: Rank = None,
+    total_rank: TotalRank = None,
+    k: K = None,
+    epochs: Epochs = 10,
+    batch: Batch = 128,
+    lr: Lr = 5e-4,
+    loss: Loss = "mse",
+    init: Init = "random",
+    seed: Seed = 0,
+    out: Out = DEFAULT_OUT,
+    recall_out: RecallOut = None,
+    plot: Plot = None,
+    report: Report = None,
+    work: Work = None,
+    resume: Resume = True,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Fit compressors on a text and compare what they find again.
+
+    esa calibrate book.txt --out book.safetensors
+    """
+    from esa_cli.apps.cli.request import Request
+
+    learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "init": init, "seed": seed}
+    files = (out, recall_out, plot, report, work or out.with_suffix(".work"))
+    ks = k or [1024]
+    wanted = Wanted(for_, tokens, rank, total_rank, ks, method, learned, *files, resume)
+    options.load_plugins(plugins)  # a reader of theirs says which files of a folder are read
+    wanted.check(texts)
+    given = options.overrides({"model": model}, settings)
+    request = Request(texts, "", preset, given, device=device, dtype=dtype)
+    _run(request, wanted, as_json, quiet)
+
+
+def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
+    from esa_cli.apps.cli.commands.calibrate_output import show
+    from esa_cli.apps.cli.terminal import Reporter, print_json
+
+    reporter = Reporter(quiet)
+    try:
+        done = _steps(request, wanted, reporter)
+    except KeyboardInterrupt:
+        reporter.settle()
+        if wanted.work.exists():
+            reporter.note(f"esa: {wanted.work} keeps what was done; the same command goes on")
+        raise
+    finally:
+        reporter.settle()
+    if as_json:
+        print_json(done.result)
+    else:
+        show(done.study)
+        reporter.note(f"{done.study.best} is in {wanted.out}; use it with", dim=False)
+        reporter.note(f"  {done.options}", dim=False)
+        reporter.note(f"{wanted.work} serves further runs on this text, and may be deleted")
+
+
+def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
+    """Reads, fits, measures and writes."""
+    from esa_cli import models
+    from esa_cli.apps.cli.commands.calibrate_output import Done, options_for, outcome, tell_limits
+    from esa_cli.apps.cli.preflight import collect_again
+    from esa_cli.apps.cli.request import prepare
+    from esa_cli.evaluation.calibration.calibration_pipeline import aimed, open_job
+    from esa_cli.evaluation.calibration.fit_maps import fitting_of
+    from esa_cli.evaluation.calibration.ranks import check_total
+    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.qa.planning.costs import shape_of
+
+    ready = prepare(request, reporter)
+    given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
+    if wanted.total_rank:
+        shape = shape_of(ready.config)
+        check_total(wanted.total_rank, shape.layers, shape.layers * shape.groups * shape.dim)
+    loaded = models.load(
+        ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
+    )
+    collect_again()
+    job = open_job(loaded, ready.preset, ready.text, wanted.tokens, wanted.work, wanted.resume)
+    tell_limits(wanted, job, reporter)
+    with quiet_transformers():
+        _collect(job, ready, reporter)
+
+    def progress(layers: int, of: int) -> None:
+        reporter.stage("fitting and measuring", layers, of)
+
+    fitting = fitting_of(wanted.method, wanted.training)
+    done = job.study(wanted.rank, wanted.total_rank, fitting, wanted.ks, progress)
+    job.save(wanted.out, done, fitting)
+    use = options_for(given, ready.preset, wanted.out)
+    return Done(done, outcome(wanted, ready.preset, done), use)
+
+
+def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
+    from esa_cli.qa.planning import plan
+
+    total, read = len(job.ids), job.shards.tokens
+    if read:
+        reporter.note(f"esa: {read:,} of {total:,} tokens were read before")
+    if read >= total:
+        return job.collect()
+    estimate = plan.estimate(
+        ready.preset, ready.config, total, dtype=job.loaded.dtype, device=ready.plan.device
+    )
+    estimate.check()
+    with reporter.reading(total, estimate.seconds) as progress:
+        return job.collect(progress)

@@ -1,0 +1,108 @@
+"""`esa chat`: a conversation about documents, on a terminal or line by line through a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from esa_cli.apps.cli import by_method, options
+from esa_cli.apps.cli import inputs as books
+from esa_cli.apps.cli.commands.ask_command import MaxTokens, Seed, Temperature
+from esa_cli.apps.cli.commands.ask_lines import PARTIAL
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.documents.document import Document
+    from esa_cli.qa.reply import Asker
+
+Documents = Annotated[
+    list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
+]
+Shown = Annotated[
+    int | None,
+    typer.Option("--evidence", min=0, max=50, help="Passages to show under each answer; 3."),
+]
+
+
+def chat(
+    documents: Documents = None,
+    keep: options.Keep = False,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    method: by_method.Method = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    max_new_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    evidence: Shown = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Talk about documents of any length: questions that know the ones before.
+
+    Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
+    an error in place of an answer.
+    """
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.quoted import passages
+    from esa_cli.apps.cli.terminal import Reporter
+
+    named = documents or []
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    books.check(named, questions_on_stdin=True)
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    given = by_method.of_any_length(method, preset, given)
+    asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    reporter, shown = Reporter(quiet), passages(evidence, quiet)
+    found = books.read(named, reporter).documents
+    try:
+        with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
+            run(asker, found, reporter, asking, shown, on_terminal=on_terminal)
+    finally:
+        reporter.settle()
+
+
+def run(
+    asker: Asker,
+    documents: Sequence[Document],
+    reporter: Reporter,
+    asking: dict[str, Any],
+    shown: int,
+    *,
+    on_terminal: bool,
+) -> None:
+    """Has the documents read, then answers until there are no more questions.
+
+    Raises:
+        ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
+        typer.Exit: through a pipe, some lines got an error.
+    """
+    from esa_cli.apps.chat import chat_commands as chat_lines
+    from esa_cli.apps.chat.conversation import KEPT, Conversation
+
+    found = books.ingest(asker, documents)
+    reporter.settle()
+    talk = Conversation(asker, found, asking, kept=max(KEPT, shown))
+    names = [document.source for document in documents]
+    lines = chat_lines.Lines(talk, names, reporter, shown, stoppable=on_terminal)
+    if on_terminal:
+        from esa_cli.apps.chat import line_editor as chat_terminal
+
+        many = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
+        reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
+        chat_terminal.talk(lines, reporter)
+    else:
+        from esa_cli.apps.cli.stdin_lines import numbered
+
+        for _, line in numbered(sys.stdin):
+            if not lines.take(line):
+                break
+        if lines.failed:
+            raise typer.Exit(PARTIAL)

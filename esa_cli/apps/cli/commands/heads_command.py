@@ -1,0 +1,243 @@
+"""`esa heads`: which heads of a model find what a question asks for.
+
+preset -> its score votes -> files -> haystack -> model's small files -> model -> needles planted
+-> text and questions read -> table -> file
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.version import __version__
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.evaluation.calibration.retrieval_heads import Found
+    from esa_cli.evaluation.tasks import Haystack
+    from esa_cli.qa.preset import Preset
+
+SHOWN = 16
+"""Heads in the table."""
+Length = Annotated[str, typer.Option("--length", help="Tokens of the text, as 32k.")]
+Questions = Annotated[
+    int, typer.Option("--questions", min=8, max=32, help="How many needles are asked for.")
+]
+HaystackFile = Annotated[
+    Path | None,
+    typer.Option("--haystack", help="A text file, or a folder of them; else a generated text."),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Other places, other text.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set.")
+]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for."""
+
+    preset: str
+    overrides: Sequence[str]
+    tokens: int
+    questions: int
+    haystack: Path | None
+    seed: int
+    out: Path | None
+    device: str
+    dtype: str
+
+
+def heads(
+    length: Length = "16k",
+    questions: Questions = 32,
+    haystack: HaystackFile = None,
+    seed: Seed = 0,
+    out: Out = None,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find the heads that find what a question asks for, so that only these need to vote.
+
+    esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
+    """
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.evaluation.selftest.run_plan import tokens
+
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    place = (device, dtype)
+    wanted = Wanted(preset, given, tokens(length), questions, haystack, seed, out, *place)
+    reporter = Reporter(quiet)
+    try:
+        _run(wanted, reporter, as_json)
+    finally:
+        reporter.settle()
+
+
+def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
+    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.errors import ModelError
+    from esa_cli.qa import preset
+
+    chosen = preset.load(wanted.preset, wanted.overrides)
+    found, result = _steps(wanted, chosen, _check(wanted), reporter)
+    if wanted.out is not None and not found.weak:
+        _write(wanted.out, wanted, found)
+        result["written"] = str(wanted.out)
+    if as_json:
+        print_json(result)
+    else:
+        _show(found, result)
+    if wanted.out is not None and found.weak:
+        raise ModelError(f"no heads to put into {wanted.out}", "nothing was written")
+
+
+def _check(wanted: Wanted) -> Haystack:
+    """Files, before anything is loaded; the haystack."""
+    from esa_cli.apps.cli import output_paths as files
+    from esa_cli.evaluation.tasks import Haystack
+
+    if wanted.out is not None:
+        from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
+
+        files.check("--out", wanted.out)
+        refuse_foreign(wanted.out, wanted.preset)
+    given = wanted.haystack
+    return Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
+
+
+def _steps(
+    wanted: Wanted, chosen: Preset, hay: Haystack, reporter: Reporter
+) -> tuple[Found, dict[str, Any]]:
+    """Reads and asks; what came out, and the JSON object."""
+    reporter.stage("import", 0, None)
+    from esa_cli.apps.cli import preflight as known
+    from esa_cli.evaluation.calibration.retrieval_heads import voting
+    from esa_cli.models.quiet_transformers import quiet_transformers
+
+    voting(chosen)
+    place = known.Place.of(wanted.device, wanted.dtype)
+    model = known.look(chosen, place, reporter)
+    model.check([chosen], wanted.tokens)
+    with quiet_transformers():
+        loaded = known.load(chosen.model, model.folder, wanted.device, wanted.dtype, reporter)
+        reporter.settle()
+        started = time.perf_counter()
+        found = _find(loaded, chosen, wanted, hay, reporter)
+    seconds = round(time.perf_counter() - started, 1)
+    reporter.settle()
+    result = _result(found, wanted, chosen)
+    return found, {**result, "haystack": hay.name, "dtype": place.dtype_name, "seconds": seconds}
+
+
+def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter) -> Found:
+    from esa_cli.apps.cli import progress_display as progress
+    from esa_cli.evaluation.calibration.retrieval_heads import find
+    from esa_cli.evaluation.tasks import probe
+    from esa_cli.evaluation.tasks.task_sample import Request
+
+    def size(text: str) -> int:
+        out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
+        return len(out["input_ids"])
+
+    request = Request(wanted.tokens, size, hay, None, wanted.questions, wanted.seed, exact=False)
+    sample = next(iter(probe("needle").samples(request)))
+    label = f"reading {hay.name} with {wanted.questions} needles"
+
+    def asking(done: int, of: int) -> None:
+        reporter.stage("reading questions", done, of)
+
+    return find(loaded, chosen, sample, progress.reading(reporter, label), asking)
+
+
+def _result(found: Found, wanted: Wanted, chosen: Preset) -> dict[str, Any]:
+    best = [{**asdict(one), "margin": round(one.margin, 4)} for one in found.heads[:SHOWN]]
+    layers = 1 + max(one.layer for one in found.heads)
+    return {
+        "esa": __version__,
+        "command": shlex.join(["esa", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "model": chosen.model,
+        "preset": chosen.name,
+        "score": {**chosen.score, "heads": []},
+        "length": wanted.tokens,
+        "seed": wanted.seed,
+        "layers": layers,
+        "heads_per_layer": len(found.heads) // layers,
+        **asdict(found),
+        "heads": best,
+        "weak": found.weak,
+        "use": None if found.weak else _use(found),
+        "written": None,
+    }
+
+
+def _use(found: Found) -> str:
+    heads = json.dumps(found.chosen, separators=(",", ":"))
+    return shlex.join(["--set", f"score.heads={heads}"])
+
+
+def _write(path: Path, wanted: Wanted, found: Found) -> None:
+    from esa_cli.apps.cli.output_paths import writing
+    from esa_cli.evaluation.calibration.heads_preset import write
+
+    about = f"{found.hits} of {found.held_out} held-out needles first, all heads {found.all_hits}"
+    with writing(path):
+        write(path, wanted.preset, wanted.overrides, found.chosen, about)
+
+
+def _show(found: Found, result: dict[str, Any]) -> None:
+    """The best heads, what the set finds of the held-out questions, and how to use it."""
+    from esa_cli.apps.cli.terminal import print_table
+
+    headers = (
+        "layer",
+        "head",
+        f"found of {found.ranked_by}",
+        f"held out of {found.held_out}",
+        "margin",
+        "",
+    )
+    print_table(
+        headers,
+        [
+            (
+                str(one.layer),
+                str(one.head),
+                str(one.found),
+                str(one.held_out),
+                f"{one.margin:.2f}",
+                "in the set" if one.pair in found.chosen else "",
+            )
+            for one in found.heads[:SHOWN]
+        ],
+    )
+    layers = len({layer for layer, _ in found.chosen})
+    print(
+        f"\nof {found.held_out} held-out needles: {found.hits} first by these {len(found.chosen)} "
+        f"heads of {layers} layers, {found.all_hits} by all {len(found.heads)} heads"
+    )
+    if found.weak:
+        print(f"{result['model']} has no few heads that find what is asked for: let all vote")
+        return
+    written = result["written"]
+    print(f"use them with {shlex.join(['--preset', written]) if written else result['use']}")

@@ -1,0 +1,211 @@
+"""`esa library`: the documents that were read once and can be asked any time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.commands import entries
+
+if TYPE_CHECKING:
+    from esa_cli.storage.library import Entry, Library, LibraryError
+
+app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
+_BAD = ("damaged", "unreadable")
+_ID = "The beginning of an id from `esa library list`, or a document's name."
+Id = Annotated[str, typer.Argument(metavar="ID", help=_ID)]
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID)]
+AnyIds = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID...]", help=_ID + " Without it all.")
+]
+Text = Annotated[
+    bool, typer.Option("--text", help="The text alone, in which `start` and `end` count.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command("list")
+def list_(as_json: options.Json = False) -> None:
+    """List the documents, the last used first."""
+    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.storage.library import Library, plain
+    from esa_cli.system.machine import size_text
+
+    library = Library()
+    found = library.entries()
+    if as_json:
+        print_json(
+            {
+                "folder": str(library.root),
+                "bytes": library.nbytes,
+                "documents": [plain(entry) for entry in found],
+            }
+        )
+    elif found:
+        rows = [
+            (
+                entry.id,
+                f"{entry.tokens:,}",
+                size_text(entry.nbytes),
+                entries.day(entry.used),
+                entries.reader(entry),
+                entries.called(entry),
+            )
+            for entry in found
+        ]
+        print_table(("id", "tokens", "size", "used", "preset", "document"), rows)
+        print(f"{size_text(library.nbytes)} in {library.root}")
+    else:
+        print("no documents yet; `esa ingest` reads one")
+
+
+@app.command("show")
+def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
+    """Show what is known of a document, or its text."""
+    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.storage.library import Library, plain
+
+    library = Library()
+    entry = _one(library, name)
+    if as_json:
+        more = {"text": library.text(entry)} if text else {}
+        print_json({**plain(entry), **more})
+    elif text:
+        _print_text(library.text(entry))
+    else:
+        print_table(("", ""), list(entries.facts(entry).items()))
+
+
+def _print_text(text: str) -> None:
+    """To the letter, for evidence counts its letters; but a terminal it must not steer."""
+    from esa_cli.apps.cli.terminal import clean
+
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+
+
+@app.command("verify")
+def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
+    """Read every byte of the documents, and say what is damaged."""
+    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.storage.library import Library
+
+    library = Library()
+    chosen = _several(library, names) if names else library.entries()
+    results = [(entry, library.verify(entry)) for entry in chosen]
+    if as_json:
+        rows = [{"id": e.id, "damages": [one.message for one in bad]} for e, bad in results]
+        print_json({"documents": rows})
+    else:
+        for entry, bad in results:
+            print(f"{entry.id}  {_state(bad)}  {entries.called(entry)}")
+            for error in bad:
+                print(f"    {error.message}")
+    _complain(results)
+
+
+def _state(found: Sequence[LibraryError]) -> str:
+    from esa_cli.storage.library import UnreadableError
+
+    if not found:
+        return "good"
+    known = any(not isinstance(error, UnreadableError) for error in found)
+    return "damaged" if known else "unreadable"
+
+
+def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
+    """Raises LibraryError where a document is not good."""
+    from esa_cli.storage.library import LibraryError, UnreadableError
+
+    of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
+    damaged, hidden = of["damaged"], of["unreadable"]
+    if damaged:
+        raise LibraryError(
+            f"{len(damaged)} of {len(results)} documents are damaged",
+            f"`esa library rm {' '.join(damaged)}`, and ingest them again",
+        )
+    if hidden:
+        raise UnreadableError(
+            f"{len(hidden)} of {len(results)} documents cannot be read",
+            "check who may read them, and the disk; then verify again",
+        )
+
+
+@app.command("rm")
+def rm(names: Ids, yes: Yes = False) -> None:
+    """Remove documents from the library; the files they were read from stay."""
+    from esa_cli.errors import UsageError
+    from esa_cli.storage.library import Library
+    from esa_cli.system.machine import size_text
+
+    library = Library()
+    chosen = _several(library, names)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("removing a document wants a yes", "add --yes")
+        listed = ", ".join(f"{entry.id} ({entries.called(entry)})" for entry in chosen)
+        if not typer.confirm(f"Remove {listed} from the library?", err=True):
+            raise typer.Exit(1)
+    for entry in chosen:
+        freed = size_text(library.remove(entry))
+        print(f"removed {entry.id} ({entries.called(entry)}), {freed} freed")
+
+
+@app.command("prune")
+def prune(
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-size", metavar="SIZE", help="Remove the least recently used until so much, 10GB."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Sweep what interrupted readings left, and keep the library below a size."""
+    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.storage.library import Library, plain
+    from esa_cli.system.machine import parse_size, size_text
+
+    most = None if max_size is None else parse_size(max_size, "--max-size")
+    done = Library().prune(most, dry_run=dry_run)
+    if as_json:
+        removed = [plain(entry) for entry in done.removed]
+        print_json(
+            {
+                "removed": removed,
+                "leftovers": done.leftovers,
+                "freed_bytes": done.freed,
+                "left_bytes": done.left,
+                "dry_run": dry_run,
+            }
+        )
+        return
+    would = "would remove" if dry_run else "removed"
+    for entry in done.removed:
+        print(f"{would} {entry.id} ({entries.called(entry)})")
+    if done.leftovers:
+        print(f"{would} {done.leftovers} files that belong to no document")
+    freed = "would be freed" if dry_run else "freed"
+    print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
+
+
+def _one(library: Library, name: str) -> Entry:
+    from esa_cli.errors import UsageError
+
+    found = library.matches(name)
+    if not found:
+        raise UsageError(f"no document {name} in the library", "see `esa library list`")
+    if len(found) > 1:
+        ids = ", ".join(entry.id for entry in found[:5])
+        raise UsageError(f"{name} fits {len(found)} documents: {ids}", "give an id")
+    return found[0]
+
+
+def _several(library: Library, names: list[str]) -> list[Entry]:
+    return list({entry.key: entry for entry in (_one(library, name) for name in names)}.values())

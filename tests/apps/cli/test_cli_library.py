@@ -1,0 +1,408 @@
+"""The commands that keep documents, from end to end: `ingest`, `ask --keep`, `--library`, `--stdin`
+and `--report`; interrupted, killed, and on disks that are full. Tiny random model.
+
+They run `main` in this process; what ends the process, in a fork of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from command import Esa, Result
+from forked import child, ended, killed
+
+from esa_cli.__main__ import main
+from esa_cli.apps.cli import open_esa as opening
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.mark import MARK
+
+TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
+GATE = "The gate opens at nine, and the keeper has the only key. " * 25
+BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
+LONG = " ".join(f"In year {year} the mill ground {year * 7} sacks." for year in range(150))
+QUESTION = "When does the gate open?"
+PASSAGE = {"document", "page", "line", "chapter", "start", "end", "text", "weight"}
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no such signals")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("esa-home")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of a few hundred tokens have several segments."""
+    for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ESA_HOME", str(cache))
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 256)
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
+        Path(name).write_text(text, "utf-8")
+
+
+@pytest.fixture
+def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
+    def run(*arguments: str) -> Result:
+        words = [*arguments]
+        code = main([*words, *TINY] if words[0] in ("ask", "ingest") else words)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return run
+
+
+def files(root: Path) -> set[str]:
+    """The library's files but the mark, locks and stamps."""
+    found = (path for path in root.rglob("*") if path.is_file() and path.name != MARK)
+    return {path.name for path in found if path.suffix not in (".lock", ".used")}
+
+
+def test_a_document_is_read_once_and_then_asked(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = esa("ingest", "gate.txt", "--rows", "native")
+    assert first.code == 0
+    assert first.out.splitlines()[0].split() == ["id", "tokens", "size", "read", "in", "document"]
+    (entry,) = Library().entries()
+    assert first.out.splitlines()[1].startswith(entry.id)
+    assert "before" not in first.out
+    again = esa("ingest", "gate.txt", "--rows", "native")
+    assert "before" in again.out
+    assert f"gate.txt was read before ({entry.id})" in again.err
+    asked = esa("ask", "gate.txt", QUESTION, "--json")
+    assert asked.code == 0
+    (document,) = asked.data["documents"]
+    assert (document["id"], document["read"]) == (entry.id, False)
+    assert asked.data["timing"]["ingest_tokens_per_s"] == 0
+    assert asked.data["evidence"]
+    for passage in asked.data["evidence"]:
+        assert set(passage) == PASSAGE
+        assert GATE[passage["start"] : passage["end"]] == passage["text"]
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "none"))
+    alone = esa("ask", "gate.txt", QUESTION, "--json")
+    assert alone.data["documents"][0]["read"]
+    assert alone.data["documents"][0]["id"] is None
+    assert alone.data["answer"] == asked.data["answer"]
+    assert alone.data["evidence"] == asked.data["evidence"]
+    assert not (tmp_path / "none").exists(), "to look whether it is there makes no library"
+
+
+@pytest.mark.parametrize("words", [("ingest", "gate.txt"), ("ask", "gate.txt", QUESTION, "--keep")])
+def test_what_cannot_be_kept_is_refused_before_it_is_read(esa: Esa, words: tuple[str, ...]) -> None:
+    infllm = ("--set", "selector.name=infllm", "--set", "position.name=infllm")
+    done = esa(*words, *infllm)
+    assert done.code == 2
+    assert "cannot be kept in the library: its selector gathers" in done.err
+    assert "reading" not in done.err
+    assert esa("ask", "gate.txt", QUESTION, *infllm).code == 0
+
+
+def test_ingest_as_json_and_in_both_kinds_of_rows(esa: Esa) -> None:
+    done = esa("ingest", "gate.txt", "boat.txt", "--json", "--quiet")
+    assert (done.code, done.err) == (0, "")
+    assert set(done.data) == {"documents", "left_out"}
+    for row, name in zip(done.data["documents"], ("gate.txt", "boat.txt"), strict=True):
+        assert set(row) == {
+            "id", "name", "source", "tokens", "bytes", "rows", "read_s", "missing"
+        }  # fmt: skip
+        assert (row["name"], row["rows"]) == (name, "int8")
+        assert row["tokens"] > 256
+    bits = esa("ingest", "gate.txt", "--rows", "native", "--json").data["documents"][0]
+    assert bits["rows"] == "native"
+    assert bits["read_s"] > 0, "rows of eight bits are not bit for bit"
+    assert bits["bytes"] > done.data["documents"][0]["bytes"]
+    only = esa("library", "rm", done.data["documents"][0]["id"], "--yes")
+    assert only.code == 0
+    other = esa("ingest", "gate.txt", "--json")
+    assert other.data["documents"][0]["rows"] == "native"
+    assert f"to keep int8 ones, `esa library rm {bits['id']}` first" in other.err
+
+
+def test_what_was_asked_with_keep_is_there_the_next_time(esa: Esa) -> None:
+    plain = esa("ask", "gate.txt", QUESTION)
+    assert plain.code == 0
+    assert esa("library", "list", "--json").data["documents"] == []
+    assert esa("ask", "gate.txt", QUESTION, "--keep").code == 0
+    (row,) = esa("library", "list", "--json").data["documents"]
+    assert (row["name"], row["preset"], row["model"], row["rows"]) == (
+        "gate.txt", "tiny-random", "random:llama", "int8"
+    )  # fmt: skip
+    assert "tiny-random" in esa("library", "list").out
+    shown = esa("library", "show", "gate.txt").out
+    assert "random:llama" in shown
+    assert "tiny-random" in shown
+    assert not esa("ask", "gate.txt", QUESTION, "--json").data["documents"][0]["read"]
+    assert esa("library", "show", "gate.txt", "--text").out == GATE
+    assert esa("library", "show", "gate.txt", "--text", "--json").data["text"] == GATE
+
+
+def test_the_library_is_asked_and_another_models_document_left_out(esa: Esa) -> None:
+    esa("ingest", "gate.txt", "boat.txt")
+    esa("ingest", "long.txt", "--set", "window.local=32")
+    asked = [esa("ask", "--library", QUESTION, "--json", "-q") for _ in range(2)]
+    assert asked[0].code == 0
+    names = [document["name"] for document in asked[0].data["documents"]]
+    assert names == ["gate.txt", "boat.txt"], "in the order in which they were read"
+    assert "left out: long.txt" in asked[0].err
+    assert "was read by another model or other settings" in asked[0].err
+    assert asked[1].data["answer"] == asked[0].data["answer"]
+    assert asked[1].data["evidence"] == asked[0].data["evidence"]
+    both = esa("ask", "--library", "long.txt", QUESTION, "--json")
+    assert [document["read"] for document in both.data["documents"]] == [True, False, False]
+
+
+def test_of_a_text_that_has_grown_the_longest_is_asked(esa: Esa) -> None:
+    for more in ("", "12:41 all pumps stopped\n", "12:42 the gate was opened\n"):
+        with open("gate.txt", "a", encoding="utf-8") as log:
+            log.write(more)
+        esa("ingest", "gate.txt")
+    Path("elsewhere").mkdir()
+    Path("elsewhere/boat.txt").write_text(BOAT + "It was sold.", "utf-8")
+    esa("ingest", "boat.txt", "elsewhere/boat.txt", "long.txt")
+    short = {entry.tokens: entry for entry in Library().matches("gate.txt")}
+    first, second, third = (short[tokens] for tokens in sorted(short))
+    asked = esa("ask", "--library", QUESTION, "--json", "-q")
+    ids = [document["id"] for document in asked.data["documents"]]
+    assert len(ids) == 3
+    assert ids[0] == third.id
+    for old in (first, second):
+        said = f"left out: gate.txt ({old.id}) is the beginning of gate.txt ({third.id})"
+        assert said in asked.err
+    assert asked.err.count("is the beginning of boat.txt") == 1
+    assert asked.data["documents"][1]["source"].endswith("elsewhere/boat.txt")
+    assert {passage["document"] for passage in asked.data["evidence"]} <= {
+        "gate.txt", "boat.txt", "long.txt"
+    }  # fmt: skip
+
+
+def test_an_edited_text_is_no_beginning(esa: Esa) -> None:
+    esa("ingest", "gate.txt")
+    Path("gate.txt").write_text(GATE.replace("nine", "ten") + "More.", "utf-8")
+    esa("ingest", "gate.txt")
+    asked = esa("ask", "--library", QUESTION, "--json")
+    assert len(asked.data["documents"]) == 2
+    assert "left out" not in asked.err
+
+
+def questions(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
+    monkeypatch.setattr("sys.stdin", stream)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_questions_on_standard_input(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    esa("ingest", "gate.txt")
+    wanted = esa("ask", "gate.txt", QUESTION, "--json", "--set", "window.ending=0").data
+    questions(monkeypatch, QUESTION, "", "What? " * 400, "Who has the key?")
+    more = ["--json"] if as_json else []
+    done = esa("ask", "--library", "--stdin", "--set", "window.ending=0", *more)
+    assert done.code == 7, "one question was too long"
+    if as_json:
+        rows = [json.loads(line) for line in done.out.splitlines()]
+        assert [row["line"] for row in rows] == [1, 3, 4]
+        assert rows[0]["answer"] == wanted["answer"]
+        assert [set(passage) for passage in rows[0]["evidence"]] == [PASSAGE] * 3
+        assert "error" in rows[1]
+        assert rows[2]["question"] == "Who has the key?"
+    else:
+        assert "line 3: " in done.err
+        assert "gate.txt, line 1" in done.err
+        assert done.out.endswith("\n\n")
+
+
+def test_a_report_of_a_kept_document(esa: Esa) -> None:
+    esa("ingest", "gate.txt")
+    Path("gate.txt").unlink()
+    done = esa("ask", "--library", QUESTION, "--report", "page.html")
+    assert done.code == 0
+    page = Path("page.html").read_text("utf-8")
+    assert QUESTION in page
+    assert "gate.txt" in page
+    assert "the keeper has" in page
+
+
+def test_exit_codes(esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = esa("ask", "--library", QUESTION)
+    assert (empty.code, empty.out) == (2, "")
+    assert "the library has no document for this preset" in empty.err
+    assert esa("ingest", "nowhere.txt").code == 3
+    assert esa("library", "show", "nothing").code == 2
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
+    calls = (("ingest", "gate.txt"), ("ask", "gate.txt", QUESTION), ("library", "list"),
+             ("library", "prune"))  # fmt: skip
+    for call in calls:
+        refused = esa(*call)
+        assert refused.code == 3
+        assert f"{tmp_path} is not a library of esa, and not empty" in refused.err
+        assert "point ESA_LIBRARY to a folder of its own" in refused.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_damaged_document_is_named(esa: Esa, tmp_path: Path) -> None:
+    esa("ingest", "gate.txt")
+    (entry,) = Library().entries()
+    path = tmp_path / "library" / "documents" / f"{entry.key}.text"
+    path.write_bytes(path.read_bytes()[:-1])
+    done = esa("ask", "gate.txt", QUESTION)
+    assert (done.code, done.out) == (3, "")
+    assert f"{path} is damaged: its length is wrong" in done.err
+    assert f"esa library rm {entry.id}" in done.err
+    assert esa("library", "verify").code == 3
+
+
+def test_an_interrupted_ingest_goes_on(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    real = opening.Reading.progress
+
+    def progress(self: opening.Reading, done: int, total: int) -> None:
+        seen.append(done)
+        if done >= 600 and len(seen) < 20:
+            seen.extend([0] * 20)
+            os.kill(os.getpid(), signal.SIGINT)
+        real(self, done, total)
+
+    heed = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(opening.Reading, "progress", progress)
+        stopped = esa("ingest", "long.txt")
+    finally:
+        signal.signal(signal.SIGINT, heed)
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err.endswith("esa: interrupted\n")
+    assert Library().entries() == []
+    seen[:] = [0] * 20
+    assert esa("ingest", "long.txt").code == 0
+    assert seen[20] > 512, "two segments were there"
+    (entry,) = Library().entries()
+    assert Library().verify(entry) == []
+
+
+def in_child(pipe: int, arguments: list[str]) -> None:
+    """Runs esa as a process of its own would, what it says going to the pipe."""
+    for stream in (1, 2):
+        os.dup2(pipe, stream)
+    sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["esa", *arguments, *TINY]
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def forked(
+    *arguments: str, first: Callable[[], object] = lambda: None, then: Callable[[int], object]
+) -> tuple[int, str]:
+    """Exit code of esa in a child, and what it said; `then` is given its number."""
+    reader, writer = os.pipe()
+
+    def work() -> None:
+        first()
+        in_child(writer, [*arguments])
+
+    number = child(work)
+    os.close(writer)
+    then(number)
+    with open(reader, encoding="utf-8") as stream:
+        said = stream.read()
+    return ended(number), said
+
+
+@needs_fork
+def test_ctrl_c_ends_an_ingest_that_then_goes_on(esa: Esa, tmp_path: Path) -> None:
+    esa("ingest", "gate.txt")  # so that the tiny model is made
+
+    def when_a_segment_is_there(number: int) -> None:
+        before, stop = len(files(tmp_path / "library")), time.monotonic() + 60
+        while len(files(tmp_path / "library")) < before + 3 and time.monotonic() < stop:
+            time.sleep(0.002)
+        os.kill(number, signal.SIGINT)
+
+    code, said = forked(
+        "ingest", "long.txt", "--set", "window.chunk=8", then=when_a_segment_is_there
+    )
+    assert code == 130
+    assert said.endswith("esa: interrupted\n")
+    assert len(Library().entries()) == 1
+    assert esa("ingest", "long.txt", "--set", "window.chunk=8").code == 0
+    assert all(Library().verify(entry) == [] for entry in Library().entries())
+
+
+@needs_fork
+def test_a_limit_on_the_size_of_files_is_a_full_disk(esa: Esa, tmp_path: Path) -> None:
+    import resource
+
+    assert esa("ingest", "boat.txt").code == 0
+    before = files(tmp_path / "library")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    for command in (["ingest", "gate.txt"], ["ask", "gate.txt", QUESTION, "--keep"]):
+        code, said = forked(*command, first=limit, then=lambda number: None)
+        assert code == 6, said
+        assert f"no room for the library in {tmp_path / 'library'}: File too large" in said
+        assert "esa library prune" in said
+        assert files(tmp_path / "library") == before
+    assert esa("ingest", "gate.txt").code == 0
+    assert len(Library().entries()) == 2
+
+
+KILLS = 4
+
+
+@needs_fork
+@pytest.mark.process
+def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "whole"))
+    started = time.perf_counter()
+    assert esa("ingest", "long.txt").code == 0
+    needs = time.perf_counter() - started
+    wanted = esa("ask", "long.txt", QUESTION, "--json").data
+    root, draw, hits = tmp_path / "killed", random.Random(3), 0
+    monkeypatch.setenv("ESA_LIBRARY", str(root))
+    with open(os.devnull, "w") as nowhere:
+        ingest = partial(in_child, nowhere.fileno(), ["ingest", "long.txt"])
+        for _ in range(20 * KILLS):
+            was_at_it = killed(ingest, draw.uniform(0, needs))
+            needs *= 1.1 if was_at_it else 0.8  # as busy as the machine is now
+            if not any(name.endswith(".seg") for name in files(root)) or Library().entries():
+                for entry in Library().entries():
+                    assert Library().verify(entry) == []
+                    Library().remove(entry)
+                continue
+            hits += 1
+            assert esa("ingest", "long.txt").code == 0
+            found = esa("ask", "long.txt", QUESTION, "--json").data
+            assert not found["documents"][0]["read"]
+            assert (found["answer"], found["evidence"]) == (wanted["answer"], wanted["evidence"])
+            assert esa("library", "prune").code == 0
+            assert esa("library", "rm", "long.txt", "--yes").code == 0
+            assert files(root) == set()
+            if hits == KILLS:
+                return
+    raise AssertionError("the kills came too early or too late to mean anything")

@@ -1,0 +1,293 @@
+"""`esa methods`, and commands that ask by a whole method: `--method`."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Esa, Result
+
+import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
+from esa_cli.__main__ import main
+from esa_cli.apps.cli import by_method
+from esa_cli.errors import UsageError
+from esa_cli.methods import recipes, registry
+from esa_cli.qa import preset
+
+TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
+SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
+
+METHODS = (
+    "esa esa-individual full streaming-llm lm-infinite lm-infinite-topk infllm tokenselect quest "
+    "loki origin ntk yarn"
+)
+SELECTORS = "full lm-infinite-topk infllm tokenselect quest loki"
+POSITIONS = "esa rerope infllm streaming true interpolation ntk ntk-dynamic yarn contiguous"
+WANTED = {
+    "method": METHODS,
+    "selector": SELECTORS,
+    "score": "sum vote",
+    "compressor": "closed-form learned pca none",
+    "position": POSITIONS,
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("esa-home")
+
+
+@pytest.fixture
+def esa(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Esa:
+    for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ESA_HOME", str(home))
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "note.md").write_text("The gate of the hall opens at nine. " * 30)
+
+    def run(*words: str) -> Result:
+        code = main(list(words))
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return Result(code, *shown)
+
+    return run
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file with a score that says nothing of itself, and one that does."""
+    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
+        '@register("score", "silent")\n@dataclass(frozen=True)\n'
+        'class Silent:\n    """A line of its own."""\n\n'
+        '@register("score", "told", about="as told", source="A paper", cost="F M")\n'
+        "@dataclass(frozen=True)\nclass Told:\n    share: float = 0.5\n"
+    )
+    return "mine.py"
+
+
+# -- esa methods
+
+
+def test_everything_is_listed_with_source_and_cost(esa: Esa) -> None:
+    every = json.loads(esa("methods", "--json").out)
+    # Other tests of the same process may have plugins, which need not say so much.
+    rows = [row for row in every if row["origin"].startswith("esa_cli.")]
+    found = {(row["kind"], row["name"]): row for row in rows}
+    assert len(found) == len(rows)
+    wanted = {(kind, name) for kind, names in WANTED.items() for name in names.split()}
+    assert wanted <= set(found)
+    assert all(row["about"] and row["source"] and row["cost"] and row["origin"] for row in rows)
+    assert found["method", "full"]["full"]
+    table, long = esa("methods").out, esa("methods", "--long").out
+    for (kind, name), row in found.items():
+        first = [name, row["about"]] if kind == "method" else [name, kind, row["about"]]
+        assert any(
+            line.split()[0] == name and all(word in line for word in first)
+            for line in table.splitlines() if line
+        ), name  # fmt: skip
+        assert row["about"] in long
+        assert f"  cost: {row['cost']}\n  source: {row['source']}\n" in long
+
+
+def test_parts_fit_a_narrow_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout", screen)
+    assert esa("methods").code == 0
+    lines = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = (line for line in lines if line.startswith("closed-form"))
+    assert line.split()[:4] == ["closed-form", "compressor", "the", "best"], "on one line"
+
+
+def test_a_plugin_may_say_what_its_parts_are(esa: Esa, plugin: str) -> None:
+    rows = json.loads(esa("methods", "--plugin", plugin, "--json").out)
+    told, silent = ({r["name"]: r for r in rows}[name] for name in ("told", "silent"))
+    assert (told["about"], told["source"], told["cost"]) == ("as told", "A paper", "F M")
+    assert (silent["about"], silent["source"], silent["cost"]) == ("A line of its own.", "", "")
+    assert told["origin"].endswith("mine.py")
+    long = esa("methods", "--plugin", plugin, "--long").out
+    assert "silent (score)\n  A line of its own.\n  cost: not said\n  source: not said" in long
+    assert "as told" in esa("plugins", "list", "--plugin", plugin).out
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
+    source = (
+        "from esa_cli.methods.recipes import recipe\n\n"
+        '@recipe("whole", about="a mix", source="me", cost="F M")\n'
+        "def whole(base):\n    return {'selector': {'name': 'topk', 'proximity': 2}}\n"
+    )
+    (tmp_path / "whole.py").write_text(source)
+    assert esa("plugins", "check", "whole.py").code == 0
+    rows = json.loads(esa("methods", "--plugin", "whole.py", "--json").out)
+    (row,) = (row for row in rows if row["name"] == "whole")
+    assert (row["kind"], row["origin"]) == ("method", str((tmp_path / "whole.py").resolve()))
+    done = esa("ask", "note.md", "When?", *SHORT, "--plugin", "whole.py", "--method", "whole")
+    assert done.code == 0, done.err
+    wrong = source.replace('"whole"', '"broken"').replace("'selector'", "'windows'")
+    (tmp_path / "broken.py").write_text(wrong)
+    bad = esa("plugins", "check", "broken.py")
+    assert bad.code == 4
+    assert "checks fail: method broken" in bad.err
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n"
+        "from esa_cli.attention.selection import TopK\n\n"
+        "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
+        "    proximity: int = 1\n"
+    )
+    (tmp_path / "two.py").write_text(
+        "from esa_cli.methods.recipes import recipe\n\n"
+        "@recipe('of-two', about='both', source='this test', cost='none')\n"
+        "def two(base):\n    return {'selector': {'name': 'of-one'}}\n"
+    )
+    alone = esa("plugins", "check", "two.py")
+    assert alone.code == 4
+    assert "of-one" in alone.out
+    both = esa("plugins", "check", "two.py", "--plugin", "one.py")
+    assert both.code == 0, both.out
+    rows = json.loads(esa("methods", "--plugin", "one.py", "--json").out)
+    assert [row["about"] for row in rows if row["name"] == "of-one"] == [""]
+
+
+# -- --method
+
+
+@pytest.mark.parametrize("base", ["tiny-random", "smollm2-135m"])
+@pytest.mark.parametrize("length", [0, 100_000])
+def test_a_method_becomes_settings_that_make_it(base: str, length: int) -> None:
+    given = ["window.selected=96", "selector.proximity=5", "reading=local"]
+    given = given[:1] if base == "smollm2-135m" else given
+    chosen = preset.load(base, given)
+    for one in recipes.known():
+        texts = by_method.settings(one.name, chosen, length)
+        made = preset.load(base, [*given, *texts])
+        assert made == recipes.apply(one.name, chosen, length), one.name
+
+
+def test_small_numbers_stay_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+
+    @recipes.recipe("small", about="", source="", cost="")
+    def small(base: recipes.Base) -> dict[str, Any]:
+        return {"score": {"name": "odd", "least": 1e-6, "word": "no: 'x' #\n", "none": None}}
+
+    chosen = preset.load("tiny-random")
+    made = preset.load("tiny-random", by_method.settings("small", chosen))
+    assert made.score == {"name": "odd", "least": 1e-6, "word": "no: 'x' #\n", "none": None}
+
+
+@pytest.mark.parametrize("name", [one.name for one in recipes.known()])
+def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
+    done = esa("ask", "note.md", "When?", *SHORT, "--json", "--method", name)
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    made = recipes.apply(name, preset.load("tiny-random"))
+    assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
+    assert data["window"]["selected"] == made.window.selected
+
+
+def test_a_method_is_stretched_to_all_documents(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    apply = recipes.apply
+
+    def watched(name: str, chosen: preset.Preset, length: int = 0) -> preset.Preset:
+        lengths.append(length)
+        return apply(name, chosen, length)
+
+    monkeypatch.setattr(recipes, "apply", watched)
+    (tmp_path / "two.txt").write_text("Another text. " * 50)
+    data = json.loads(
+        esa("ask", "note.md", "two.txt", "When?", *SHORT, "--json", "--method", "interpolation").out
+    )
+    documents = [one["tokens"] for one in data["documents"]]
+    assert len(documents) == 2
+    assert sum(documents) - 100 < lengths[-1] < sum(documents) + 100, "but for the prompt's words"
+    lengths.clear()
+    esa("ask", "note.md", "When?", *SHORT, "--method", "infllm")
+    assert lengths[-1] == 0, "nothing is measured that does not count"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--method", "infllmm"), "did you mean 'infllm'?"),
+        (("--method", "infllm", "--position", "true"), "--method infllm and --position"),
+        (("--library", "--method", "yarn"), "made for the length of its documents"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_loaded(
+    words: tuple[str, ...], said: str, esa: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.models.load", lambda *args, **options: pytest.fail("loaded"))
+    done = esa("ask", "note.md", "When?", *SHORT, *words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_known_methods_are_named_once_and_in_order() -> None:
+    with pytest.raises(UsageError) as caught:
+        recipes.find("foo-bar-baz")
+    known = caught.value.hint.removeprefix("known: ").partition(";")[0].split(", ")
+    assert known == sorted(set(known))
+    assert {"esa", "quest", "infllm"} <= set(known)
+
+
+def test_chat_and_batch_take_methods_of_any_length(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("esa_cli.qa.api.Esa.__init__", _noting(seen))
+    monkeypatch.setattr("sys.stdin", io.StringIO("When?\n"))
+    assert esa("chat", "note.md", *SHORT, "--method", "quest").code == 0
+    (tmp_path / "q.jsonl").write_text('{"question": "When?", "documents": ["note.md"]}\n')
+    batch = ("batch", "q.jsonl", "--out", "a.jsonl", *SHORT)
+    assert esa(*batch, "--method", "streaming-llm").code == 0
+    assert seen == ["quest", "none"]
+    for command in (("chat", "note.md", *SHORT), batch):
+        refused = esa(*command, "--method", "yarn")
+        assert refused.code == 2
+        assert "esa ask DOC... QUESTION --method yarn" in refused.err
+
+
+def _noting(seen: list[str]) -> Any:
+    from esa_cli.qa.api import Esa as Asker
+
+    begin = Asker.__init__
+
+    def noted(self: Any, loaded: Any, chosen: preset.Preset, **options: Any) -> None:
+        seen.append(chosen.selector["name"])
+        begin(self, loaded, chosen, **options)
+
+    return noted

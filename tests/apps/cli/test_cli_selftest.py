@@ -1,0 +1,345 @@
+"""`esa selftest`, `compare` and `methods` on the command line, with a tiny random model."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_commands import ROOT, TINY, Esa, cache, esa, fail, listen, note, surroundings
+
+from esa_cli.apps.cli.live import Listener
+from esa_cli.apps.cli.terminal import Reporter
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+
+SMALL = [*TINY, "--no-dense", "--quiet", "--samples", "2"]
+
+
+def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path: Path) -> None:
+    rows, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
+    methods = "preset,streaming-llm"
+    arguments = ["needle", "--lens", "900,1200", "--methods", methods]
+    done = esa("selftest", *arguments, *SMALL, "--out", str(rows), "--report", str(page))
+    assert done.code == 0, done.err
+    assert "streaming-llm" in done.out
+    assert "1.2k" in done.out
+    lines = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    header, asked = lines[0], lines[1:]
+    assert header["model"] == "random:llama"
+    assert {(row["method"], row["length"]) for row in asked} == {
+        (method, length) for method in methods.split(",") for length in (900, 1200)
+    }
+    assert len(asked) == 8
+    html = page.read_text("utf-8")
+    assert "streaming-llm" in html
+    assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+def test_selftest_json(esa: Esa) -> None:
+    done = esa("selftest", "passkey", "--len", "900", *SMALL, "--json")
+    data = json.loads(done.out)
+    assert len(data["rows"]) == 2
+    assert data["settings"]["reading"] == "shared"
+
+
+@pytest.mark.usefixtures("short_answers")
+@pytest.mark.parametrize("test", ["needle", "needles", "stars", "passkey", "number", "kv", "niah"])
+def test_every_test_runs_in_both_forms(esa: Esa, test: str) -> None:
+    """A random model scores nothing; what is checked is that it is asked and scored at all."""
+    fast = ["--set", "window.chunk=256"]
+    # Exact stars count words, each of them several of these tokens.
+    for form in (["--len", "3k"], ["--len", "1k" if test == "stars" else "3k", "--exact"]):
+        done = esa("selftest", test, *form, *SMALL, *fast, "--json")
+        assert done.code == 0, done.err
+        rows = json.loads(done.out)["rows"]
+        assert rows
+        assert all(0 <= row["score"] <= 1 for row in rows)
+        assert all(row["recall"] is None or len(row["recall"]["layers"]) == 2 for row in rows)
+
+
+def test_own_text(esa: Esa, tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    sentences = [f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 90)]
+    text.write_text("\n\n".join(" ".join(sentences[i : i + 5]) for i in range(0, 89, 5)), "utf-8")
+    done = esa("selftest", "own", "--haystack", str(text), *SMALL, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert len(rows) == 2
+    fail(esa("selftest", "own", *SMALL), 2, "--haystack")
+
+
+def test_mistakes_are_named_before_the_model_is_loaded(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("esa_cli.models.load", refuse)
+    fail(esa("selftest", "needel", *SMALL), 2, "needle")
+    fail(esa("selftest", "needle", "--methods", "infllmm", *SMALL), 2, "infllm")
+    fail(esa("selftest", "needle", "--len", "much", *SMALL), 2, "no number of tokens")
+    fail(esa("selftest", "needle", "--len", "1k", "--lens", "2k", *SMALL), 2, "--lens")
+    fail(esa("selftest", "needle", "--depths", "deep", *SMALL), 2, "no depths")
+    fail(esa("selftest", "needle", "--haystack", str(tmp_path / "no.txt"), *SMALL), 3, "no.txt")
+    lost = str(tmp_path / "nowhere" / "page.html")
+    fail(esa("selftest", "needle", "--report", lost, *SMALL), 2, "nowhere")
+    for option in ("--report", "--png", "--out"):
+        fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "is a folder")
+    fail(esa("selftest", "needle", "--set", "context=100000", *SMALL), 4, "was trained on")
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
+    fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    fail(esa("selftest", "needle", "--png", "a.png", *SMALL), 2, "matplotlib")
+
+
+def test_nothing_of_the_persons_own_is_written_over(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    mine = folder / "mine.txt"
+    mine.write_text("The mill ground rye. " * 200, "utf-8")
+    (tmp_path / "link.txt").symlink_to(mine)
+    before = mine.read_bytes()
+    for haystack in ("texts/mine.txt", "texts", "link.txt"):
+        for option in ("--report", "--png", "--out"):
+            words = ("selftest", "own", "--haystack", haystack, option, str(mine), *SMALL)
+            fail(esa(*words), 2, "is one of the texts of --haystack")
+    assert mine.read_bytes() == before
+
+
+def test_two_files_to_be_written_must_be_two(esa: Esa, tmp_path: Path) -> None:
+    words = ("selftest", "needle", "--len", "900", *SMALL)
+    fail(esa(*words, "--out", "same.x", "--report", "same.x"), 2, "--out and --report are both")
+    fail(esa(*words, "--report", "a.x", "--png", f"{tmp_path}/./a.x"), 2, "are both")
+    assert not Path("same.x").exists()
+    Path("rows.x").touch()
+    Path("page.x").hardlink_to("rows.x")
+    fail(esa(*words, "--out", "rows.x", "--report", "page.x"), 2, "are both")
+
+
+def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esa_cli.errors import PluginError
+    from esa_cli.methods.quest import Quest
+
+    words = ("selftest", "needle", "--len", "900", *SMALL, "--json")
+    assert json.loads(esa(*words).out)["complete"] is True
+    assert json.loads(esa(*words, "--time-limit", "0").out)["complete"] is False
+    for stop in (PluginError("out of order"), KeyboardInterrupt()):
+
+        def broken(*arguments: object, stop: BaseException = stop) -> None:
+            raise stop
+
+        monkeypatch.setattr(Quest, "select", broken)
+        done = esa(*words, "--methods", "preset,quest")
+        assert done.code in (4, 130)
+        assert json.loads(done.out)["complete"] is False
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_exact_stars_have_no_depths(esa: Esa) -> None:
+    words = ("selftest", "stars", "--len", "3k", "--depths", "10,50", *SMALL)
+    fail(esa(*words, "--exact"), 2, "--depths")
+    assert esa(*words).code == 0
+
+
+def test_one_depth_in_percent(esa: Esa) -> None:
+    done = esa("selftest", "needle", "--len", "3k", "--depths", "50%", *SMALL, "--json")
+    assert done.code == 0, done.err
+    assert all(0.4 < row["depth"] < 0.6 for row in json.loads(done.out)["rows"])
+
+
+def test_what_there_is_is_shown_when_a_method_fails(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esa_cli.errors import PluginError
+    from esa_cli.methods.quest import Quest
+
+    def broken(*arguments: object) -> None:
+        raise PluginError("quest is out of order", "")
+
+    monkeypatch.setattr(Quest, "select", broken)
+    done = esa("selftest", "needle", "--len", "900", "--methods", "preset,quest", *SMALL)
+    assert done.code == 4
+    assert "quest is out of order" in done.err
+    assert "preset" in done.out
+    assert "900" in done.out
+
+
+def test_a_page_that_cannot_be_written_costs_no_figures(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("esa_cli.evaluation.report.report_page.write_html", full)
+    done = esa("selftest", "needle", "--len", "900", *SMALL, "--report", "page.html")
+    assert done.code == 6
+    assert "page.html cannot be written" in done.err
+    assert "needle" in done.out
+
+
+def test_the_reading_is_named(esa: Esa) -> None:
+    words = ("selftest", "needle", "--len", "900", *SMALL)
+    assert "reading: own (by its own rule): preset" in esa(*words).out
+    both = esa(*words, "--methods", "preset,quest,yarn").out
+    assert "reading: shared (first and local tokens of the preset): preset, quest" in both
+    assert "reading: own (by its own rule): yarn" in both
+
+
+def test_every_method_has_its_line_where_there_is_no_terminal(esa: Esa) -> None:
+    words = [word for word in SMALL if word != "--quiet"]
+    err = esa("selftest", "needle", "--len", "900", "--methods", "preset,quest", *words).err
+    assert re.search(r"esa: needle at 900: preset [012] of 2\n", err)
+    assert re.search(r"esa: needle at 900: quest [012] of 2\n", err)
+
+
+def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
+    reporter = Reporter()
+    screen = io.StringIO()
+    reporter.console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    reporter.live = True
+    earlier = {"test": "needle", "method": "quest", "length": 900, "score": 1.0}
+    listener = Listener(reporter, [earlier])
+    listener.reading("needle", 1200, ["preset"], 1300)(600, 1300)
+    assert "600 of 1,300 tokens" in listener._line
+    now = {
+        "test": "needle",
+        "method": "preset",
+        "length": 1200,
+        "question": "q",
+        "answer": "\x1b[2J a",
+    }
+    for score in (1.0, 0.0):
+        listener.row({**now, "score": score})
+    with reporter.console.capture() as capture:
+        reporter.console.print(listener._table())
+    lines = [line.split() for line in capture.get().splitlines()]
+    assert lines[0] == ["needle", "900", "1,200"]
+    assert lines[1] == ["quest", "1", "of", "1"]
+    assert lines[2] == ["preset", "1", "of", "2"]
+    assert lines[3] == ["preset,", "q:", "wrong:", "[2J", "a"]
+    listener.finish()
+    assert "1 of 2" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K"), "the table is taken away"
+
+
+def test_the_time_limit_names_what_goes_on(esa: Esa) -> None:
+    words = [word for word in SMALL if word != "--quiet"]
+    words = ["selftest", "needle", "--len", "900", *words, "--time-limit", "0"]
+    err = esa(*words).err
+    assert "the time limit was reached" in err
+    assert "goes on" not in err
+    assert "--out rows.jsonl goes on" in esa(*words, "--out", "rows.jsonl").err
+
+
+def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
+    assert esa(*arguments).code == 0
+    before = rows.read_bytes()
+    assert esa(*arguments).code == 0
+    assert rows.read_bytes() == before
+    fail(esa(*arguments, "--seed", "1"), 2, "another settings: seed 0 -> 1\n")
+    fail(esa(*arguments, "--dtype", "bfloat16"), 2, "another settings")
+    assert rows.read_bytes() == before
+
+
+def test_a_file_read_otherwise_is_not_continued(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
+    assert esa(*arguments).code == 0
+    before = rows.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
+        fail(esa(*arguments, "--methods", "preset,quest"), 2, "--reading own")
+    assert rows.read_bytes() == before
+    assert esa(*arguments, "--methods", "quest").code == 0, "it has no rows of another reading"
+
+
+def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
+    assert esa(*arguments).code == 0
+    whole = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    for field, value, said in (
+        ("test", None, "'test' is None, not a text"),
+        ("score", None, "'score' is None, not a number from 0 to 1"),
+        ("score", "much", "'score' is 'much', not a number"),
+        ("time", {"read_s": "long"}, "'time' holds something that is not a number"),
+    ):
+        broken = {**whole[1], field: value}
+        rows.write_text("".join(json.dumps(line) + "\n" for line in (whole[0], broken)), "utf-8")
+        fail(esa(*arguments), 3, f"line 2 is not whole: {said}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals differ")
+@pytest.mark.process
+def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, cache: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    arguments = ["selftest", "needle", "--lens", "900,1000,1100,1200,1300,1400,1500,1600"]
+    arguments += [*TINY, "--no-dense", "--samples", "2", "--out", str(rows), "--exact"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "esa_cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        preexec_fn=listen,
+    )
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        if rows.exists() and rows.read_text("utf-8").count("\n") >= 3:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "goes on" in err
+    kept = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    assert 3 <= len(kept) < 17
+
+
+def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
+    methods = "preset,streaming-llm,quest,yarn"
+    done = esa("compare", note, "When does it open?", *TINY, "--quiet", "--methods", methods)
+    assert done.code == 0, done.err
+    assert all(name in done.out for name in methods.split(","))
+    data = esa(
+        "compare", note, "When does it open?", *TINY, "--quiet", "--methods", methods, "--json"
+    )
+    results = {row["method"]: row for row in json.loads(data.out)["methods"]}
+    assert set(results) == set(methods.split(","))
+    assert results["preset"]["shared"]
+    assert not results["yarn"]["shared"]
+    text = Path(note).read_text("utf-8")
+    for passage in results["preset"]["passages"]:
+        assert text[passage["start"] : passage["end"]] == passage["text"]
+    assert results["streaming-llm"]["passages"] == []
+    fail(esa("compare", note, "When?", *TINY, "--quiet", "--methods", ","), 2, "no method")
+
+
+def test_methods_are_listed_with_source_and_cost(esa: Esa) -> None:
+    out = esa("methods").out
+    data = json.loads(esa("methods", "--json").out)
+    names = {row["name"] for row in data}
+    wanted = {"esa", "esa-individual", "streaming-llm", "lm-infinite", "lm-infinite-topk"}
+    wanted |= {"infllm", "tokenselect", "quest", "loki", "origin", "ntk", "ntk-dynamic", "yarn"}
+    assert wanted <= names
+    assert all(name in out for name in names)
+    ours = [row for row in data if row["name"] in wanted]
+    assert all(row["source"] and row["cost"] and row["about"] for row in ours)
+    assert "arXiv" in esa("methods", "--long").out

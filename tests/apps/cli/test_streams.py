@@ -1,0 +1,160 @@
+"""Standard streams that are closed, full, or whose reader has gone: one exit code, no traceback.
+
+What concerns the process itself runs in another; the rest runs `main` here on a pipe nobody reads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from esa_cli.__main__ import main
+
+ROOT = Path(__file__).parents[3]
+FULL = Path("/dev/full")
+
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
+needs_shell = pytest.mark.skipif(os.name == "nt", reason="no POSIX shell")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ESA_DEBUG", raising=False)
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "note.md").write_text("The gate opens at nine. " * 40, "utf-8")
+
+
+@pytest.fixture
+def unread() -> Iterator[IO[str]]:
+    """A pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        yield stream
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a shell command in which $ESA is the program."""
+    environment = {
+        **os.environ,
+        "ESA": f"{sys.executable} -m esa_cli",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    return subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env=environment, timeout=60
+    )
+
+
+def lines(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return result.stderr.splitlines()
+
+
+@pytest.mark.process
+@needs_shell
+def test_a_reader_who_goes_away_is_no_error() -> None:
+    result = shell("($ESA presets show tiny-random; echo $? >code) | true")
+    assert Path("code").read_text() == "141\n"
+    assert result.stderr == ""
+
+
+@pytest.mark.process
+@needs_shell
+def test_a_reader_of_answer_and_progress_who_goes_away() -> None:
+    result = shell("($ESA ask note.md What? -p tiny-random 2>&1; echo $? >code) | true")
+    assert Path("code").read_text() == "141\n"
+    assert result.stderr == ""
+
+
+def test_an_answer_that_nobody_reads(
+    unread: IO[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", unread)
+    assert main(["ask", "note.md", "What?", "-p", "tiny-random", "--quiet"]) == 141
+    assert capsys.readouterr().err == ""
+    print("what comes after goes nowhere", file=unread, flush=True)
+
+
+def test_progress_that_nobody_reads(
+    unread: IO[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", unread)
+    assert main(["ask", "note.md", "What?", "-p", "tiny-random"]) == 141
+    assert capsys.readouterr().out == ""
+
+
+@needs_full
+@pytest.mark.process
+@needs_shell
+@pytest.mark.parametrize("command", ["presets list", "--help", "models list --json"])
+def test_a_full_disk_under_the_output(command: str) -> None:
+    result = shell(f"$ESA {command} >/dev/full")
+    assert result.returncode == 6
+    assert len(lines(result)) == 2
+    assert lines(result)[0].startswith("esa: the output cannot be written: No space left")
+
+
+@needs_full
+def test_a_full_disk_under_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FULL.open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["ask", "note.md", "What?", "-p", "tiny-random", "--quiet"]) == 6
+    assert "esa: the output cannot be written" in capsys.readouterr().err
+
+
+@needs_full
+@pytest.mark.process
+@needs_shell
+def test_a_full_disk_under_everything() -> None:
+    result = shell("$ESA presets list >/dev/full 2>/dev/full")
+    assert result.returncode == 6
+
+
+@needs_full
+@pytest.mark.process
+@needs_shell
+def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
+    for debug in ("", "ESA_DEBUG=1 "):
+        assert shell(f"{debug}$ESA presets show nosuch 2>/dev/full").returncode == 4
+
+
+@pytest.mark.process
+@needs_shell
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("presets show tiny-random >&-", 0, ""),
+        ("presets show tiny-random >&- 2>&-", 0, ""),
+        ("presets show tiny-random <&- >&- 2>&-", 0, ""),
+        ("presets show nosuch 2>&-", 4, ""),
+        ("ask - What? -p tiny-random <&-", 3, "Standard input is empty"),
+        ("models rm random:llama <&-", 2, "--yes"),
+    ],
+)
+def test_closed_streams(command: str, code: int, words: str) -> None:
+    result = shell(f"$ESA {command}")
+    assert result.returncode == code
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "a bug" not in result.stderr
+
+
+def test_a_file_that_finds_no_room_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", "plugin.py")
+
+    monkeypatch.setattr("esa_cli.qa.preset.dump", fill)
+    assert main(["presets", "show"]) == 6
+    assert "plugin.py cannot be written" in capsys.readouterr().err

@@ -1,0 +1,541 @@
+"""Conversations: history, commands, files, the line editor, pipes and Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_files
+import typer.testing
+from fake_asker import FakeAsker
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.cells import cell_len
+
+from esa_cli.apps.chat import line_editor as chat_terminal
+from esa_cli.apps.chat.chat_commands import COMMANDS, Lines
+from esa_cli.apps.chat.conversation import Conversation, Exchange
+from esa_cli.apps.cli import terminal as render
+from esa_cli.apps.cli.commands import chat_command as chat
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.documents.document import read_document
+from esa_cli.errors import DocumentError, ResourceError, UsageError
+from esa_cli.qa.reply import Turn
+
+ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("alpha", "utf-8")
+
+
+@pytest.fixture
+def asker() -> FakeAsker:
+    return FakeAsker()
+
+
+class LateReporter(Reporter):
+    """Looks for standard error when it writes: a fixture's is not the test's."""
+
+    @property
+    def console(self) -> Any:
+        return render._console(sys.stderr)
+
+    @console.setter
+    def console(self, value: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def lines(asker: FakeAsker) -> Lines:
+    return Lines(Conversation(asker, ["alpha"]), ["a.txt"], LateReporter(), 3)
+
+
+def nothing(piece: str) -> None:
+    pass
+
+
+def test_turns_are_handed_on_in_order(asker: FakeAsker) -> None:
+    talk = Conversation(asker, ["alpha"], {"seed": 7})
+    talk.ask("one", nothing)
+    talk.ask("two", nothing)
+    talk.ask("three", nothing)
+    assert asker.calls[2]["history"] == [
+        Turn("one", "You asked: one"),
+        Turn("two", "You asked: two"),
+    ]
+    assert asker.calls[2]["seed"] == 7
+    assert asker.calls[2]["evidence"] == 10
+
+
+def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be() -> None:
+    asker = FakeAsker(room=11)  # a turn has four words: two of them, and three more
+    talk = Conversation(asker, ["alpha"])
+    for question in ("one", "two", "three", "four"):
+        talk.ask(question, nothing)
+    assert asker.calls[-1]["history"] == [
+        Turn("two", "You asked: two"),
+        Turn("three", "You asked: three"),
+    ]
+    assert talk.forgotten == 1
+    assert [one.question for one in talk.record] == ["one", "two", "three", "four"]
+
+
+def test_a_question_that_never_fits_costs_no_history() -> None:
+    talk = Conversation(FakeAsker(room=6), ["alpha"])
+    talk.ask("one", nothing)
+    with pytest.raises(UsageError):
+        talk.ask("far more words than there is any room", nothing)
+    assert talk.turns == [Turn("one", "You asked: one")]
+    assert talk.forgotten == 0
+
+
+def test_a_stopped_answer_is_recorded_and_not_handed_on(asker: FakeAsker) -> None:
+    talk = Conversation(asker, ["alpha"])
+
+    def stop_at_the_second(piece: str) -> None:
+        if piece != "You":
+            talk.stop()
+
+    assert talk.ask("one", stop_at_the_second) is None
+    assert talk.record == [Exchange("one", "You asked:", stopped=True)]
+    assert talk.turns == []
+    assert talk.ask("two", nothing) is not None, "it goes on after a stop"
+    assert asker.calls[-1]["history"] == []
+
+
+def test_an_error_while_answering_is_not_taken_for_a_long_history(asker: FakeAsker) -> None:
+    talk = Conversation(asker, ["alpha"])
+    talk.ask("one", nothing)
+
+    def broken(piece: str) -> None:
+        raise UsageError("somebody else's")
+
+    with pytest.raises(UsageError, match="somebody"):
+        talk.ask("two", broken)
+    assert len(asker.calls) == 2
+
+
+def test_what_is_wrong_with_the_question_is_not_taken_for_a_long_history(asker: FakeAsker) -> None:
+    talk = Conversation(asker, ["alpha"])
+    talk.ask("one", nothing)
+    asker.failures["two"] = UsageError("no such question")
+    with pytest.raises(UsageError, match="no such"):
+        talk.ask("two", nothing)
+    assert len(asker.calls) == 2
+    assert talk.turns == [Turn("one", "You asked: one")]
+
+
+def test_reset_forgets(lines: Lines, asker: FakeAsker) -> None:
+    lines.take("one")
+    lines.take("/reset")
+    lines.take("two")
+    assert asker.calls[-1]["history"] == []
+    assert [one.question for one in lines.talk.record] == ["two"]
+
+
+def test_answers_go_to_stdout_and_passages_below(
+    lines: Lines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines.take("one")
+    out, err = capsys.readouterr()
+    assert out == "You asked: one\n"
+    assert err.splitlines() == [
+        f"  book{n}.txt, page {n + 1}, line {10 * n + 1} (50%): passage {n} of alpha"
+        for n in range(3)
+    ]
+
+
+def test_no_evidence_is_said(
+    lines: Lines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asker.found = False
+    lines.take("one")
+    assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
+
+
+def test_long_passages_stay_on_one_line(
+    lines: Lines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines.talk.books = ["x\x1b[31m " * 300]
+    lines.take("one")
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert all(len(line) <= 160 for line in err.splitlines())
+    assert err.count("…") == 3
+    lines.talk.books = ["北京" * 300]
+    lines.take("two")
+    err = capsys.readouterr().err
+    assert all(cell_len(line) <= 160 for line in err.splitlines()), "letters of two columns"
+    assert err.count("…") == 3
+
+
+def test_evidence_in_full(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+    lines.take("one")
+    capsys.readouterr()
+    lines.take("/evidence 2")
+    out = capsys.readouterr().out
+    assert "2. book1.txt, page 2, line 11, One (50%)\n   passage 1\n   of alpha" in out
+    assert "3. " not in out
+    lines.take("/evidence")
+    assert "10. " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/evidence", "nothing was answered yet"),
+        ("/save x.md", "nothing was said yet"),
+        ("/save", "name is missing"),
+        ("/evidence two", "'two' is not a number"),
+        ("/evidence 0", "'0' is not a number"),
+        ("/savee x", "did you mean /save?"),
+        ("/", "see /help"),
+    ],
+)
+def test_mistakes_are_said_and_the_talk_goes_on(
+    lines: Lines, asker: FakeAsker, line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines.take(line)
+    assert message in capsys.readouterr().err
+    assert not asker.calls
+
+
+def test_a_path_is_a_question(lines: Lines, asker: FakeAsker) -> None:
+    lines.take("/etc/hosts holds what?")
+    assert asker.calls[0]["question"] == "/etc/hosts holds what?"
+
+
+def test_other_commands(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+    lines.take("/docs")
+    assert capsys.readouterr().out == "a.txt\n"
+    assert lines.take("  ")
+    assert not lines.take("/quit")
+
+
+def test_help_has_every_command(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+    lines.take("/help")
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == list(COMMANDS)
+
+
+def test_save_markdown_and_json(lines: Lines, asker: FakeAsker, tmp_path: Path) -> None:
+    asker.answers["two"] = "zwei\nlines"
+    lines.take("one")
+    lines.take("two")
+    lines.take("/save talk.md")
+    lines.take("/save 'with space.JSON'")
+    text = (tmp_path / "talk.md").read_text("utf-8")
+    assert "> two\n\nzwei\nlines\n" in text
+    assert "1. book0.txt, page 1, line 1 (50%): passage 0 of alpha" in text
+    data = json.loads((tmp_path / "with space.JSON").read_text("utf-8"))
+    assert data["model"] == "fake-model"
+    assert data["documents"] == ["a.txt"]
+    assert [turn["question"] for turn in data["turns"]] == ["one", "two"]
+    assert data["turns"][0]["evidence"][0]["document"] == "book0.txt"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.txt",
+        "talk.md",
+        "with space.JSON",
+    ]
+
+
+def test_save_escapes_names_that_are_not_utf8(asker: FakeAsker, tmp_path: Path) -> None:
+    lines = Lines(Conversation(asker, ["alpha"]), ["b\udcff.txt"], Reporter(), 3)
+    lines.take("one")
+    lines.take("/save talk.md")
+    lines.take("/save talk.json")
+    assert "- b\\udcff.txt\n" in (tmp_path / "talk.md").read_text("utf-8")
+    assert json.loads((tmp_path / "talk.json").read_text("utf-8"))["documents"] == ["b\udcff.txt"]
+
+
+def test_save_takes_no_file_that_was_there(
+    lines: Lines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines.take("one")
+    lines.take("/save a.txt")
+    assert "a.txt is there already" in capsys.readouterr().err
+    assert (tmp_path / "a.txt").read_text("utf-8") == "alpha"
+    lines.take("/save new.md")
+    lines.take("two")
+    lines.take("/save new.md")
+    assert "> two" in (tmp_path / "new.md").read_text("utf-8"), "its own file is written again"
+
+
+def test_long_talks_are_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(Conversation(FakeAsker(room=6), ["alpha"]), ["a.txt"], Reporter(), 0)
+    for number in range(5):
+        lines.take(f"q{number}")
+    assert capsys.readouterr().err.count("has grown long") == 1
+
+
+def test_errors_of_one_question_do_not_end_the_talk(
+    lines: Lines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asker.failures["bad"] = DocumentError("it is gone", "look for it")
+    assert lines.take("bad")
+    assert capsys.readouterr().err == "esa: it is gone\n     look for it\n"
+    assert lines.take("good")
+    assert asker.calls[-1]["history"] == []
+
+
+def test_ctrl_c_stops_the_answer_alone(
+    asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asker.gate.clear()
+    lines = Lines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
+    before = signal.getsignal(signal.SIGINT)
+
+    def press() -> None:
+        asker.running.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        asker.gate.set()
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    assert lines.take("one")
+    thread.join()
+    assert asker.stopped == 1
+    assert "stopped" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+    assert lines.take("two")
+    assert asker.calls[-1]["history"] == []
+
+
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C interrupts; the processes that run tests side by side ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
+def test_a_second_ctrl_c_ends_the_program(asker: FakeAsker) -> None:
+    asker.gate.clear()
+    conversation = Conversation(asker, ["alpha"])
+    lines = Lines(conversation, ["a.txt"], Reporter(), 3, stoppable=True)
+    stopped, stop = threading.Event(), conversation.stop
+
+    def stop_and_say() -> None:
+        stop()
+        stopped.set()
+
+    conversation.stop = stop_and_say  # type: ignore[method-assign]
+
+    def press() -> None:
+        asker.running.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        # Two that come before the first is heard are one to the system.
+        stopped.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        lines.take("one")
+    thread.join()
+
+
+def typed(asker: FakeAsker, keys: str) -> list[str]:
+    """The questions that reach the asker when these keys are pressed."""
+    lines = Lines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 0)
+    with create_pipe_input() as device:
+        device.send_text(keys)
+        chat_terminal.talk(lines, lines.reporter, input=device, output=DummyOutput())
+    return [call["question"] for call in asker.calls]
+
+
+def test_typing(asker: FakeAsker) -> None:
+    assert typed(asker, f"one{ENTER}two{ENTER}{CTRL_D}") == ["one", "two"]
+
+
+def test_quit_ends_before_what_follows(asker: FakeAsker) -> None:
+    assert typed(asker, f"one{ENTER}/quit{ENTER}two{ENTER}{CTRL_D}") == ["one"]
+
+
+def test_a_paste_of_several_lines_is_one_question(asker: FakeAsker) -> None:
+    paste = "\x1b[200~first\r\nsecond\x1b[201~"
+    assert typed(asker, f"{paste}{ENTER}{CTRL_D}") == ["first\nsecond"]
+
+
+def test_alt_enter_begins_a_line(asker: FakeAsker) -> None:
+    assert typed(asker, f"first{ALT_ENTER}second{ENTER}{CTRL_D}") == ["first\nsecond"]
+
+
+def test_ctrl_c_drops_the_line_then_hints(
+    asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(asker, f"wrong{CTRL_C}right{ENTER}{CTRL_D}") == ["right"]
+    assert "Ctrl-D ends" not in capsys.readouterr().err
+    assert typed(asker, f"{CTRL_C}more{ENTER}{CTRL_D}") == ["right", "more"]
+    assert "Ctrl-D ends" in capsys.readouterr().err
+
+
+def test_lines_are_remembered_for_the_next_time(asker: FakeAsker, tmp_path: Path) -> None:
+    typed(asker, f"one{ENTER}{CTRL_D}")
+    up = "\x1b[A"
+    assert typed(asker, f"{up}{ENTER}{CTRL_D}") == ["one", "one"]
+    path = tmp_path / "state/esa/chat_history"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_without_a_state_folder_it_still_talks(
+    asker: FakeAsker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be", "utf-8")
+    assert typed(asker, f"one{ENTER}{CTRL_D}") == ["one"]
+    assert "not remembered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "completions"),
+    [("/", list(COMMANDS)), ("/s", ["/save"]), ("/save a", [".txt"]), ("s", []), ("/save no", [])],
+)
+def test_completion(text: str, completions: list[str]) -> None:
+    found = chat_terminal.Commands().get_completions(Document(text, len(text)), CompleteEvent())
+    assert [one.text for one in found] == completions
+
+
+@contextmanager
+def opening(asker: FakeAsker, *seen: Any) -> Iterator[FakeAsker]:
+    yield asker
+
+
+def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:
+    module = types.ModuleType("esa_cli.apps.cli.open_esa")
+    module.opened = lambda *given, keep: opening(asker, given)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
+    app = typer.Typer()
+    app.command()(chat.chat)
+    return typer.testing.CliRunner().invoke(app, list(words), input=stdin)
+
+
+def test_a_pipe_is_questions_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    result = command(
+        monkeypatch,
+        asker,
+        b"\xef\xbb\xbfone\r\n\n/docs\ntwo\n/quit\nthree\n",
+        "a.txt",
+        "--seed",
+        "3",
+    )
+    assert result.exit_code == 0
+    assert result.stdout == "You asked: one\na.txt\nYou asked: two\n"
+    assert [call["question"] for call in asker.calls] == ["one", "two"]
+    assert asker.calls[1]["history"] == [Turn("one", "You asked: one")]
+    assert asker.calls[0]["seed"] == 3
+    assert asker.calls[0]["books"] == ["alpha"]
+
+
+def test_a_folder_is_its_files(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/b.txt").write_text("beta", "utf-8")
+    assert command(monkeypatch, asker, b"one\n", "sub", "a.*").exit_code == 0
+    assert asker.calls[0]["books"] == ["beta", "alpha"]
+
+
+def test_a_scan_in_a_folder_is_left_out_and_a_copy_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/b.txt").write_text("beta", "utf-8")
+    (tmp_path / "sub/copy.txt").write_text("alpha", "utf-8")
+    (tmp_path / "sub/scan.pdf").write_bytes(sample_files.pdf([None]))
+    result = command(monkeypatch, asker, b"one\n/docs\n", "a.txt", "sub", "--quiet")
+    assert result.exit_code == 0, result
+    assert asker.calls[0]["books"] == ["alpha", "beta"]
+    assert result.stdout == "You asked: one\na.txt\nsub/b.txt\n"
+    scan, copy = result.stderr.splitlines()
+    assert scan.startswith("esa: left out: The document sub/scan.pdf has no text")
+    assert copy == "esa: left out: sub/copy.txt: the same text again, asked once"
+    named = command(monkeypatch, asker, b"one\n", "a.txt", "sub/scan.pdf")
+    assert isinstance(named.exception, DocumentError)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [([], 3), (["--quiet"], 0), (["--quiet", "--evidence", "2"], 2)]
+)
+def test_quiet_shows_what_was_asked_for_and_what_is_to_be_known(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str], count: int
+) -> None:
+    asker.found = False
+    result = command(monkeypatch, asker, b"one\n", "a.txt", "--max-new-tokens", "1", *words)
+    assert result.stdout == "You\n"
+    assert result.stderr.count("passage") == count
+    assert "may not contain the answer" in result.stderr
+    assert "was cut off" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["-"], ["a.txt", "-"]])
+def test_documents_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str]
+) -> None:
+    result = command(monkeypatch, asker, b"one\n", *words)
+    assert isinstance(result.exception, UsageError)
+    assert not asker.ingested
+
+
+def test_a_line_that_is_not_utf8_is_named(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    result = command(monkeypatch, asker, b"one\n\xff\xfe\nthree\n", "a.txt")
+    assert result.exit_code == 7
+    assert [call["question"] for call in asker.calls] == ["one", "three"]
+    assert "line 2: not UTF-8" in result.stderr
+
+
+def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:
+    """An answer is there before the next question is written."""
+    reader, writer = os.pipe()
+    os.write(writer, b"one\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(reader, "rb")))  # noqa: SIM115
+    done = threading.Thread(
+        target=chat.run,
+        args=(asker, [read_document("a.txt")], Reporter(True), {}, 0),
+        kwargs={"on_terminal": False},
+    )
+    done.start()
+    assert asker.running.wait(10)
+    os.close(writer)
+    done.join(10)
+    assert [call["question"] for call in asker.calls] == ["one"]
+
+
+def test_through_a_pipe_failures_end_with_seven_and_the_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    asker.failures["bad"] = ResourceError("no room")
+    result = command(monkeypatch, asker, b"bad\ngood\n/quit\n", "a.txt")
+    assert (result.exit_code, result.stdout) == (7, "You asked: good\n")
+    assert command(monkeypatch, asker, b"good\n/sav\n", "a.txt").exit_code == 7
+    assert command(monkeypatch, asker, b"good\n", "a.txt").exit_code == 0
+
+
+def test_on_a_terminal_mistakes_do_not_end_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    asker.failures["bad"] = ResourceError("no room")
+    monkeypatch.setattr(chat_terminal, "talk", lambda lines, reporter: lines.take("bad"))
+    chat.run(asker, [read_document("a.txt")], Reporter(True), {}, 0, on_terminal=True)
+    assert len(asker.calls) == 1
