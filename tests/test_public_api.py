@@ -78,5 +78,5 @@ def test_importing_loads_nothing_heavy() -> None:
 
 
 def test_submodules_can_still_be_imported_from_the_package() -> None:
-    done = run("from esa_cli import errors, models, preset; print(models.__name__)")
+    done = run("from esa_cli import errors, models, version; print(models.__name__)")
     assert done.stdout == "esa_cli.models\n", done.stderr

@@ -34,9 +34,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.registry import register
-from esa_cli.scores import top_k
-from esa_cli.step import Step
+from esa_cli.attention.scoring import top_k
+from esa_cli.attention.step import Step
+from esa_cli.methods.registry import register
 
 
 @register("selector", "@name@")

@@ -263,7 +263,7 @@ def test_half_a_row_is_dropped_wherever_it_was_cut(write: Write, tmp_path: Path)
 
 CHILD = """
 import sys
-sys.path[:0] = [{tests!r}, {root!r}]
+sys.path[:0] = [{tests!r}, {tests!r} + "/support", {tests!r} + "/apps", {root!r}]
 from pathlib import Path
 from fake_asker import FakeAsker
 from test_batch import go
@@ -490,7 +490,7 @@ def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> N
 
 FULL = """
 import resource, sys
-sys.path[:0] = [{tests!r}, {root!r}]
+sys.path[:0] = [{tests!r}, {tests!r} + "/support", {tests!r} + "/apps", {root!r}]
 from pathlib import Path
 from fake_asker import FakeAsker
 from test_batch import go

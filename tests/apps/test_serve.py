@@ -1065,9 +1065,9 @@ import sys
 sys.path[:0] = [{tests!r}, {root!r}]
 from pathlib import Path
 from fake_asker import FakeAsker
-from esa_cli.cli.render import Reporter
-from esa_cli.cli.serve import Wanted, run
-from esa_cli.document import read_document
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.commands.serve_command import Wanted, run
+from esa_cli.documents.document import read_document
 asker = FakeAsker(delay=0.05)
 run(asker, Wanted(port=0), [read_document("a.txt")], Reporter(True))
 print("ended", len(asker.spoken), flush=True)
@@ -1077,8 +1077,8 @@ print("ended", len(asker.spoken), flush=True)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_after_the_answer(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "a.txt").write_text("alpha", "utf-8")
-    tests = Path(__file__).parent
-    code = CHILD.format(tests=str(tests), root=str(tests.parent))
+    root = Path(__file__).parents[2]
+    code = CHILD.format(tests=str(root / "tests" / "support"), root=str(root))
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -12,12 +12,12 @@ from esa_cli.attention.precision import precise
 
 PACKAGE = Path(__file__).parents[2] / "esa_cli"
 ON_THE_PROCESSOR = {
-    "precise.py": "the place itself",
-    "passages.py": "weights that the witness keeps in main memory",
-    "report/evidence_page.py": "the same weights",
-    "calibrate/ranks.py": "spectra of `compressors.spectrum`",
-    "calibrate/recall.py": "fitted on the processor where there is no CUDA",
-    "calibrate/voters.py": "goes to main memory first",
+    "attention/precision.py": "the place itself",
+    "evaluation/passages.py": "weights that the witness keeps in main memory",
+    "qa/evidence_page.py": "the same weights",
+    "evaluation/calibration/ranks.py": "spectra of `compressors.spectrum`",
+    "evaluation/calibration/key_recall.py": "fitted on the processor where there is no CUDA",
+    "evaluation/calibration/head_ranking.py": "goes to main memory first",
 }
 """Files that may ask for float64 by themselves, and why they can."""
 

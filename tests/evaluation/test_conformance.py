@@ -650,7 +650,7 @@ def test_a_setting_without_a_default_is_asked_for() -> None:
 
 
 RECIPE = """
-from esa_cli.recipes import recipe
+from esa_cli.methods.recipes import recipe
 @recipe("recipe-under-test", about="", source="", cost="")
 def under_test(base):
     return {}

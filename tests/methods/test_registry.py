@@ -18,7 +18,7 @@ Write = Callable[[str], Path]
 
 HEAD = """
 from dataclasses import dataclass
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 """
 GOOD = (
     HEAD
@@ -32,7 +32,7 @@ class NoneOfIt:
 
 
 METHOD = """
-from esa_cli.recipes import recipe
+from esa_cli.methods.recipes import recipe
 
 @recipe("all-of-it", about="", source="", cost="")
 def all_of_it(base):

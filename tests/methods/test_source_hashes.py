@@ -24,7 +24,7 @@ from esa_cli.qa.archive import hindrance
 PLUGIN = """
 from dataclasses import dataclass
 import torch
-from esa_cli.registry import register
+from esa_cli.methods.registry import register
 
 @register("score", "edited")
 @dataclass(frozen=True)

@@ -76,14 +76,15 @@ def recall_chart(
 
 def _render(**content: Any) -> str:
     folder = files(__package__)
-    script = folder.joinpath("page.js").read_text("utf-8")
+    shared = files("esa_cli.qa")  # the page of an answer looks the same
+    script = shared.joinpath("page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string(folder.joinpath("report.html.jinja").read_text("utf-8"))
     made = template.render(
-        style=Markup(folder.joinpath("page.css").read_text("utf-8")),
+        style=Markup(shared.joinpath("page.css").read_text("utf-8")),
         light=_variables(look.LIGHT, look.LIGHT_LINES),
         dark=_variables(look.DARK, look.DARK_LINES),
         line_slots=range(len(look.LIGHT_LINES)),

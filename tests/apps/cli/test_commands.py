@@ -472,7 +472,7 @@ def test_a_broken_preset_of_ones_own_does_not_hide_the_others(esa: Esa, tmp_path
 
 def test_plugins_commands(esa: Esa, tmp_path: Path) -> None:
     listed = esa("plugins", "list").out
-    assert re.search(r"compressor +closed-form +esa_cli\.compressors +rank=48", listed)
+    assert re.search(r"compressor +closed-form +esa_cli\.attention\.compression +rank=48", listed)
     written = esa("plugins", "new", "cli-test-new", "--folder", str(tmp_path))
     file = written.out.splitlines()[0]
     assert esa("plugins", "check", file).code == 0
@@ -625,7 +625,8 @@ def test_help_imports_nothing_heavy() -> None:
     calls = [[*path, "--help"] for path, _ in COMMANDS]
     code = (
         "import functools, sys\nfrom esa_cli.__main__ import main\n"
-        "from esa_cli.apps.cli import app\napp.command = functools.cache(app.command)\n"
+        "from esa_cli.apps.cli import cli_app\n"
+        "cli_app.command = functools.cache(cli_app.command)\n"
         f"for call in {calls!r}:\n    assert main(call) == 0\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
