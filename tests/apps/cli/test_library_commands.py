@@ -177,7 +177,8 @@ def test_names_do_not_steer_the_terminal(run: Run, library: Library) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom esa_cli.apps.cli.commands import library_command as library\nimport typer.main\n"
+        "import sys\nfrom esa_cli.apps.cli.commands import library_command as library\n"
+        "import typer.main\n"
         "app = typer.Typer(rich_markup_mode=None)\n"
         "app.callback()(lambda: None)\n"
         "app.add_typer(library.app, name='library')\n"
