@@ -1,16 +1,24 @@
-"""An answer's tokens as text, piece by piece, while they come."""
+"""One answer by transformers' `generate`, and its tokens decoded to text as they arrive."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
+
+from esa_cli.models.quiet_transformers import quiet_transformers
 
 
 class Streamer:
-    """Decodes as tokens arrive, holding back characters that are not complete yet."""
+    """Decodes tokens as they arrive, and holds back characters that are not complete yet.
+
+    `on_text` is called with each new piece of text. `first` is the time of the first token in
+    seconds of `time.perf_counter`, None before.
+    """
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
@@ -21,17 +29,18 @@ class Streamer:
 
     @property
     def last(self) -> int | None:
-        """The id that came last."""
+        """The latest token id."""
         return self._ids[-1] if self._ids else None
 
     def put(self, value: torch.Tensor) -> None:
+        """Called by `generate`: first with the whole prompt, then with each new token."""
         if self._prompt:
             self._prompt = False
             return
         self.first = self.first or time.perf_counter()
         self._ids.extend(value.flatten().tolist())
         self.count = len(self._ids)
-        # Byte tokens of one character come one by one: what is not complete yet is held back.
+        # A character may be several byte tokens: the last of them completes it.
         self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True).rstrip("\ufffd"))
 
     def _emit(self, text: str) -> None:
@@ -41,4 +50,65 @@ class Streamer:
             self.on_text(new)
 
     def end(self) -> None:
+        """Called by `generate` behind the last token."""
         self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True))
+
+
+def generate(
+    model: Any,
+    ids: Sequence[int],
+    cache: Any,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    streamer: Streamer | None = None,
+) -> list[int]:
+    """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
+
+    Args:
+        ids: the whole prompt; the model reads those the cache does not hold yet.
+        temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
+    """
+    prompt = torch.tensor([list(ids)], device=model.device)
+    sampling: dict[str, Any] = {"do_sample": temperature > 0}
+    if temperature > 0:
+        sampling |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
+    # transformers would warn that the prompt is longer than the model's window, as it may be here.
+    with quiet_transformers(), special_ids_only(model) as special:
+        output = model.generate(
+            prompt,
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                max_new_tokens=max_new_tokens, use_cache=True, **sampling, **special
+            ),
+            attention_mask=torch.ones_like(prompt),
+            past_key_values=cache,
+            streamer=streamer,
+        )
+    new: list[int] = output[0, len(ids) :].tolist()
+    return new
+
+
+@contextmanager
+def special_ids_only(model: Any) -> Iterator[dict[str, Any]]:
+    """Replaces the model's generation settings by its special token ids alone, which it yields.
+
+    The others are made for chat: a penalty for repeated words counts those of the whole document,
+    which answers quote, and `use_cache: false` would process the prompt again for every token.
+    """
+    before = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    special = {name: getattr(before, name, None) for name in names}
+    model.generation_config = GenerationConfig(**special)  # type: ignore[no-untyped-call]
+    try:
+        yield special
+    finally:
+        model.generation_config = before
+
+
+def end_ids(model: Any) -> list[int]:
+    """Token ids that end an answer."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    if ends is None:
+        return []
+    return list(ends) if isinstance(ends, (list, tuple)) else [int(ends)]

@@ -7,18 +7,16 @@ Everything below this layer knows nothing of text, files or people.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from esa_cli.attention.step import ASKED, OWN, PRIME, REHEARSAL, Heard
 from esa_cli.errors import UsageError
-from esa_cli.models.generation import Streamer
-from esa_cli.models.quiet_transformers import quiet_transformers
+from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa import build_method as build
 from esa_cli.qa.prefill import Reading, fits, has_reduced, serves
 from esa_cli.qa.preset import Preset
@@ -130,9 +128,13 @@ class Session(Reading):
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
         self.cache.mode = "asking"
-        sampling = {"temperature": heat, "top_p": nucleus, "top_k": 0} if heat > 0 else {}
         try:
-            self._generate(asked, tokens, streamer, sampling)
+            self._remind(asked.before)
+            self._rehearse(asked)
+            generate(
+                self.model, self._ids + asked.before + asked.ids, self.cache,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, streamer=streamer,
+            )  # fmt: skip
         finally:
             self.cache.truncate(length)
             self.cache.shared.clear()
@@ -142,7 +144,7 @@ class Session(Reading):
             answer_tokens=streamer.count,
             first_token_s=(streamer.first or time.perf_counter()) - started,
             total_s=time.perf_counter() - started,
-            cut=streamer.count >= tokens and streamer.last not in self._ends(),
+            cut=streamer.count >= tokens and streamer.last not in end_ids(self.model),
         )
 
     def check(
@@ -168,50 +170,11 @@ class Session(Reading):
             raise UsageError(f"an answer of {most} tokens is none", "max_new_tokens is at least 1")
         return most
 
-    def _generate(
-        self, asked: Asked, tokens: int, streamer: Streamer, sampling: Mapping[str, Any]
-    ) -> None:
-        """Stock `generate` behind what was read; without `sampling` it is greedy."""
-        ids = torch.tensor([self._ids + asked.before + asked.ids], device=self.model.device)
-        # transformers would warn that the text is longer than the window, which is the point.
-        with quiet_transformers(), self._only_the_ends() as ends:
-            self._remind(asked.before)
-            self._rehearse(asked)
-            self.model.generate(
-                ids,
-                generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
-                    max_new_tokens=tokens, do_sample=bool(sampling), use_cache=True,
-                    **sampling, **ends,
-                ),
-                attention_mask=torch.ones_like(ids),
-                past_key_values=self.cache,
-                streamer=streamer,
-            )  # fmt: skip
-
-    @contextmanager
-    def _only_the_ends(self) -> Iterator[dict[str, Any]]:
-        """Takes the host's generation settings away, but the ids that end an answer. Others are
-        made for chat: a penalty for repeated words counts all of the document's, which answers
-        quote, and without the cache each word would have everything put behind it once more."""
-        host = self.model.generation_config
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        ends = {name: getattr(host, name, None) for name in names}
-        self.model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
-        try:
-            yield ends
-        finally:
-            self.model.generation_config = host
-
     def _remind(self, before: list[int]) -> None:
         """Reads the earlier turns, apart from the question: it is what selects for its answer."""
         if before:
             ids = torch.tensor([before], device=self.model.device)
             self.model.base_model(input_ids=ids, past_key_values=self.cache)
-
-    def _ends(self) -> list[int]:
-        """Ids that end an answer."""
-        ends: Any = getattr(self.model.generation_config, "eos_token_id", None)
-        return ends if isinstance(ends, list) else [ends]
 
     def _rehearse(self, asked: Asked) -> None:
         """Tells the layers which words are the question's own; and where the selector wants it,

@@ -1,8 +1,9 @@
-"""Stock `model.generate` with our cache."""
+"""Transformers' `generate` with our cache, and one answer by it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from esa_cli.attention.positions import Contiguous, FixedDistance
 from esa_cli.attention.scoring import VoteScore
 from esa_cli.errors import UsageError
 from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.generation import end_ids, generate, special_ids_only
 from esa_cli.models.kv_cache import EsaCache
 
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14
@@ -47,7 +49,7 @@ def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
     return cache
 
 
-def generate(attached: Attachment, ids: torch.Tensor, cache: EsaCache, **options: Any) -> list[int]:
+def stock(attached: Attachment, ids: torch.Tensor, cache: EsaCache, **options: Any) -> list[int]:
     """The new tokens of stock `generate`."""
     out = attached.model.generate(
         ids,
@@ -76,13 +78,13 @@ def test_greedy_search_is_a_loop_over_forward_calls(
     attached.method = METHODS[name]
     want = by_hand(attached, ids, read(attached, ids))
     assert len(set(want)) > 3
-    assert generate(attached, ids, read(attached, ids)) == want
+    assert stock(attached, ids, read(attached, ids)) == want
 
 
 def test_everything_in_one_call(attached: Attachment, ids: torch.Tensor) -> None:
     want = by_hand(attached, ids, attached.new_cache())
     cache = attached.new_cache()
-    assert generate(attached, ids, cache) == want
+    assert stock(attached, ids, cache) == want
     # The last token of an answer is never fed back.
     assert cache.get_seq_length() == DOCUMENT + QUESTION + ANSWER - 1
 
@@ -98,14 +100,14 @@ def test_full_budget_generates_what_stock_does(make_model: ModelFactory, ids: to
 
 def test_ask_again_after_crop(attached: Attachment, ids: torch.Tensor) -> None:
     cache = read(attached, ids)
-    first = generate(attached, ids, cache)
+    first = stock(attached, ids, cache)
     cache.truncate(DOCUMENT)
     other = torch.cat((ids[:, :DOCUMENT], ids[:, :QUESTION].flip(1)), dim=1)
-    second = generate(attached, other, cache)
+    second = stock(attached, other, cache)
     cache.crop(DOCUMENT - cache.get_seq_length())
-    assert generate(attached, ids, cache) == first
+    assert stock(attached, ids, cache) == first
     cache.truncate(DOCUMENT)
-    assert generate(attached, other, cache) == second
+    assert stock(attached, other, cache) == second
     assert first != second
 
 
@@ -129,7 +131,7 @@ class Kept(BaseStreamer):
 
 def test_streamer(attached: Attachment, ids: torch.Tensor) -> None:
     kept = Kept()
-    answer = generate(attached, ids, read(attached, ids), streamer=kept)
+    answer = stock(attached, ids, read(attached, ids), streamer=kept)
     assert kept.prompts == ids[0].tolist()
     assert kept.tokens == answer
     assert kept.ended
@@ -140,7 +142,7 @@ def test_sampling_is_repeatable(attached: Attachment, ids: torch.Tensor) -> None
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         options = {"do_sample": True, "temperature": 1.5, "top_p": 0.95}
-        answers.append(generate(attached, ids, read(attached, ids), **options))
+        answers.append(stock(attached, ids, read(attached, ids), **options))
     assert answers[0] == answers[1]
     assert answers[0] != answers[2]
 
@@ -152,9 +154,46 @@ def test_several_sequences_are_refused(
     attached: Attachment, ids: torch.Tensor, options: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match="one sequence at a time"):
-        generate(attached, ids, read(attached, ids), **options)
+        stock(attached, ids, read(attached, ids), **options)
 
 
 def test_without_our_cache(attached: Attachment, ids: torch.Tensor) -> None:
     with pytest.raises(UsageError, match="needs its own cache"):
         attached.model.generate(ids, max_new_tokens=3, do_sample=False)
+
+
+# -- An answer by `generate`
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "top_p": 0.95}], ids=str)
+def test_an_answer_is_that_of_stock_generate(
+    attached: Attachment, ids: torch.Tensor, sampling: dict[str, float]
+) -> None:
+    options = {**sampling, "top_k": 0, "do_sample": True} if sampling else {}
+    torch.manual_seed(1)
+    want = stock(attached, ids, read(attached, ids), **options)
+    torch.manual_seed(1)
+    got = generate(
+        attached.model, ids[0].tolist(), read(attached, ids), max_new_tokens=ANSWER, **sampling
+    )
+    assert got == want
+
+
+def test_the_models_generation_settings_are_put_back(make_model: ModelFactory) -> None:
+    model = make_model("llama")
+    before = model.generation_config
+    before.repetition_penalty, before.eos_token_id = 1.3, [5, 7]
+    with suppress(RuntimeError), special_ids_only(model) as special:
+        assert special["eos_token_id"] == [5, 7]
+        assert model.generation_config.repetition_penalty in (None, 1.0)
+        assert end_ids(model) == [5, 7]
+        raise RuntimeError
+    assert model.generation_config is before
+    assert before.repetition_penalty == 1.3
+
+
+@pytest.mark.parametrize(("given", "want"), [(None, []), (5, [5]), ([5, 7], [5, 7])])
+def test_ids_that_end_an_answer(make_model: ModelFactory, given: Any, want: list[int]) -> None:
+    model = make_model("llama")
+    model.generation_config.eos_token_id = given
+    assert end_ids(model) == want
