@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.plugin_errors import scored
-from esa_cli.attention.precision import precise
 from esa_cli.attention.scoring import top_k
 from esa_cli.attention.selection import proximity
 from esa_cli.attention.step import REHEARSAL, Heard, Step
 from esa_cli.methods.registry import register
+from esa_cli.methods.token_windows import best_windows
 
 KEY = "consensus"
 AGREED = "consensus.agreed"
@@ -61,40 +61,6 @@ def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
     return top_k(proximity(votes, epsilon), count)
 
 
-def windows(votes: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
-    """Ascending offsets of whole windows of `size` tokens, those with the most votes, at most
-    `count` tokens; a count below `size` is one shorter window.
-
-    Args:
-        votes: (M,). share: windows with less than this share of the best one's votes
-            are left out; so are those without any.
-    """
-    size = min(size, count, votes.shape[0])
-    if size < 1:
-        return torch.arange(0, device=votes.device)
-    # Scores that are logits are all below zero; what counts is how far they stand out.
-    left, first = precise(votes) - min(0.0, float(votes.min())), None
-    taken = torch.zeros_like(left, dtype=torch.bool)
-    for _ in range(count // size):
-        sums = functional.avg_pool1d(left[None], size, stride=1)[0]
-        start = int(sums.argmax())
-        best = float(sums[start])
-        first = best if first is None else first
-        if best <= 0 or best < share * first:
-            break
-        start = _centred(left[start : start + size], start, votes.shape[0], size)
-        taken[start : start + size] = True
-        left = torch.where(taken, 0.0, left)
-    return torch.nonzero(taken)[:, 0].to(votes.device)
-
-
-def _centred(votes: Tensor, start: int, middle: int, size: int) -> int:
-    """Where a window of `size` begins that has the mean place of these votes in its middle."""
-    places = torch.arange(votes.shape[0], device=votes.device)
-    mean = float((votes * places).sum() / votes.sum())
-    return max(0, min(middle - size, round(start + mean - (size - 1) / 2)))
-
-
 @register(
     "selector",
     "consensus",
@@ -109,7 +75,7 @@ class Consensus:
     Args:
         smooth: tokens over which votes are averaged, odd. proximity: epsilon, see `passages`.
         passage: tokens of a whole passage; 0: tokens are taken by `smooth` and `proximity`, and
-            `share` says nothing. share: see `windows`.
+            `share` says nothing. share: see `token_windows.best_windows`.
         rounds: how often a session reads the question; the second time every layer has what all
             layers agreed on the first time.
         answer: what selects while the answer is written: `keep`, the question's agreement, or
@@ -180,7 +146,7 @@ class Consensus:
 
     def _best(self, votes: Tensor, budget: int) -> Tensor:
         if self.passage:
-            return windows(votes, budget, self.passage, self.share)
+            return best_windows(votes, budget, self.passage, self.share)
         return passages(votes, budget, self.smooth, self.proximity)
 
     def _base(self, known: Agreement | None, step: Step) -> Tensor:

@@ -18,14 +18,33 @@ from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.models import fingerprint
 from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa import build_method as build
+from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.storage.prefilled import Held, join
 
-FEED = 1024
-"""Tokens handed to the host model at once while reading; the method cuts them into its chunks.
-Measured on 2 cores: 512 to 1,024 is best, larger activations leave the cache."""
+
+def feed(
+    model: Any,
+    ids: Sequence[int],
+    cache: EsaCache,
+    start: int = 0,
+    done: Callable[[int], None] | None = None,
+) -> None:
+    """Runs ids[start:] through the model's layers, FEED tokens at a time.
+
+    Args:
+        cache: of an attachment; it gets the keys and values. done: called after every piece with
+            the tokens in the cache.
+    """
+    for at in range(start, len(ids), FEED):
+        piece = list(ids[at : at + FEED])
+        tokens = torch.tensor([piece], device=model.device)
+        model.base_model(input_ids=tokens, past_key_values=cache)
+        if done:
+            done(at + len(piece))
 
 
 def serves(old: Method | None, new: Method) -> None:
@@ -184,19 +203,19 @@ class Reading:
             settle: called with the tokens read, all of them in the cache, after every FEED.
         """
         ids, done = self._todo, len(self._ids)
+
+        def took(tokens: int) -> None:
+            self._ids.extend(ids[len(self._ids) : tokens])
+            if settle:
+                settle(tokens)
+            if progress:
+                progress(tokens, len(ids))
+
         asking, self.attachment.method = self.attachment.method, self._read_by
         self.cache.mode = "reading"
         self.cache.truncate(done)
         try:
-            while done < len(ids):
-                piece = torch.tensor([ids[done : done + FEED]], device=self.model.device)
-                self.model.base_model(input_ids=piece, past_key_values=self.cache)
-                self._ids.extend(ids[done : done + FEED])
-                done = len(self._ids)
-                if settle:
-                    settle(done)
-                if progress:
-                    progress(done, len(ids))
+            feed(self.model, ids, self.cache, done, took)
             self.cache.project()
         finally:
             self.attachment.method = asking

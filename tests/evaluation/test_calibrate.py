@@ -29,7 +29,6 @@ from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.scoring import SumScore, VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError, UsageError
-from esa_cli.evaluation.calibration import activations as collecting
 from esa_cli.evaluation.calibration import fit_maps as fitting
 from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
 from esa_cli.evaluation.calibration.activations import collect, uncompressed
@@ -63,7 +62,7 @@ def selective(rotate: bool = False) -> Method:
 
 @pytest.fixture(autouse=True)
 def small_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "FEED", FEED)
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", FEED)
 
 
 Model = Any
@@ -912,7 +911,7 @@ def esa(
     monkeypatch.setenv("ESA_HOME", str(cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
-    monkeypatch.setattr(collecting, "FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
     monkeypatch.chdir(tmp_path)
     lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
     (tmp_path / "note.md").write_text("".join(lines), "utf-8")

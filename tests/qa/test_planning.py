@@ -14,7 +14,6 @@ from esa_cli.models.attach import attach
 from esa_cli.qa import preset
 from esa_cli.qa.planning import costs, plan
 from esa_cli.qa.planning import measured_speed as rates
-from esa_cli.qa.prefill import FEED
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -259,7 +258,3 @@ def test_rows_are_counted_as_the_store_allocates_them() -> None:
         rows = Rows(1, torch.float32, torch.device("cpu"))
         rows.append(torch.zeros(tokens, 1))
         assert gpu.stored(tokens) == rows.capacity
-
-
-def test_tokens_read_at_once_are_the_sessions() -> None:
-    assert costs.READ_AT_ONCE == FEED

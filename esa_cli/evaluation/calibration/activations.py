@@ -26,10 +26,9 @@ from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.planning.costs import shape_of
+from esa_cli.qa.prefill import feed
 from esa_cli.system.machine import size_text
 
-FEED = 1024
-"""Tokens handed to the model at once, and kept in one part."""
 Progress = Callable[[int, int], None]
 """Called with (done, of how many)."""
 
@@ -94,14 +93,14 @@ def collect(
         cache.mode = "reading"
         _refill(cache, shards, attachment)
         watcher = attachment.watch = _Watcher(attachment)
+
+        def keep(tokens: int) -> None:
+            shards.add(*watcher.taken())
+            if progress:
+                progress(tokens, len(ids))
+
         try:
-            while shards.tokens < len(ids):
-                piece = list(ids[shards.tokens : shards.tokens + FEED])
-                tokens = torch.tensor([piece], device=attachment.model.device)
-                attachment.body(input_ids=tokens, past_key_values=cache)
-                shards.add(*watcher.taken())
-                if progress:
-                    progress(shards.tokens, len(ids))
+            feed(attachment.model, ids, cache, shards.tokens, keep)
         finally:
             attachment.watch = None
     shards.drop_values()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from esa_cli.methods.token_windows import centred_start, mean_votes
 
 LEAST, MOST = 4, 16
 """Heads in a set: so few that they cost little, and so many that one odd head does not decide."""
@@ -60,7 +61,7 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
     that it can be told where in a window they stand: (2, W). Both may be added up over layers."""
     size, votes = min(size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return functional.avg_pool1d(both, size, stride_of(size)) * size
+    return mean_votes(both, size, stride_of(size)) * size
 
 
 def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, 
     top = votes.argmax(dim=1, keepdim=True)
     most = votes.gather(1, top)[:, 0]
     centre = moments.gather(1, top)[:, 0] / most.clamp(min=TINY)
-    starts = (centre - (size - 1) / 2).round().clamp(0, middle - size)
+    starts = centred_start(centre, size, middle)
     found = (most > 0) & (_inside(starts, needle, size) >= least)
     best, elsewhere = _most(votes, inside >= least), _most(votes, inside <= 0)
     return found, best / (best + elsewhere).clamp(min=TINY)

@@ -20,10 +20,9 @@ from esa_cli.attention.step import OWN, Step
 from esa_cli.evaluation.calibration.head_ranking import Heads, judge, window_sums
 from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.prefill import feed
 from esa_cli.qa.prompt import PromptTokens
 
-FEED = 1024
-"""Tokens handed to the model at once while reading."""
 ALL: Heads = ()
 """The set of all heads, as `score.heads` has it."""
 
@@ -122,9 +121,10 @@ def read(attachment: Attachment, ids: Sequence[int], progress: Progress | None) 
     """Reads these ids by the attached method."""
     cache = attachment.new_cache()
     cache.mode = "reading"
-    for start in range(0, len(ids), FEED):
-        piece = torch.tensor([ids[start : start + FEED]], device=attachment.model.device)
-        attachment.body(input_ids=piece, past_key_values=cache)
+
+    def done(tokens: int) -> None:
         if progress:
-            progress(min(start + FEED, len(ids)), len(ids))
+            progress(tokens, len(ids))
+
+    feed(attachment.model, ids, cache, done=done)
     return cache

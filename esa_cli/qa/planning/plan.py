@@ -15,7 +15,7 @@ import torch
 from esa_cli.errors import ResourceError
 from esa_cli.qa import build_method as build
 from esa_cli.qa.planning import measured_speed as rates
-from esa_cli.qa.planning.costs import READ_AT_ONCE, Costs, Shape, rank_of, shape_of
+from esa_cli.qa.planning.costs import FEED, Costs, Shape, rank_of, shape_of
 from esa_cli.qa.preset import Preset
 from esa_cli.system import machine
 
@@ -66,9 +66,9 @@ class Plan:
 
 
 def _probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
-    """Operations per second of the MLP's matrix product on READ_AT_ONCE tokens."""
+    """Operations per second of the MLP's matrix product on FEED tokens."""
     place = "cuda" if device == "balanced" else device
-    x = torch.ones(READ_AT_ONCE, shape.hidden, dtype=dtype, device=place)
+    x = torch.ones(FEED, shape.hidden, dtype=dtype, device=place)
     weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=place)
     float((x[:64] @ weight)[0, 0])
     done, started = 0, time.perf_counter()
