@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.step import Step
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 
 AT_ONCE = 4096
 """Tokens whose rows are worked out at a time."""
@@ -36,7 +36,7 @@ class BlockRows:
 
     low: int
     size: int
-    rows: Rows
+    rows: GrowingRows
     held: int = 0
 
     def truncate(self, length: int) -> None:
@@ -46,7 +46,7 @@ class BlockRows:
 
 def block_rows(
     step: Step, name: str, size: int, width: int, make: Callable[[int, int], Tensor], held: int = 0
-) -> Rows:
+) -> GrowingRows:
     """Rows (at least M // size, width) of the whole blocks of M, in the dtype of the keys.
 
     Args:
@@ -56,7 +56,7 @@ def block_rows(
     memo = step.store.memo
     kept = memo.get(name)
     if kept is None or (kept.low, kept.size, kept.rows.width) != (step.low, size, width):
-        rows = Rows(width, step.queries.dtype, step.queries.device)
+        rows = GrowingRows(width, step.queries.dtype, step.queries.device)
         kept = memo[name] = BlockRows(step.low, size, rows)
     assert isinstance(kept, BlockRows)
     kept.held = held

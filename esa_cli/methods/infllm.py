@@ -36,7 +36,7 @@ from esa_cli.methods.infllm_mass import Received
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 
 RECEIVED = "infllm.received"
 
@@ -73,7 +73,7 @@ class InfLLM:
         """Adds what the chunk's queries gave to each token of L and C."""
         memo = step.store.memo
         if RECEIVED not in memo:
-            rows = Rows(step.queries.shape[0], torch.float32, step.queries.device)
+            rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
             memo[RECEIVED] = Received(rows)
         memo[RECEIVED].add(step)
 
@@ -104,7 +104,7 @@ class InfLLM:
             parts.append(by_head if self.per_head else by_head.sum(dim=0, keepdim=True))
         return torch.cat(parts, dim=1)
 
-    def _keys(self, step: Step) -> Rows:
+    def _keys(self, step: Step) -> GrowingRows:
         """K, rows (at least the whole blocks of M, H * D).
 
         A block behind L receives no more. After a crop it may be in L again, so it is made anew.

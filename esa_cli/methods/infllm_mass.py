@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esa_cli.attention.step import Step
 from esa_cli.methods.by_head import most_at_once
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 
 MARKS = 8
 """Chunks that can be taken back exactly; a question is one or two."""
@@ -56,7 +56,7 @@ class Mark:
 class Received:
     """r of every token, rows (N, H) float32; zero where nothing was observed."""
 
-    rows: Rows
+    rows: GrowingRows
     marks: list[Mark] = field(default_factory=list)
     answering: bool = False
 

@@ -33,7 +33,7 @@ from esa_cli.methods.by_head import Blocks, best_by_head, loudest, most_at_once
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Loki:
             memo.pop(f"{name}.keys", None)
         return kept.basis
 
-    def _reduced(self, step: Step, basis: Tensor) -> Rows:
+    def _reduced(self, step: Step, basis: Tensor) -> GrowingRows:
         """Projected keys, rows (at least M, G * r)."""
 
         def made(start: int, count: int) -> Tensor:
@@ -122,7 +122,7 @@ class Loki:
         width = step.store.heads * basis.shape[2]
         return block_rows(step, f"{self._name(step)}.keys", 1, width, made)
 
-    def _logits(self, step: Step, basis: Tensor, reduced: Rows) -> Blocks:
+    def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields (offset into M, s_h (H, C, n))."""
         heads, chunk, dim = step.queries.shape
         groups = step.store.heads

@@ -32,7 +32,7 @@ from esa_cli.methods.by_head import Blocks, best_by_head, loudest, most_at_once
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 
 
 @register(
@@ -72,7 +72,7 @@ class Quest:
         chosen = best_by_head(scores, budget // self.page)
         return [tokens_of(row, self.page, step.middle) for row in chosen]
 
-    def _bounds(self, step: Step) -> Rows:
+    def _bounds(self, step: Step) -> GrowingRows:
         """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
 
         def made(start: int, count: int) -> Tensor:
@@ -81,7 +81,7 @@ class Quest:
         width = 2 * step.store.heads * step.store.dim
         return block_rows(step, f"quest.{self.page}", self.page, width, made)
 
-    def _upper(self, step: Step, bounds: Rows) -> Blocks:
+    def _upper(self, step: Step, bounds: GrowingRows) -> Blocks:
         """Yields (first page, u (H, C, n))."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page

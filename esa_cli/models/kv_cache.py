@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from esa_cli.attention.interfaces import KVStore, Projection
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.errors import UsageError
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from esa_cli.models.attach import Attachment
@@ -29,7 +29,7 @@ def in_memory(
     layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> KVStore:
     """Keys and values on the device they come from."""
-    return LayerStore(heads, dim, dtype, device)
+    return MemoryStore(heads, dim, dtype, device)
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

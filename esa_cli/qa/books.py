@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.ingest import Book
-from esa_cli.storage.prefilled import rows_of
+from esa_cli.storage.prefilled_document import text_rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def distinct(books: Sequence[Book]) -> list[Book]:
 
 def together(books: Sequence[Book]) -> list[AskedBook]:
     """The books as they are asked, one behind the other."""
-    rows = rows_of([book.held for book in books])
+    rows = text_rows([book.held for book in books])
     return [
         AskedBook(replace(book.document, name=name), book.spans, at)
         for book, name, at in zip(books, _told_apart(books), rows, strict=True)

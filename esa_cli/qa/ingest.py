@@ -23,7 +23,7 @@ from esa_cli.qa.archive import layout, maps, provenance, restored, storable
 from esa_cli.qa.cache_key import identity, model_facts
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import SEGMENT, Entry, Layout, Library, LibraryError
-from esa_cli.storage.prefilled import Held
+from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.told import Progress, asking, hearing
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
@@ -43,7 +43,7 @@ class Book:
     """
 
     document: Document
-    held: Held
+    held: PrefilledDocument
     spans: Tensor
     entry: Entry | None = None
     read_s: float = 0.0
@@ -150,7 +150,7 @@ class Books:
         stored = self.library.open(entry)
         layers = stored.layers(devices(self.session.model))
         projections = stored.projections or [None] * len(layers)
-        held = Held(stored.ids, layers, projections, entry.head)
+        held = PrefilledDocument(stored.ids, layers, projections, entry.head)
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
 
     def stored(self, entry: Entry) -> Book:
@@ -221,7 +221,8 @@ class Books:
             self._begin(document, len(ids), True)
             try:
                 session.begin(
-                    ids, Held(ids[: writer.done], writer.layers, writer.projections or [])
+                    ids,
+                    PrefilledDocument(ids[: writer.done], writer.layers, writer.projections or []),
                 )
 
                 def settle(done: int) -> None:

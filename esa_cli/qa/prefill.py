@@ -23,7 +23,7 @@ from esa_cli.qa import build_method as build
 from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.storage.prefilled import Held, join
+from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 
 
 def feed(
@@ -62,7 +62,7 @@ def serves(old: Method | None, new: Method) -> None:
         )
 
 
-def has_reduced(document: Held, method: Method) -> None:
+def has_reduced(document: PrefilledDocument, method: Method) -> None:
     """Whether a document that is held has the reduced keys that a method scores by.
 
     `serves` has refused it where they are fitted while reading; those by maps from a file could be
@@ -123,24 +123,24 @@ class Reading:
         self._ids: list[int] = []
         self._todo: list[int] = []
         self._head = 0
-        self._opened: list[Held] = []
+        self._opened: list[PrefilledDocument] = []
 
     def forget(self) -> None:
         """Drops what was read, and frees its memory."""
         self.cache = self.attachment.new_cache()
         self._ids, self._todo, self._opened = [], [], []
 
-    def held(self) -> Held:
+    def held(self) -> PrefilledDocument:
         """What was read, to be opened later by this session or another of the same model."""
         stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
-        return Held(list(self._ids), stores, self.project(), self._head, self._read_by)
+        return PrefilledDocument(list(self._ids), stores, self.project(), self._head, self._read_by)
 
     def project(self) -> list[Projection | None]:
         """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
         self.cache.project()
         return [self.cache.memory(i).projection for i in range(len(self.cache.own))]
 
-    def open(self, documents: Sequence[Held]) -> None:
+    def open(self, documents: Sequence[PrefilledDocument]) -> None:
         """Asks from now on about these documents, as one; what was read before is let go.
 
         Raises:
@@ -154,7 +154,7 @@ class Reading:
             has_reduced(one, self.attachment.method)
         self.forget()
         self._read_by = self.attachment.method
-        self._ids, stores, projections = join(documents)
+        self._ids, stores, projections = concatenate(documents)
         self._todo, self._head = self._ids, documents[0].head
         self._opened = list(documents)
         self.cache.hold(stores, projections)
@@ -177,7 +177,7 @@ class Reading:
         self.begin(self.prompt.document(text))
         self.resume(progress)
 
-    def begin(self, ids: list[int], done: Held | None = None) -> None:
+    def begin(self, ids: list[int], done: PrefilledDocument | None = None) -> None:
         """Makes ready to read these ids; `resume` reads them.
 
         Args:

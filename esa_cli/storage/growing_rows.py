@@ -26,7 +26,7 @@ def as_index(places: Sequence[int]) -> slice | list[int]:
     return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
 
 
-class Rows:
+class GrowingRows:
     """A growing (N, width) matrix held as a list of contiguous segments."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -4,7 +4,7 @@ Keys are kept unrotated, so a document's rows do not say where in a sequence the
 several documents can follow each other as if they had been read in one go. The documents' rows are
 only looked at; what is read behind them, the question and its answer, goes into a tail of its own.
 
-Every document keeps the compressor it was read with; `Parted` gives each its own queries.
+Every document keeps the compressor it was read with; `PerDocumentMaps` gives each its own queries.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import KVStore, Projection
-from esa_cli.storage.memory_store import BLOCK, LayerStore
+from esa_cli.storage.memory_store import BLOCK, MemoryStore
 
 
-class Part(NamedTuple):
+class StoreSlice(NamedTuple):
     """Tokens [low, high) of a document's memory."""
 
     store: KVStore
@@ -38,7 +38,7 @@ class JoinedStore:
         tail: an empty memory for what comes behind them.
     """
 
-    def __init__(self, parts: Sequence[Part], tail: LayerStore) -> None:
+    def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
         first = parts[0].store
         self.heads, self.dim = first.heads, first.dim
         self.tail = tail
@@ -148,7 +148,7 @@ def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Parted:
+class PerDocumentMaps:
     """The projections of several documents, each for its own rows.
 
     Args:
@@ -175,9 +175,9 @@ class Parted:
 
 def queries_at(projection: Projection, q: Tensor, at: int, made: dict[int, Any]) -> Tensor:
     """Reduced queries (C, R) for the reduced keys from row `at` on; `made` keeps them."""
-    part = projection.part(at) if isinstance(projection, Parted) else 0
+    part = projection.part(at) if isinstance(projection, PerDocumentMaps) else 0
     if part not in made:
-        own = projection.maps[part] if isinstance(projection, Parted) else projection
+        own = projection.maps[part] if isinstance(projection, PerDocumentMaps) else projection
         made[part] = own.queries(q)
     out: Tensor = made[part]
     return out

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.storage.growing_rows import Rows, as_index
+from esa_cli.storage.growing_rows import GrowingRows, as_index
 
 BLOCK = 8192
 """Tokens per block when scanning keys: 6 MB with 3 heads of 64 floats, which a cache holds."""
 
 
-class LayerStore:
+class MemoryStore:
     """Keys and values of N tokens of one layer, and the side data that belongs to them.
 
     Args:
@@ -29,8 +29,8 @@ class LayerStore:
 
     def __init__(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
-        self._rows = Rows(2 * heads * dim, dtype, device)
-        self._features: Rows | None = None
+        self._rows = GrowingRows(2 * heads * dim, dtype, device)
+        self._features: GrowingRows | None = None
         self.memo: dict[str, Any] = {}
         """A selector's own side data for this layer; see `crop`."""
 
@@ -74,7 +74,7 @@ class LayerStore:
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) for the next n tokens that have none."""
         if self._features is None:
-            self._features = Rows(features.shape[1], features.dtype, features.device)
+            self._features = GrowingRows(features.shape[1], features.dtype, features.device)
         self._features.append(features)
 
     def feature_blocks(
@@ -87,7 +87,7 @@ class LayerStore:
     def crop(self, tokens: int) -> None:
         """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`.
 
-        Memo values that have `truncate(length)` (as `Rows` does) are cut too; others are dropped.
+        Memo values that have `truncate(length)` are cut too; others are dropped.
         """
         length = len(self) + tokens
         self._rows.truncate(length)
@@ -101,6 +101,6 @@ class LayerStore:
 
     def clear(self) -> None:
         """Forgets every token and frees the memory."""
-        self._rows = Rows(2 * self.heads * self.dim, self.dtype, self.device)
+        self._rows = GrowingRows(2 * self.heads * self.dim, self.dtype, self.device)
         self._features = None
         self.memo.clear()

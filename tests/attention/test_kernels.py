@@ -18,7 +18,7 @@ from esa_cli.attention.kernels import KERNELS, attend, available, choose, merge
 from esa_cli.attention.kernels import flash_attn as flash
 from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.errors import UsageError
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 GROUPS = [(2, 2), (6, 2), (8, 1)]
@@ -80,7 +80,7 @@ def test_kernel_matches_loops(
 @pytest.mark.parametrize("causal", [False, True])
 def test_strided_queries_keys_and_values(kernel: str, causal: bool) -> None:
     """As they come: queries transposed by the host, keys and values as views of a store."""
-    store = LayerStore(2, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryStore(2, DIM, torch.float32, torch.device("cpu"))
     store.append(torch.randn(2, 40, DIM), torch.randn(2, 40, DIM))
     k, v = store.span(11, 31)
     q = torch.randn(1, 20, 6, DIM).transpose(1, 2)[0]

@@ -24,7 +24,7 @@ from esa_cli.attention.scoring import SumScore, VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 
@@ -123,7 +123,7 @@ class Layer:
 
 
 def new_layer(count: int, heads: int = HEADS, groups: int = GROUPS) -> Layer:
-    store = LayerStore(groups, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryStore(groups, DIM, torch.float32, torch.device("cpu"))
     return Layer(
         torch.randn(heads, count, DIM) * 1.5,
         torch.randn(groups, count, DIM) * 1.5,

@@ -30,7 +30,7 @@ from esa_cli.evaluation.tasks import Haystack
 from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
 from esa_cli.qa.session import Session
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.jsonl import Journal
 
 pytestmark = pytest.mark.usefixtures("short_answers")
@@ -457,7 +457,7 @@ def test_depths() -> None:
 
 
 def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Seen:
-    store = LayerStore(1, 4, torch.float32, torch.device("cpu"))
+    store = MemoryStore(1, 4, torch.float32, torch.device("cpu"))
     queries, lse = torch.zeros(2, 3, 4), torch.zeros(2, 3)
     return Seen(layer, start, start + 3, 4, local, queries, store, far, lse, decoding=False)
 

@@ -37,7 +37,7 @@ from esa_cli.methods.tokenselect import KEPT
 from esa_cli.models.attach import attach
 from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
 SCALE = 0.4
@@ -359,7 +359,7 @@ class Reader:
     layer: int = 0
 
     def __post_init__(self) -> None:
-        store = LayerStore(self.k.shape[0], DIM, torch.float32, torch.device("cpu"))
+        store = MemoryStore(self.k.shape[0], DIM, torch.float32, torch.device("cpu"))
         self.memory = LayerMemory(self.layer, store)
         self.seen: list[Seen] = []
         self.attention = Attention(self.method, build_rope(DIM), SCALE, self.seen.append)
@@ -677,17 +677,17 @@ def test_an_answers_token_reads_only_what_is_new(
     step = make_step(middle=400, observe=getattr(selector, "observe", None))
     selector.select(step, 64)
     read: list[tuple[int, int]] = []
-    span = LayerStore.span
+    span = MemoryStore.span
 
-    def watched(store: LayerStore, start: int, stop: int) -> Any:
+    def watched(store: MemoryStore, start: int, stop: int) -> Any:
         read.append((start, stop))
         return span(store, start, stop)
 
     for _ in range(20):
         step = advance(step, 1, decoding=True)
         with monkeypatch.context() as patch:
-            patch.setattr(LayerStore, "span", watched)
-            patch.setattr(LayerStore, "key_blocks", None)
+            patch.setattr(MemoryStore, "span", watched)
+            patch.setattr(MemoryStore, "key_blocks", None)
             selector.select(step, 64)
     assert sum(stop - start for start, stop in read) <= 20 * 16
     assert min(start for start, _ in read) >= 400 - 16

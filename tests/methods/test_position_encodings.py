@@ -33,7 +33,7 @@ from esa_cli.methods.streaming_positions import Streaming
 from esa_cli.methods.yarn import YaRN
 from esa_cli.models.attach import attach
 from esa_cli.qa.preset import Preset
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 NAMES = [
     *("infllm", "streaming", "lm-infinite", "rerope"),
@@ -60,7 +60,7 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention (H, COUNT, D) fed up to each of `pieces` in turn, and the same in loops."""
     q, k, v = (torch.randn(n, COUNT, DIM) * 1.5 for n in (HEADS, GROUPS, GROUPS))
-    memory = LayerMemory(0, LayerStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
+    memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     attention, got, at = Attention(method, build_rope(DIM), SCALE), [], 0
     for upto in pieces:
         memory.store.append(k[:, at:upto], v[:, at:upto])
@@ -421,7 +421,7 @@ def test_changing_frequencies_are_computed_for_each_chunk_once(
         score=SumScore(rotate=rotate),
         position=DynamicNTK(distance=5, factor=3.0, trained=8),
     )
-    memory = LayerMemory(0, LayerStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
+    memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     q, k, v = (torch.randn(n, COUNT, DIM) for n in (HEADS, GROUPS, GROUPS))
     memory.store.append(k, v)
     Attention(method, build_rope(DIM), SCALE)(memory, q)

@@ -16,7 +16,7 @@ from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.reply import Turn
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.library_paths import LibraryPaths
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -315,7 +315,7 @@ def test_who_waits_for_another_process_can_give_up(
         entry = one.ingest(path).entry
         assert entry is not None
         library.remove(entry)
-        with Places(library.root).locked(entry.key), pytest.raises(Enough):
+        with LibraryPaths(library.root).locked(entry.key), pytest.raises(Enough):
             one.ingest(path, progress)
         assert told == [1]
         assert waited == [(0, entry.tokens)] * 2

@@ -26,8 +26,8 @@ from esa_cli.qa import preset
 from esa_cli.qa.attention_weights import Witness
 from esa_cli.qa.evidence import FOUND, heaviest, rests_on, strength
 from esa_cli.qa.session import Session
-from esa_cli.storage.joined_store import JoinedStore, Part
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
+from esa_cli.storage.memory_store import MemoryStore
 
 TOKENS = 40
 WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)
@@ -297,8 +297,8 @@ def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactor
         joined.hold(
             [
                 JoinedStore(
-                    [Part(store, 0, 15), Part(store, 15, TOKENS)],
-                    LayerStore(store.heads, store.dim, store.dtype, store.device),
+                    [StoreSlice(store, 0, 15), StoreSlice(store, 15, TOKENS)],
+                    MemoryStore(store.heads, store.dim, store.dtype, store.device),
                 )
                 for store in stores
             ],

@@ -17,7 +17,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.inspection import devices, rows_dtype
 from esa_cli.qa import ingest as book
 from esa_cli.qa import preset
-from esa_cli.storage.library import Entry, Library, LibraryError, plain
+from esa_cli.storage.library import Entry, Library, LibraryError
 from esa_cli.version import __version__
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -87,7 +87,7 @@ def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> 
             "rows": "native",
         }
         assert entry.provenance == wanted
-        assert plain(entry).items() >= {
+        assert entry.as_json().items() >= {
             "model": "random:llama", "preset": "tiny-random", "rows": "native", "esa": __version__
         }.items()  # fmt: skip
         again = one.stored(entry).document
@@ -103,7 +103,7 @@ def test_a_document_of_an_older_version_says_less(loaded: Any, library: Library)
 
     assert restored("x", [], {"name": "a"}) == Document("a", "x", "a", "utf-8", 0)
     entry = Entry("a" * 40, provenance={"name": "a", "source": "/a"})
-    assert plain(entry)["preset"] is None
+    assert entry.as_json()["preset"] is None
 
 
 @pytest.mark.parametrize("gone", ["manifest", "text", "segment"])

@@ -250,11 +250,11 @@ def test_config_without_a_size_is_a_model_error() -> None:
 
 def test_rows_are_counted_as_the_store_allocates_them() -> None:
     from esa_cli.qa import build_method as build
-    from esa_cli.storage.growing_rows import Rows
+    from esa_cli.storage.growing_rows import GrowingRows
 
     method = build.method(preset.load("tiny-random"))
     gpu = costs.Costs(costs.shape_of(TINY), method, 8, on_gpu=True)
     for tokens in (1, 1024, 1025, 20_000, 40_000):
-        rows = Rows(1, torch.float32, torch.device("cpu"))
+        rows = GrowingRows(1, torch.float32, torch.device("cpu"))
         rows.append(torch.zeros(tokens, 1))
         assert gpu.stored(tokens) == rows.capacity

@@ -19,7 +19,7 @@ from esa_cli.models.generation import Streamer
 from esa_cli.qa import preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.session import Session
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
@@ -364,9 +364,9 @@ def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
 ) -> None:
     """And anew for the next question, whose tokens may stand where others did."""
     fetched: list[int] = []
-    gather = LayerStore.gather
+    gather = MemoryStore.gather
     monkeypatch.setattr(
-        LayerStore, "gather", lambda store, at: fetched.append(len(at)) or gather(store, at)
+        MemoryStore, "gather", lambda store, at: fetched.append(len(at)) or gather(store, at)
     )
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
         session.read(TEXT)

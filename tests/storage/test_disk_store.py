@@ -1,4 +1,4 @@
-"""StoredLayer against LayerStore: the same numbers for the same rows, wherever the rows lie."""
+"""DiskStore against MemoryStore: the same numbers for the same rows, wherever the rows lie."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 
 from esa_cli.attention.compression import flatten_keys
 from esa_cli.attention.interfaces import KVStore
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.disk_store import StoredLayer
+from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.int8_rows import decode, encode
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
 CPU = torch.device("cpu")
@@ -24,8 +24,8 @@ CPU = torch.device("cpu")
 
 def pair(
     path: Path, count: int, tail: int, layout: Layout = LAYOUT
-) -> tuple[StoredLayer, LayerStore, int]:
-    """A layer with `count` stored tokens and a tail, and a LayerStore of the same tokens."""
+) -> tuple[DiskStore, MemoryStore, int]:
+    """A layer with `count` stored tokens and a tail, and a MemoryStore of the same tokens."""
     library, ids = Library(path), [*range(count + tail)]
     with library.write(library.key(WITH, "x"), WITH, ids[:count], layout) as writer:
         assert isinstance(writer, Writer)
@@ -35,7 +35,7 @@ def pair(
         )
     at = 1
     stored = library.open(entry).layers()[at]
-    plain = LayerStore(layout.heads, layout.dim, stored.dtype, CPU)
+    plain = MemoryStore(layout.heads, layout.dim, stored.dtype, CPU)
     k, v = rows_of(ids, 0, count + tail, at, layout)
     plain.append(k, v)
     stored.append(k[:, count:], v[:, count:])
@@ -153,7 +153,7 @@ def test_a_span_inside_a_segment_is_the_mapped_file_itself(tmp_path: Path) -> No
 
 def test_what_is_on_disk_cannot_be_taken_back(tmp_path: Path) -> None:
     stored, plain, _ = pair(tmp_path, 40, 6)
-    stored.memo["rows"], stored.memo["other"] = Rows(1, torch.float32, CPU), 1
+    stored.memo["rows"], stored.memo["other"] = GrowingRows(1, torch.float32, CPU), 1
     stored.memo["rows"].append(torch.zeros(46, 1))
     with pytest.raises(ValueError, match="1 of these tokens are on disk"):
         stored.crop(-7)
@@ -213,7 +213,7 @@ def test_a_document_in_bytes(tmp_path: Path, dtype: str) -> None:
         read(writer, ids)
         entry = finish(writer, ids)
     for i, layer in enumerate(library.open(entry).layers()):
-        plain = LayerStore(2, 4, getattr(torch, dtype), CPU)
+        plain = MemoryStore(2, 4, getattr(torch, dtype), CPU)
         k, v = rows_of(ids, 0, 50, i, layout)
         rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1).reshape(50, 16)
         both = decode(encode(rows, layout), layout).view(50, 2, 2, 4)
@@ -228,14 +228,14 @@ def test_parts_must_fit_each_other(tmp_path: Path) -> None:
     library = Library(tmp_path)
     parts = library.open(ingest(library, [*range(20)])).layers()[0].parts
     with pytest.raises(ValueError, match="different models"):
-        StoredLayer(0, parts, 2, 8, torch.float32)
+        DiskStore(0, parts, 2, 8, torch.float32)
     plain = Layout(2, 2, 4, "float32", segment=16)
     with library.write(library.key("plain", ""), "plain", [1], plain) as writer:
         assert isinstance(writer, Writer)
         read(writer, [1])
         others = library.open(writer.finish(text="", offsets=[(0, 0)])).layers()[0].parts
     with pytest.raises(ValueError, match="have none"):
-        StoredLayer(0, [*parts, *others], 2, 4, torch.float32)
+        DiskStore(0, [*parts, *others], 2, 4, torch.float32)
 
 
 def test_rows_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esa_cli.storage import growing_rows as rows_module
-from esa_cli.storage.growing_rows import Rows
+from esa_cli.storage.growing_rows import GrowingRows
 
 WIDTH = 3
 CPU = torch.device("cpu")
@@ -19,8 +19,8 @@ def numbered(first: int, count: int) -> torch.Tensor:
     return torch.arange(first, first + count)[:, None] + torch.tensor([0.0, 0.25, 0.5])
 
 
-def filled(count: int) -> Rows:
-    rows = Rows(WIDTH, torch.float32, CPU)
+def filled(count: int) -> GrowingRows:
+    rows = GrowingRows(WIDTH, torch.float32, CPU)
     rows.append(numbered(0, count))
     return rows
 
@@ -33,7 +33,7 @@ def as_tensor(model: list[list[float]]) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(8))
 def test_random_operations_match_a_list(seed: int) -> None:
     draw = random.Random(seed)
-    rows, model = Rows(WIDTH, torch.float32, CPU), []
+    rows, model = GrowingRows(WIDTH, torch.float32, CPU), []
     written = 0
     for _ in range(60):
         if draw.random() < 0.25:
@@ -91,7 +91,7 @@ def test_data_never_moves_while_growing() -> None:
 
 
 def test_segments_double_up_to_the_largest() -> None:
-    rows = Rows(1, torch.float32, CPU)
+    rows = GrowingRows(1, torch.float32, CPU)
     rows.append(torch.zeros(70000, 1))
     sizes = [segment.shape[0] for segment in rows._segments]
     assert sizes[:6] == [1024, 1024, 2048, 4096, 8192, 16384]
@@ -116,7 +116,7 @@ def test_truncate_keeps_memory_for_what_comes_next() -> None:
 
 
 def test_empty() -> None:
-    rows = Rows(WIDTH, torch.bfloat16, CPU)
+    rows = GrowingRows(WIDTH, torch.bfloat16, CPU)
     assert rows.span(0, 0).shape == (0, WIDTH)
     assert rows.span(0, 0).dtype == torch.bfloat16
     assert list(rows.blocks(0, 0, 4)) == []
@@ -126,4 +126,4 @@ def test_empty() -> None:
 
 def test_gather_nothing_from_rows_that_hold_nothing() -> None:
     nothing = torch.arange(0)
-    assert Rows(WIDTH, torch.float32, CPU).gather(nothing).shape == (0, WIDTH)
+    assert GrowingRows(WIDTH, torch.float32, CPU).gather(nothing).shape == (0, WIDTH)

@@ -14,9 +14,9 @@ from esa_cli.errors import UsageError
 from esa_cli.qa import preset
 from esa_cli.qa.reply import Turn
 from esa_cli.qa.session import Session
-from esa_cli.storage.joined_store import JoinedStore, Part, Parted, queries_at
-from esa_cli.storage.memory_store import LayerStore
-from esa_cli.storage.prefilled import Held, join, rows_of
+from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice, queries_at
+from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate, text_rows
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -37,8 +37,8 @@ def session(loaded: Any) -> Iterator[Session]:
         yield session
 
 
-def store(tokens: int, seed: int, features: bool = True) -> LayerStore:
-    made = LayerStore(G, D, torch.float32, torch.device("cpu"))
+def store(tokens: int, seed: int, features: bool = True) -> MemoryStore:
+    made = MemoryStore(G, D, torch.float32, torch.device("cpu"))
     random = torch.Generator().manual_seed(seed)
     made.append(*(torch.randn(G, tokens, D, generator=random) for _ in range(2)))
     if features:
@@ -46,12 +46,12 @@ def store(tokens: int, seed: int, features: bool = True) -> LayerStore:
     return made
 
 
-def joined_and_plain(tail: int = 5) -> tuple[JoinedStore, LayerStore]:
+def joined_and_plain(tail: int = 5) -> tuple[JoinedStore, MemoryStore]:
     """Rows [0, 40) and [7, 30) of two stores, and a tail; and the same rows in one store."""
     first, second, last = store(40, 1), store(30, 2), store(tail, 3)
-    parts = [Part(first, 0, 40), Part(second, 7, 30)]
-    joined = JoinedStore(parts, LayerStore(G, D, torch.float32, torch.device("cpu")))
-    plain = LayerStore(G, D, torch.float32, torch.device("cpu"))
+    parts = [StoreSlice(first, 0, 40), StoreSlice(second, 7, 30)]
+    joined = JoinedStore(parts, MemoryStore(G, D, torch.float32, torch.device("cpu")))
+    plain = MemoryStore(G, D, torch.float32, torch.device("cpu"))
     for one, low, high in [(first, 0, 40), (second, 7, 30), (last, 0, tail)]:
         plain.append(*one.span(low, high))
         for _, features in one.feature_blocks(low, high):
@@ -116,7 +116,7 @@ def test_only_the_tail_is_taken_back() -> None:
 def test_every_document_is_scored_with_its_own_queries() -> None:
     q = torch.randn(2, G * D)
     maps = [Linear(torch.randn(G * D, R), torch.randn(G * D, R)) for _ in range(2)]
-    both, made = Parted([0, 40], maps), {}
+    both, made = PerDocumentMaps([0, 40], maps), {}
     for at, part in [(0, 0), (39, 0), (40, 1), (90, 1)]:
         assert torch.equal(queries_at(both, q, at, made), maps[part].queries(q))
     assert torch.equal(queries_at(maps[0], q, 77, {}), maps[0].queries(q))
@@ -124,14 +124,14 @@ def test_every_document_is_scored_with_its_own_queries() -> None:
 
 def test_a_later_document_leaves_out_the_head() -> None:
     documents = [
-        Held([1, 2, 3, 4], [store(4, 1)], [None], 2),
-        Held([1, 5], [store(2, 2)], [None], 1),
+        PrefilledDocument([1, 2, 3, 4], [store(4, 1)], [None], 2),
+        PrefilledDocument([1, 5], [store(2, 2)], [None], 1),
     ]
-    ids, stores, projections = join(documents)
+    ids, stores, projections = concatenate(documents)
     assert ids == [1, 2, 3, 4, 5]
     assert len(stores[0]) == 5
     assert projections == [None]
-    assert rows_of(documents) == [range(2, 4), range(4, 5)]
+    assert text_rows(documents) == [range(2, 4), range(4, 5)]
 
 
 def test_an_opened_document_answers_as_when_it_was_read(session: Session) -> None:
@@ -157,7 +157,7 @@ def test_two_documents_are_asked_together(session: Session) -> None:
     session.attachment.watch = lambda chunk: seen.update(chunk.far.tolist())
     session.ask(QUESTION)
     session.attachment.watch = None
-    ranges = rows_of(helds)
+    ranges = text_rows(helds)
     assert all(any(at in rows for at in seen) for rows in ranges)
 
 

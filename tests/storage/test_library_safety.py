@@ -285,7 +285,7 @@ def test_projections_that_come_while_others_prune_stay(
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
     real, fit = claims.needed, library.root / "fits" / f"{'b' * 24}.fit"
 
-    def needed(*given: Any, **options: Any) -> claims.Needed:
+    def needed(*given: Any, **options: Any) -> claims.NeededFiles:
         found = real(*given, **options)
         fit.write_bytes(b"just written")
         return found

@@ -1,19 +1,19 @@
-"""LayerStore against lists of keys and values."""
+"""MemoryStore against lists of keys and values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, DIM = 3, 4
 pytestmark = pytest.mark.usefixtures("small_segments")
 
 
-def filled(count: int) -> tuple[LayerStore, torch.Tensor, torch.Tensor]:
+def filled(count: int) -> tuple[MemoryStore, torch.Tensor, torch.Tensor]:
     """A store fed in uneven pieces, and what it was fed."""
-    store = LayerStore(HEADS, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryStore(HEADS, DIM, torch.float32, torch.device("cpu"))
     k, v = torch.randn(2, HEADS, count, DIM)
     at = 0
     for size in [1, 9, 2, 17] * count:
@@ -46,7 +46,7 @@ def test_a_token_is_one_contiguous_row() -> None:
 
 
 def test_appending_the_hosts_transposed_views() -> None:
-    store = LayerStore(HEADS, DIM, torch.float32, torch.device("cpu"))
+    store = MemoryStore(HEADS, DIM, torch.float32, torch.device("cpu"))
     k, v = torch.randn(2, 6, HEADS, DIM).transpose(1, 2)
     store.append(k, v)
     assert torch.equal(store.span(0, 6)[0], k)

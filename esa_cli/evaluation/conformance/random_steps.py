@@ -23,7 +23,7 @@ from esa_cli.attention.kernels.reference import attend
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.memory_store import MemoryStore
 
 READ = 256
 """Tokens per chunk while the store is filled, before the chunk that selects."""
@@ -85,7 +85,7 @@ def make_step(
         observe: a selector's hook, called for every chunk before the step's own.
     """
     start = initial + middle + local
-    store = LayerStore(groups, dim, dtype, torch.device(device))
+    store = MemoryStore(groups, dim, dtype, torch.device(device))
     rows = _drawn((heads, groups, groups), start + chunk, dim, seed)
     queries, keys, values = ((one * spread).to(store.device, dtype) for one in rows)
     if ties:

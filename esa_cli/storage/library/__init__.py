@@ -11,8 +11,8 @@ from esa_cli.storage.library.checksummed_file import (
     LibraryError,
     UnreadableError,
 )
-from esa_cli.storage.library.garbage_collection import Pruned
-from esa_cli.storage.library.library import Library, plain
+from esa_cli.storage.library.garbage_collection import PruneResult
+from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.library_paths import default_root
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import SEGMENT, Layout
@@ -25,8 +25,7 @@ __all__ = [
     "Layout",
     "Library",
     "LibraryError",
-    "Pruned",
+    "PruneResult",
     "UnreadableError",
     "default_root",
-    "plain",
 ]

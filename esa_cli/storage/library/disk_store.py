@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.storage.growing_rows import Rows, as_index
+from esa_cli.storage.growing_rows import GrowingRows, as_index
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Segment
 from esa_cli.storage.memory_store import BLOCK
@@ -22,7 +22,7 @@ from esa_cli.storage.memory_store import BLOCK
 CPU = torch.device("cpu")
 
 
-class StoredLayer:
+class DiskStore:
     """One layer's keys and values: stored parts, and a tail that grows.
 
     Args:
@@ -45,8 +45,8 @@ class StoredLayer:
         """A selector's own side data for this layer; see `crop`."""
         self.parts: list[Segment] = []
         self._starts: list[int] = []
-        self._tail = Rows(2 * heads * dim, dtype, device)
-        self._features: Rows | None = None
+        self._tail = GrowingRows(2 * heads * dim, dtype, device)
+        self._features: GrowingRows | None = None
         self.stored = 0
         """Tokens on disk."""
         for part in parts:
@@ -155,7 +155,7 @@ class StoredLayer:
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R), in memory, for the next n tokens that have none."""
         if self._features is None:
-            self._features = Rows(features.shape[1], features.dtype, features.device)
+            self._features = GrowingRows(features.shape[1], features.dtype, features.device)
         self._features.append(features)
 
     def feature_blocks(
@@ -176,7 +176,7 @@ class StoredLayer:
     def crop(self, tokens: int) -> None:
         """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`.
 
-        Memo values that have `truncate(length)` (as `Rows` does) are cut too; others are dropped.
+        Memo values that have `truncate(length)` are cut too; others are dropped.
 
         Raises:
             ValueError: some of them are on disk.
@@ -216,7 +216,7 @@ class StoredLayer:
 
 def layers_over(
     parts: Sequence[Segment], layout: Layout, devices: Sequence[torch.device] = ()
-) -> list[StoredLayer]:
+) -> list[DiskStore]:
     """A new memory for each layer, with an empty tail, over the same parts.
 
     Args:
@@ -224,10 +224,10 @@ def layers_over(
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     places = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)
-    return [StoredLayer(i, parts, layout.heads, layout.dim, dtype, place) for i, place in places]
+    return [DiskStore(i, parts, layout.heads, layout.dim, dtype, place) for i, place in places]
 
 
-def _rest(rows: Rows, start: int) -> Rows:
-    rest = Rows(rows.width, rows.dtype, rows.device)
+def _rest(rows: GrowingRows, start: int) -> GrowingRows:
+    rest = GrowingRows(rows.width, rows.dtype, rows.device)
     rest.append(rows.span(start, rows.length))
     return rest

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Linear
 from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.disk_store import StoredLayer, layers_over
-from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.disk_store import DiskStore, layers_over
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry, read_text
 from esa_cli.storage.library.segment import Segment
 
@@ -45,7 +45,7 @@ def fit_name(packed: bytes) -> str:
     return hashlib.blake2b(packed, digest_size=12).hexdigest()
 
 
-def read_fit(places: Places, name: str, key: str) -> list[Linear | None] | None:
+def read_fit(places: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
     """The projections of that name, or None for "none".
 
     Raises:
@@ -65,7 +65,7 @@ def read_fit(places: Places, name: str, key: str) -> list[Linear | None] | None:
     return found
 
 
-class Stored:
+class StoredDocument:
     """A document opened for asking: small things read and checked, segments mapped.
 
     Args:
@@ -75,7 +75,7 @@ class Stored:
         LibraryError: a file of it is missing, damaged or of another version.
     """
 
-    def __init__(self, places: Places, entry: Entry) -> None:
+    def __init__(self, places: LibraryPaths, entry: Entry) -> None:
         self.entry, key = entry, entry.key
         digests = entry.digests
         self.text = read_text(places, entry)
@@ -91,6 +91,6 @@ class Stored:
             for i, name in enumerate(entry.segments)
         ]
 
-    def layers(self, devices: Sequence[torch.device] = ()) -> list[StoredLayer]:
+    def layers(self, devices: Sequence[torch.device] = ()) -> list[DiskStore]:
         """A new memory for each layer over the same maps; see `layers_over`."""
         return layers_over(self._segments, self.entry.layout, devices)

@@ -1,7 +1,7 @@
 """Writing one document: segments as they fill, then what belongs to it, and its manifest last.
 
 Every file appears whole or not at all, so a kill leaves nothing, complete segments to go on from,
-or a document. Knows nothing of models: rows come through `StoredLayer.append`.
+or a document. Knows nothing of models: rows come through `DiskStore.append`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library import reservations as claims
 from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
-from esa_cli.storage.library.disk_store import StoredLayer, layers_over
+from esa_cli.storage.library.disk_store import DiskStore, layers_over
 from esa_cli.storage.library.document_files import (
     NO_FIT,
     Projections,
@@ -31,7 +31,7 @@ from esa_cli.storage.library.document_files import (
     pack_tokens,
     read_fit,
 )
-from esa_cli.storage.library.library_paths import Places, size_of
+from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Layer, Segment, write_segment
@@ -48,7 +48,7 @@ class Writer:
 
     def __init__(
         self,
-        places: Places,
+        places: LibraryPaths,
         key: str,
         identity: str,
         ids: Sequence[int],
@@ -141,7 +141,7 @@ class Writer:
             self._full = True
             raise
 
-    def _taken(self, layer: StoredLayer, count: int) -> Layer:
+    def _taken(self, layer: DiskStore, count: int) -> Layer:
         return layer.taken(count, self.layout.reduced[layer.layer] > 0)
 
     def _write_fit(self, projections: Projections | None) -> None:

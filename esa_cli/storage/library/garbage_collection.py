@@ -17,12 +17,12 @@ from pathlib import Path
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library import reservations as claims
 from esa_cli.storage.library.checksummed_file import LOOK, UnreadableError, on_disk, sync_folder
-from esa_cli.storage.library.library_paths import Places, size_of
+from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneResult:
     """What `prune` removed, or would remove: documents, and bytes; and bytes that are left.
 
     Args:
@@ -35,7 +35,7 @@ class Pruned:
     left: int
 
 
-def remove(places: Places, entry: Entry) -> int:
+def remove(places: LibraryPaths, entry: Entry) -> int:
     """Removes a document; bytes freed. Its segments stay where others need them.
 
     Raises:
@@ -54,7 +54,7 @@ def remove(places: Places, entry: Entry) -> int:
         return _delete(places, [*places.of_document(entry.key), *doomed])
 
 
-def prune(places: Places, max_bytes: int | None, dry_run: bool) -> Pruned:
+def prune(places: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneResult:
     """Sweeps leftovers, then removes documents until all that is left takes at most `max_bytes`:
     damaged ones, then the least recently used; what a running ingest holds stays.
 
@@ -79,7 +79,7 @@ def prune(places: Places, max_bytes: int | None, dry_run: bool) -> Pruned:
         if not dry_run:
             _delete(places, [*doomed, *left_over])
         left = total - sum(map(size_of, doomed)) if dry_run else sum(map(size_of, places.files()))
-        return Pruned(tuple(gone), len(left_over), freed, left)
+        return PruneResult(tuple(gone), len(left_over), freed, left)
 
 
 def _readable(there: list[Entry]) -> list[Entry]:
@@ -94,13 +94,13 @@ def _readable(there: list[Entry]) -> list[Entry]:
     return there
 
 
-def _total(places: Places, left_over: list[Path]) -> int:
+def _total(places: LibraryPaths, left_over: list[Path]) -> int:
     """Bytes of all files but those."""
     return sum(map(size_of, set(places.files()) - set(left_over)))
 
 
 def _oldest(
-    places: Places, there: list[Entry], total: int, max_bytes: int | None
+    places: LibraryPaths, there: list[Entry], total: int, max_bytes: int | None
 ) -> tuple[list[Entry], list[Path]]:
     """Which documents go, and their files, manifests first of each."""
     live = claims.needed(places, [], dead=False)
@@ -124,7 +124,7 @@ def _oldest(
     return gone, doomed
 
 
-def _leftovers(places: Places, there: list[Entry]) -> list[Path]:
+def _leftovers(places: LibraryPaths, there: list[Entry]) -> list[Path]:
     """Files that belong to no document and to no running ingest."""
     kept, keys = claims.needed(places, there, dead=False), {entry.key for entry in there}
     found = []
@@ -142,7 +142,7 @@ def _leftovers(places: Places, there: list[Entry]) -> list[Path]:
     return found
 
 
-def _delete(places: Places, files: list[Path]) -> int:
+def _delete(places: LibraryPaths, files: list[Path]) -> int:
     freed = 0
     for path in files:
         size = size_of(path)

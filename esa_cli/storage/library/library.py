@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import garbage_collection as sweep
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library import mark
 from esa_cli.storage.library.checksummed_file import DiskError, LibraryError, on_disk
-from esa_cli.storage.library.library_paths import Places, default_root, size_of
+from esa_cli.storage.library.library_paths import LibraryPaths, default_root, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.system.machine import size_text
@@ -25,7 +25,7 @@ from esa_cli.system.machine import size_text
 if TYPE_CHECKING:
     import torch
 
-    from esa_cli.storage.library.document_files import Stored
+    from esa_cli.storage.library.document_files import StoredDocument
     from esa_cli.storage.library.entry_writer import Writer
 
 OTHER_BYTES = 48
@@ -41,7 +41,7 @@ class Library:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
-        self._places = Places(self.root)
+        self._places = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
         """The key of a text read in the way that `identity` stands for."""
@@ -147,17 +147,17 @@ class Library:
         if there is not None:
             yield there
 
-    def open(self, entry: Entry) -> Stored:
+    def open(self, entry: Entry) -> StoredDocument:
         """The document's contents, and notes that it was used.
 
         Raises:
             LibraryError: a file of it is missing, damaged or of another version.
         """
-        from esa_cli.storage.library.document_files import Stored
+        from esa_cli.storage.library.document_files import StoredDocument
 
         if entry.damage:
             raise entries.unusable(entry)
-        stored = Stored(self._places, entry)
+        stored = StoredDocument(self._places, entry)
         entries.touch(self._places, entry.key)
         return stored
 
@@ -187,7 +187,7 @@ class Library:
             self._places.make()
         return sweep.remove(self._places, entry)
 
-    def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> sweep.Pruned:
+    def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> sweep.PruneResult:
         """Sweeps what dead ingests left, and removes the least recently used documents until the
         library takes at most `max_bytes`; None removes no document. Damaged ones go before all.
 
@@ -197,28 +197,6 @@ class Library:
         """
         with on_disk(self.root):
             if not self.root.is_dir():
-                return sweep.Pruned((), 0, 0, 0)
+                return sweep.PruneResult((), 0, 0, 0)
             self._places.make()
         return sweep.prune(self._places, max_bytes, dry_run)
-
-
-def plain(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON data, for people's programs."""
-    facts = {
-        "id": entry.id,
-        "key": entry.key,
-        "name": entry.name,
-        "tokens": entry.tokens,
-        "characters": entry.characters,
-        "bytes": entry.nbytes,
-        "created": entry.created,
-        "used": entry.used,
-        **{name: entry.provenance.get(name) for name in ("model", "preset", "esa")},
-        "rows": entry.layout.kind,
-        "identity": entry.identity,
-        "layout": entry.layout.as_json(),
-        "provenance": entry.provenance,
-    }
-    if entry.damage:
-        return {"id": entry.id, "key": entry.key, "damage": entry.damage}
-    return facts

@@ -47,7 +47,7 @@ def default_root() -> Path:
     return Path(platformdirs.user_data_dir("esa")) / "library"
 
 
-class Places:
+class LibraryPaths:
     """The paths below one library's root."""
 
     def __init__(self, root: Path) -> None:

@@ -16,7 +16,7 @@ from esa_cli.storage.library.checksummed_file import (
     damaged,
     readable,
 )
-from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.names import is_document
 from esa_cli.storage.library.row_layout import Layout
 
@@ -77,8 +77,28 @@ class Entry:
         """How many tokens are in that one of its segments."""
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
+    def as_json(self) -> dict[str, Any]:
+        """The entry as JSON data, as `esa library --json` prints it."""
+        if self.damage:
+            return {"id": self.id, "key": self.key, "damage": self.damage}
+        return {
+            "id": self.id,
+            "key": self.key,
+            "name": self.name,
+            "tokens": self.tokens,
+            "characters": self.characters,
+            "bytes": self.nbytes,
+            "created": self.created,
+            "used": self.used,
+            **{name: self.provenance.get(name) for name in ("model", "preset", "esa")},
+            "rows": self.layout.kind,
+            "identity": self.identity,
+            "layout": self.layout.as_json(),
+            "provenance": self.provenance,
+        }
 
-def write(places: Places, entry: Entry) -> None:
+
+def write(places: LibraryPaths, entry: Entry) -> None:
     """Puts the manifest on disk: from now on there is a document. Raises OSError."""
     facts = asdict(entry) | {"layout": entry.layout.as_json()}
     for name in ("used", "damage", "foreign", "unreadable"):
@@ -87,7 +107,7 @@ def write(places: Places, entry: Entry) -> None:
     sealed.write(places.document(entry.key), "document", payload, entry.key)
 
 
-def read(places: Places, key: str) -> Entry:
+def read(places: LibraryPaths, key: str) -> Entry:
     """The entry of a document that is there.
 
     Raises:
@@ -103,7 +123,7 @@ def read(places: Places, key: str) -> Entry:
     return replace(entry, used=_used(places, key, entry.created))
 
 
-def read_all(places: Places) -> list[Entry]:
+def read_all(places: LibraryPaths) -> list[Entry]:
     """Every document there is, the last used first; those that cannot be used have `damage`.
 
     Raises:
@@ -123,7 +143,7 @@ def read_all(places: Places) -> list[Entry]:
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
 
-def _without_contents(places: Places, key: str, error: LibraryError) -> Entry:
+def _without_contents(places: LibraryPaths, key: str, error: LibraryError) -> Entry:
     return Entry(
         key,
         used=_used(places, key, 0.0),
@@ -140,27 +160,27 @@ def unusable(entry: Entry) -> LibraryError:
     return LibraryError(entry.damage, sealed.again(entry.key))
 
 
-def is_there(places: Places, key: str) -> bool:
+def is_there(places: LibraryPaths, key: str) -> bool:
     """Whether there is a manifest. Raises LibraryError where the folder may not be read."""
     with readable(places.root):
         return places.document(key).exists()
 
 
-def read_text(places: Places, entry: Entry) -> str:
+def read_text(places: LibraryPaths, entry: Entry) -> str:
     """A document's text. Raises LibraryError where it is missing or damaged."""
     path = places.document(entry.key, "text")
     data = sealed.read(path, "text", entry.key, entry.digests["text"])
     return data.decode("utf-8", "surrogatepass")
 
 
-def _used(places: Places, key: str, otherwise: float) -> float:
+def _used(places: LibraryPaths, key: str, otherwise: float) -> float:
     try:
         return places.document(key, "used").stat().st_mtime
     except OSError:
         return otherwise
 
 
-def touch(places: Places, key: str) -> None:
+def touch(places: LibraryPaths, key: str) -> None:
     """Notes that the document was used now; a library that may only be read stays as it is."""
     try:
         places.document(key, "used").touch()

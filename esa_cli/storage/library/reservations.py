@@ -14,17 +14,17 @@ from pathlib import Path
 
 from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library.checksummed_file import LibraryError, UnreadableError
-from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 
 
-def write(places: Places, key: str, chain: list[str]) -> None:
+def write(places: LibraryPaths, key: str, chain: list[str]) -> None:
     """Claims segments, by the first part of their names, for the ingest with this key."""
     sealed.write(places.claim(key), "claim", json.dumps(chain).encode(), key)
 
 
 @dataclass
-class Needed:
+class NeededFiles:
     """Names of segments and projections that must stay."""
 
     chains: set[str] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Needed:
         return self.everything or path.stem in self.segments or chain in self.chains
 
 
-def needed(places: Places, entries: Iterable[Entry], *, dead: bool) -> Needed:
+def needed(places: LibraryPaths, entries: Iterable[Entry], *, dead: bool) -> NeededFiles:
     """What these documents and the claims need; the library's lock is held.
 
     Args:
@@ -52,7 +52,7 @@ def needed(places: Places, entries: Iterable[Entry], *, dead: bool) -> Needed:
 
     A document with `damage` may need anything.
     """
-    found = Needed()
+    found = NeededFiles()
     for entry in entries:
         found.segments.update(entry.segments)
         found.fits.add(entry.fit)

@@ -9,12 +9,12 @@ from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library.checksummed_file import LibraryError
 from esa_cli.storage.library.document_files import read_fit
-from esa_cli.storage.library.library_paths import Places
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.segment import Segment
 
 
-def damages(places: Places, entry: Entry) -> list[LibraryError]:
+def damages(places: LibraryPaths, entry: Entry) -> list[LibraryError]:
     """What is damaged in the document, one error a file; nothing that was checked before counts."""
     found: list[LibraryError] = []
 
@@ -36,6 +36,6 @@ def damages(places: Places, entry: Entry) -> list[LibraryError]:
     return found
 
 
-def _segment(places: Places, entry: Entry, index: int) -> None:
+def _segment(places: LibraryPaths, entry: Entry, index: int) -> None:
     path = places.segment(entry.segments[index])
     Segment(path, entry.layout, entry.segment_tokens(index), entry.key).check()

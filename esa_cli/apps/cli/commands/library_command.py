@@ -32,7 +32,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def list_(as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
     from esa_cli.apps.cli.terminal import print_json, print_table
-    from esa_cli.storage.library import Library, plain
+    from esa_cli.storage.library import Library
     from esa_cli.system.machine import size_text
 
     library = Library()
@@ -42,7 +42,7 @@ def list_(as_json: options.Json = False) -> None:
             {
                 "folder": str(library.root),
                 "bytes": library.nbytes,
-                "documents": [plain(entry) for entry in found],
+                "documents": [entry.as_json() for entry in found],
             }
         )
     elif found:
@@ -67,13 +67,13 @@ def list_(as_json: options.Json = False) -> None:
 def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     """Show what is known of a document, or its text."""
     from esa_cli.apps.cli.terminal import print_json, print_table
-    from esa_cli.storage.library import Library, plain
+    from esa_cli.storage.library import Library
 
     library = Library()
     entry = _one(library, name)
     if as_json:
         more = {"text": library.text(entry)} if text else {}
-        print_json({**plain(entry), **more})
+        print_json({**entry.as_json(), **more})
     elif text:
         _print_text(library.text(entry))
     else:
@@ -169,13 +169,13 @@ def prune(
 ) -> None:
     """Sweep what interrupted readings left, and keep the library below a size."""
     from esa_cli.apps.cli.terminal import print_json
-    from esa_cli.storage.library import Library, plain
+    from esa_cli.storage.library import Library
     from esa_cli.system.machine import parse_size, size_text
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(most, dry_run=dry_run)
     if as_json:
-        removed = [plain(entry) for entry in done.removed]
+        removed = [entry.as_json() for entry in done.removed]
         print_json(
             {
                 "removed": removed,

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from esa_cli.attention.interfaces import KVStore, Projection
 from esa_cli.attention.method import Method
-from esa_cli.storage.joined_store import JoinedStore, Part, Parted
-from esa_cli.storage.memory_store import LayerStore
+from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
+from esa_cli.storage.memory_store import MemoryStore
 
 
 @dataclass(frozen=True)
-class Held:
+class PrefilledDocument:
     """One document as a model read it.
 
     Args:
@@ -32,8 +32,8 @@ class Held:
     read_by: Method | None = None
 
 
-def join(
-    documents: Sequence[Held],
+def concatenate(
+    documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
     """Ids, stores and projections of all documents, one behind the other.
 
@@ -47,23 +47,23 @@ def join(
     projections: list[Projection | None] = []
     for layer, first in enumerate(documents[0].stores):
         parts = [
-            Part(document.stores[layer], document.head if i else 0, len(document.ids))
+            StoreSlice(document.stores[layer], document.head if i else 0, len(document.ids))
             for i, document in enumerate(documents)
         ]
         keys, _ = first.span(0, 1)
-        tail = LayerStore(first.heads, first.dim, keys.dtype, keys.device)
+        tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device)
         stores.append(JoinedStore(parts, tail))
         maps = [document.projections[layer] for document in documents]
         fitted = [one for one in maps if one is not None]
         if not fitted or len(fitted) < len(maps):
             projections.append(None)
         else:
-            projections.append(fitted[0] if len(fitted) == 1 else Parted(starts, fitted))
+            projections.append(fitted[0] if len(fitted) == 1 else PerDocumentMaps(starts, fitted))
     return ids, stores, projections
 
 
-def rows_of(documents: Sequence[Held]) -> list[range]:
-    """For each document of `join`, the rows that hold its text, the prompt's head left out."""
+def text_rows(documents: Sequence[PrefilledDocument]) -> list[range]:
+    """For each document of `concatenate`, the rows of its text, without the prompt's head."""
     out, start = [], 0
     for i, document in enumerate(documents):
         stop = start + len(document.ids) - (document.head if i else 0)
