@@ -27,7 +27,7 @@ from esa_cli.apps.batch.batch_run import run
 from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import PARTIAL, ask_lines
-from esa_cli.apps.cli.stdin_lines import numbered
+from esa_cli.apps.cli.inputs import numbered_lines
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.held_books import LATER
 from esa_cli.documents.document import read_document
@@ -786,7 +786,7 @@ def test_two_processes_do_not_write_the_same_answers(
 def asked(asker: FakeAsker, text: bytes, as_json: bool) -> tuple[str, int]:
     out = io.StringIO()
     wrong = ask_lines(
-        asker, ["alpha"], numbered(io.BytesIO(text)), out, as_json, reporter=Reporter(),
+        asker, ["alpha"], numbered_lines(io.BytesIO(text)), out, as_json, reporter=Reporter(),
         options={"seed": 5}, shown=1,
     )  # fmt: skip
     return out.getvalue(), wrong

@@ -18,8 +18,8 @@ from typing import Any
 from esa_cli.apps.chat import transcript as save
 from esa_cli.apps.chat.conversation import Conversation
 from esa_cli.apps.cli import output_paths as files
-from esa_cli.apps.cli.quoted import Spoken, complain, in_full, show_under
-from esa_cli.apps.cli.stdin_lines import Line
+from esa_cli.apps.cli.answer_output import AnswerStream, complain, in_full, show_under
+from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.terminal import Reporter, clean
 from esa_cli.errors import EsaError, UsageError
 
@@ -82,7 +82,7 @@ class Lines:
         return True
 
     def _ask(self, question: str) -> None:
-        forgotten, said = self.talk.forgotten, Spoken(sys.stdout, self.reporter)
+        forgotten, said = self.talk.forgotten, AnswerStream(sys.stdout, self.reporter)
         self.reporter.waiting("answering")
         try:
             with _interrupts(self.talk.stop) if self.stoppable else _nothing():

@@ -1,20 +1,42 @@
-"""What `ask` shows of an answer: pieces as they come, a summary, one JSON object."""
+"""What a command shows of an answer: pieces as they are generated, passages, a summary, JSON."""
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.chat.transcript import place
+from esa_cli.apps.cli.terminal import Reporter, clean
+from esa_cli.qa.reply import Evidence, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
     from esa_cli.qa.api import Esa
     from esa_cli.qa.ingest import Book
-    from esa_cli.qa.reply import Reply
+
+SHOWN = 3
+"""Passages under an answer unless --evidence says how many."""
+NOT_FOUND = "the documents may not contain the answer"
+PIPE_WIDTH = 160
+
+
+class AnswerStream:
+    """Writes pieces of an answer as they come, without the white space before its first word."""
+
+    def __init__(self, out: IO[str], reporter: Reporter) -> None:
+        self.out, self.reporter, self.any = out, reporter, False
+
+    def __call__(self, piece: str) -> None:
+        piece = piece if self.any else piece.lstrip()
+        if piece:
+            self.any = True
+            self.reporter.settle()
+            self.out.write(clean(piece))
+            self.out.flush()
 
 
 @dataclass
@@ -32,24 +54,61 @@ class Timing:
         spent, self._since = now - self._since, now
         return spent
 
+    def ingested(self, books: Sequence[Book]) -> None:
+        """Ends the lap of ingesting these books; the rate is of those that were not stored yet."""
+        self.ingest_s = self.lap()
+        new = [book for book in books if book.read_s]
+        if new:
+            seconds = sum(book.read_s for book in new)
+            self.ingest_tokens_per_s = sum(book.tokens for book in new) / seconds
 
-def without_margin(reporter: Reporter) -> Callable[[str], None]:
-    """Prints pieces of the answer, leaving out white space before its first word."""
-    started = False
 
-    def show(piece: str) -> None:
-        nonlocal started
-        piece = piece if started else piece.lstrip()
-        if piece:
-            started = True
-            reporter.answer(piece)
+def passage_count(asked: int | None, quiet: bool) -> int:
+    """Passages to show: as many as --evidence says; without it none where it is to be quiet."""
+    return (0 if quiet else SHOWN) if asked is None else asked
 
-    return show
+
+def one_line(passage: Evidence, width: int) -> str:
+    """Place, weight and the first words of a passage, in `width` columns."""
+    from rich.cells import cell_len, set_cell_size
+
+    text = f"  {place(passage)} ({passage.weight:.0%}): {' '.join(passage.text.split())}"
+    text = clean(text)
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
+    """Writes below an answer whether to trust it, and its best `count` passages."""
+    if not reply.found:
+        reporter.warn(f"  {NOT_FOUND}")
+    if reply.cut:
+        reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
+    width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
+    for passage in reply.evidence[:count]:
+        reporter.warn(one_line(passage, max(width, 40)))
+
+
+def in_full(evidence: tuple[Evidence, ...]) -> str:
+    """Every passage with its number, its place and all its text."""
+    parts = []
+    for number, passage in enumerate(evidence, 1):
+        chapter = f", {passage.chapter}" if passage.chapter else ""
+        head = f"{number}. {place(passage)}{chapter} ({passage.weight:.0%})"
+        body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
+        parts.append(clean(f"{head}\n{body}"))
+    return "\n\n".join(parts)
+
+
+def complain(reporter: Reporter, text: str) -> None:
+    """An error line, shown with --quiet too."""
+    reporter.settle()
+    reporter.warn(text)
 
 
 def as_dict(
     esa: Esa, books: Sequence[Book], reply: Reply, timing: Timing, left_out: Sequence[LeftOut] = ()
 ) -> dict[str, Any]:
+    """The JSON object of `esa ask --json`."""
     chosen = esa.preset
     window = chosen.window.model_dump()
     times = {key: round(value, 3) for key, value in asdict(timing).items() if key[0] != "_"}
@@ -85,6 +144,7 @@ def as_dict(
 
 
 def summary(result: dict[str, Any]) -> str:
+    """The last line of `esa ask`: tokens, times and memory."""
     tokens, timing = result["tokens"], result["timing"]
     rate = timing["ingest_tokens_per_s"]
     how = f"read in {time_text(timing['ingest_s'])} ({rate:,.0f} tokens/s)" if rate else "at hand"

@@ -8,55 +8,23 @@ import typer
 import typer.main
 
 from esa_cli.apps.cli.commands import (
-    ask_command as ask,
-)
-from esa_cli.apps.cli.commands import (
-    batch_command as batch,
-)
-from esa_cli.apps.cli.commands import (
-    bench_command as bench,
-)
-from esa_cli.apps.cli.commands import (
-    calibrate_command as calibrate,
-)
-from esa_cli.apps.cli.commands import (
-    chat_command as chat,
-)
-from esa_cli.apps.cli.commands import (
-    compare_command as compare,
-)
-from esa_cli.apps.cli.commands import (
-    doctor_command as doctor,
-)
-from esa_cli.apps.cli.commands import (
-    heads_command as heads,
-)
-from esa_cli.apps.cli.commands import (
-    ingest_command as ingest,
-)
-from esa_cli.apps.cli.commands import (
-    library_command as library,
-)
-from esa_cli.apps.cli.commands import (
-    methods_command as methods,
-)
-from esa_cli.apps.cli.commands import (
-    models_command as models,
-)
-from esa_cli.apps.cli.commands import (
-    plan_command as plan,
-)
-from esa_cli.apps.cli.commands import (
-    plugins_command as plugins,
-)
-from esa_cli.apps.cli.commands import (
-    presets_command as presets,
-)
-from esa_cli.apps.cli.commands import (
-    selftest_command as selftest,
-)
-from esa_cli.apps.cli.commands import (
-    serve_command as serve,
+    ask_command,
+    batch_command,
+    bench_command,
+    calibrate_command,
+    chat_command,
+    compare_command,
+    doctor_command,
+    heads_command,
+    ingest_command,
+    library_command,
+    methods_command,
+    models_command,
+    plan_command,
+    plugins_command,
+    presets_command,
+    selftest_command,
+    serve_command,
 )
 from esa_cli.version import __version__
 
@@ -67,23 +35,23 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help reads the same in a pipe, and comes twice as fast
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("ask")(ask.ask)
-app.command("ingest")(ingest.ingest)
-app.add_typer(library.app, name="library")
-app.command("chat")(chat.chat)
-app.command("batch")(batch.batch)
-app.command("serve")(serve.serve)
-app.command("plan")(plan.plan)
-app.command("compare")(compare.compare)
-app.command("selftest")(selftest.selftest)
-app.command("bench")(bench.bench)
-app.command("methods")(methods.methods)
-app.command("calibrate")(calibrate.calibrate)
-app.command("heads")(heads.heads)
-app.add_typer(presets.app, name="presets")
-app.add_typer(plugins.app, name="plugins")
-app.add_typer(models.app, name="models")
-app.command("doctor")(doctor.doctor)
+app.command("ask")(ask_command.ask)
+app.command("ingest")(ingest_command.ingest)
+app.add_typer(library_command.app, name="library")
+app.command("chat")(chat_command.chat)
+app.command("batch")(batch_command.batch)
+app.command("serve")(serve_command.serve)
+app.command("plan")(plan_command.plan)
+app.command("compare")(compare_command.compare)
+app.command("selftest")(selftest_command.selftest)
+app.command("bench")(bench_command.bench)
+app.command("methods")(methods_command.methods)
+app.command("calibrate")(calibrate_command.calibrate)
+app.command("heads")(heads_command.heads)
+app.add_typer(presets_command.app, name="presets")
+app.add_typer(plugins_command.app, name="plugins")
+app.add_typer(models_command.app, name="models")
+app.command("doctor")(doctor_command.doctor)
 
 
 @app.callback()

@@ -1,9 +1,9 @@
-"""The documents of a command line: read, told what is left out, handed to an asker."""
+"""What a command reads: documents from files, documents of the library, questions from a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import UsageError
@@ -11,10 +11,16 @@ from esa_cli.qa.reply import Asker
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, Gathered
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
+    from esa_cli.storage.library import Library
+
+Line = str | UsageError
+"""A question, or why a line is not one."""
 
 
 def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
-    """Refuses what cannot work before a model is loaded.
+    """Refuses, before a model is loaded, document names that cannot work.
 
     Raises:
         UsageError: no document, or standard input as a document where the questions come from it.
@@ -31,7 +37,7 @@ def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
 
 
 def read(names: Sequence[str], reporter: Reporter) -> Gathered:
-    """The documents that names, folders and patterns mean, each text once; says what is left out.
+    """The documents that names, folders and patterns mean, each text once; reports the rest.
 
     Raises:
         UsageError, DocumentError: as `document.gather`.
@@ -47,3 +53,65 @@ def read(names: Sequence[str], reporter: Reporter) -> Gathered:
 def ingest(asker: Asker, documents: Sequence[Document]) -> list[Any]:
     """A book for each document. Raises DocumentError, ResourceError."""
     return [asker.ingest(document) for document in documents]
+
+
+def library_books(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
+    """Every book of the library that this model and method can be asked about, in the order in
+    which they were ingested; of a text that has grown only the longest. Reports what is left out.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from esa_cli.storage.library import LibraryError
+
+    books = []
+    # Not the last used first: asking uses them, and the next answer would come of another order.
+    for entry in sorted(library.entries(), key=lambda entry: (entry.created, entry.key)):
+        try:
+            books.append(esa.stored(entry))
+        except (UsageError, LibraryError) as error:
+            reporter.warn(f"esa: left out: {error.message}")
+    if not books:
+        raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
+    kept = []
+    for book in books:
+        longer = _grown(book, books)
+        if longer is None:
+            kept.append(book)
+        else:
+            beginning = f"{_label(book)} is the beginning of {_label(longer)}"
+            reporter.warn(f"esa: left out: {beginning}")
+    return kept
+
+
+def _grown(book: Book, books: Sequence[Book]) -> Book | None:
+    """The longest of the books with the same source or name whose text begins with this one's."""
+    mine = book.document
+    longer = [
+        other
+        for other in books
+        if (other.document.source == mine.source or other.document.name == mine.name)
+        and len(other.document.text) > len(mine.text)
+        and other.document.text.startswith(mine.text)
+    ]
+    return max(longer, key=lambda other: len(other.document.text), default=None)
+
+
+def _label(book: Book) -> str:
+    return f"{book.document.name} ({book.entry.id if book.entry else ''})"
+
+
+def numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
+    """Number and text of every line that is not blank, without waiting for the next; an error in
+    place of a text that is not UTF-8, so that the lines after it are still asked."""
+    for number, line in enumerate(getattr(stream, "buffer", stream), 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except AttributeError:
+            text = line
+        except UnicodeDecodeError:
+            hint = "convert the questions first, as with iconv"
+            yield number, UsageError(f"line {number}: not UTF-8", hint)
+            continue
+        if text.strip():
+            yield number, text.rstrip("\r\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
 from esa_cli.apps.cli.preflight import Known, Place, load, look
+from esa_cli.apps.cli.progress_display import prefill_bar
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
@@ -52,7 +53,7 @@ class Reading:
         where = f", {size_text(self.on_disk(tokens))} in the library" if kept else ""
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
         self._lacking(document)
-        self._bar = self.reporter.reading(tokens, self._plan.seconds)
+        self._bar = prefill_bar(self.reporter, tokens, self._plan.seconds)
         self._show = self._bar.__enter__()
         self._started, self._first = time.perf_counter(), 0
 

@@ -11,11 +11,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from esa_cli.system.machine import size_text, time_text
+from esa_cli.system.machine import size_text
 
 LINE_EVERY_S = 10.0
 NARROW = 32
@@ -183,66 +182,14 @@ class Reporter:
             self._status.stop()
             self._status = None
 
-    @contextmanager
-    def reading(self, total: int, expected_s: float) -> Iterator[Callable[[int, int], None]]:
-        """Progress of reading `total` tokens, expected to take so many seconds."""
-        self.settle()
-        if self.live:
-            with _bar(self.console) as bar:
-                task = bar.add_task("reading", total=total)
-                yield lambda done, all_: bar.update(task, completed=done, total=all_)
-        else:
-            self.note(f"esa: reading {total:,} tokens, about {time_text(expected_s)}")
-            yield _Lines(self.note)
+    def throttled(self) -> Callable[[str], None]:
+        """Writes a line, but none within `LINE_EVERY_S` of the last one or of now."""
+        shown = time.monotonic()
 
-    def answer(self, piece: str) -> None:
-        """A piece of the answer, on standard output at once."""
-        self.settle()
-        sys.stdout.write(clean(piece))
-        sys.stdout.flush()
+        def note(text: str) -> None:
+            nonlocal shown
+            if (now := time.monotonic()) - shown > LINE_EVERY_S:
+                shown = now
+                self.note(f"esa: {text}")
 
-
-class _Lines:
-    """Reading progress as a plain line every few seconds."""
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note, self.started = note, time.monotonic()
-        self.shown = self.started
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self.shown < LINE_EVERY_S or done >= total:
-            return
-        self.shown = now
-        rate = done / (now - self.started)
-        left = time_text((total - done) / rate)
-        self.note(f"esa: {done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left} left")
-
-
-def _bar(console: Any) -> Any:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.table import Column
-    from rich.text import Text
-
-    class Tokens(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            speed = f", {task.speed:,.0f} tokens/s" if task.speed else ""
-            return Text(f"{int(task.completed):,} of {int(task.total):,} tokens{speed}")
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        Tokens(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        expand=False,
-    )
+        return note

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from test_commands import ROOT, TINY, Esa, cache, esa, fail, listen, note, surroundings
 
-from esa_cli.apps.cli.live import Listener
+from esa_cli.apps.cli.progress_display import SelftestDisplay
 from esa_cli.apps.cli.terminal import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
@@ -211,7 +211,7 @@ def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
     reporter.console = Console(file=screen, force_terminal=True, width=80, color_system=None)
     reporter.live = True
     earlier = {"test": "needle", "method": "quest", "length": 900, "score": 1.0}
-    listener = Listener(reporter, [earlier])
+    listener = SelftestDisplay(reporter, [earlier])
     listener.reading("needle", 1200, ["preset"], 1300)(600, 1300)
     assert "600 of 1,300 tokens" in listener._line
     now = {

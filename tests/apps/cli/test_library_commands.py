@@ -16,8 +16,8 @@ import typer
 import typer.main
 from test_library import ingest, part_of, used_at
 
-from esa_cli.apps.cli.commands import entries
 from esa_cli.apps.cli.commands import library_command as commands
+from esa_cli.apps.cli.commands.library_command import facts
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.storage.library import Layout, Library, LibraryError
 from esa_cli.storage.library.entry_writer import Writer
@@ -55,10 +55,10 @@ def test_an_empty_library_says_what_to_do(run: Run) -> None:
 def test_what_is_shown_is_for_a_person(library: Library) -> None:
     entry = ingest(library, [*range(40)])
     known = {"name": "a\nb.txt", "missing": ["page 2 has no text", "page 4 too"]}
-    shown = entries.facts(replace(entry, provenance=known))
+    shown = facts(replace(entry, provenance=known))
     assert shown["document"] == "a b.txt", "a name is one line"
     assert shown["missing"] == "page 2 has no text; page 4 too"
-    assert "missing" not in entries.facts(replace(entry, provenance={**known, "missing": []}))
+    assert "missing" not in facts(replace(entry, provenance={**known, "missing": []}))
     assert entry.identity not in shown.values(), "settings are for --json"
 
 

@@ -20,7 +20,6 @@ from esa_cli.apps.cli.by_method import of_documents
 from esa_cli.apps.cli.open_esa import opened
 from esa_cli.apps.cli.preflight import Known, Place, look
 from esa_cli.apps.cli.request import Request
-from esa_cli.apps.cli.shelf import shelf
 from esa_cli.apps.cli.terminal import Reporter, print_json
 from esa_cli.documents.document import Document, Gathered, join
 from esa_cli.qa import preset
@@ -89,12 +88,8 @@ def _run(
         timing.load_s = timing.lap()
         books = [esa.ingest(document) for document in documents]
         if ways.shelf:
-            books += shelf(esa, library, reporter)
-        timing.ingest_s = timing.lap()
-        read = [book for book in books if book.read_s]
-        if read:
-            seconds = sum(book.read_s for book in read)
-            timing.ingest_tokens_per_s = sum(book.tokens for book in read) / seconds
+            books += named.library_books(esa, library, reporter)
+        timing.ingested(books)
         books = distinct(books)
         if ways.lines:
             return _lines(esa, books, found, request, ways, reporter, as_json)
@@ -141,10 +136,9 @@ def _lines(
     as_json: bool,
 ) -> int:
     from esa_cli.apps.cli.commands.ask_lines import PARTIAL, ask_lines
-    from esa_cli.apps.cli.stdin_lines import numbered
 
     wrong = ask_lines(
-        esa, books, numbered(sys.stdin), sys.stdout, as_json, reporter=reporter,
+        esa, books, named.numbered_lines(sys.stdin), sys.stdout, as_json, reporter=reporter,
         options=_options(request), shown=_passages(ways, reporter, as_json),
         left_out=found.left_out,
     )  # fmt: skip
@@ -160,9 +154,7 @@ def _options(request: Request) -> dict[str, Any]:
 
 
 def _passages(ways: Ways, reporter: Reporter, as_json: bool) -> int:
-    from esa_cli.apps.cli.quoted import passages
-
-    return passages(ways.evidence, reporter.quiet and not as_json)
+    return shown.passage_count(ways.evidence, reporter.quiet and not as_json)
 
 
 def _ask(
@@ -181,7 +173,7 @@ def _ask(
         request.question,
         books,
         evidence=count,
-        on_text=None if as_json else shown.without_margin(reporter),
+        on_text=None if as_json else shown.AnswerStream(sys.stdout, reporter),
         **_options(request),
     )
     timing.answer_s = timing.lap()
@@ -191,9 +183,7 @@ def _ask(
         print_json(result)
     else:
         print(flush=True)
-        from esa_cli.apps.cli.quoted import show_under
-
-        show_under(reply, count, reporter)
+        shown.show_under(reply, count, reporter)
         reporter.note(shown.summary(result))
     if ways.report is not None:  # last: where it cannot be written, the answer is there
         files.write(ways.report, esa.report(reply, request.question, books))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.batch.result_row import answered, failed
-from esa_cli.apps.cli.quoted import SHOWN, Spoken, complain, show_under
-from esa_cli.apps.cli.stdin_lines import Line
+from esa_cli.apps.cli.answer_output import SHOWN, AnswerStream, complain, show_under
+from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.terminal import Reporter, clean
 from esa_cli.apps.cli.terminal import as_json as written
 from esa_cli.errors import EsaError
@@ -38,14 +38,14 @@ def ask_lines(
     the passages go where notes go.
 
     Args:
-        lines: numbers and questions, as `stdin_lines.numbered` gives them.
+        lines: numbers and questions, as `inputs.numbered_lines` gives them.
         options: keyword arguments for `asker.ask`. shown: passages of each answer.
         left_out: of the documents, for the JSON.
     """
     asking = {**(options or {}), "evidence": shown}
     wrong = 0
     for number, question in lines:
-        spoken = Spoken(out, reporter)
+        spoken = AnswerStream(out, reporter)
         reporter.waiting("answering")
         try:
             if isinstance(question, EsaError):

@@ -206,7 +206,7 @@ def _ask(
 
             def reading(record: Record, method: str = method) -> Progress:
                 place = f"{places[record.task, record.id]} of {len(places)}"
-                return progress.reading(reporter, f"{method}: {record.task}, record {place}")
+                return progress.token_progress(reporter, f"{method}: {record.task}, record {place}")
 
             def no_room(record: Record, error: LengthError, name: str = method) -> None:
                 left_out.append(NoRoom(name, record.task, record.id, error.message))

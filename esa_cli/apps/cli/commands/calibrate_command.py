@@ -224,6 +224,7 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
 
 
 def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
+    from esa_cli.apps.cli.progress_display import prefill_bar
     from esa_cli.qa.planning import plan
 
     total, read = len(job.ids), job.shards.tokens
@@ -235,5 +236,5 @@ def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
         ready.preset, ready.config, total, dtype=job.loaded.dtype, device=ready.plan.device
     )
     estimate.check()
-    with reporter.reading(total, estimate.seconds) as progress:
+    with prefill_bar(reporter, total, estimate.seconds) as progress:
         return job.collect(progress)

@@ -49,8 +49,8 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
+    from esa_cli.apps.cli.answer_output import passage_count
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.quoted import passages
     from esa_cli.apps.cli.terminal import Reporter
 
     named = documents or []
@@ -60,7 +60,7 @@ def chat(
     given = options.overrides({"model": model}, settings)
     given = by_method.of_any_length(method, preset, given)
     asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    reporter, shown = Reporter(quiet), passages(evidence, quiet)
+    reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
     found = books.read(named, reporter).documents
     try:
         with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
@@ -99,9 +99,7 @@ def run(
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
         chat_terminal.talk(lines, reporter)
     else:
-        from esa_cli.apps.cli.stdin_lines import numbered
-
-        for _, line in numbered(sys.stdin):
+        for _, line in books.numbered_lines(sys.stdin):
             if not lines.take(line):
                 break
         if lines.failed:

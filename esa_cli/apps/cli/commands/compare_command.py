@@ -79,7 +79,7 @@ def _run(
             reporter.note(f"esa: {note}", dim=False)
 
         def reading(names: Sequence[str]) -> progress.Progress:
-            return progress.reading(reporter, f"reading for {', '.join(names)}")
+            return progress.token_progress(reporter, f"reading for {', '.join(names)}")
 
         with quiet_transformers():
             results = run_compare(

@@ -165,7 +165,7 @@ def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: 
     def asking(done: int, of: int) -> None:
         reporter.stage("reading questions", done, of)
 
-    return find(loaded, chosen, sample, progress.reading(reporter, label), asking)
+    return find(loaded, chosen, sample, progress.token_progress(reporter, label), asking)
 
 
 def _result(found: Found, wanted: Wanted, chosen: Preset) -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.commands import entries
+from esa_cli.apps.cli.terminal import one_line
+from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     from esa_cli.storage.library import Entry, Library, LibraryError
@@ -33,7 +35,6 @@ def list_(as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
     from esa_cli.apps.cli.terminal import print_json, print_table
     from esa_cli.storage.library import Library
-    from esa_cli.system.machine import size_text
 
     library = Library()
     found = library.entries()
@@ -51,9 +52,9 @@ def list_(as_json: options.Json = False) -> None:
                 entry.id,
                 f"{entry.tokens:,}",
                 size_text(entry.nbytes),
-                entries.day(entry.used),
-                entries.reader(entry),
-                entries.called(entry),
+                _day(entry.used),
+                str(entry.provenance.get("preset", "")),
+                _label(entry),
             )
             for entry in found
         ]
@@ -77,7 +78,7 @@ def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     elif text:
         _print_text(library.text(entry))
     else:
-        print_table(("", ""), list(entries.facts(entry).items()))
+        print_table(("", ""), list(facts(entry).items()))
 
 
 def _print_text(text: str) -> None:
@@ -101,7 +102,7 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
         print_json({"documents": rows})
     else:
         for entry, bad in results:
-            print(f"{entry.id}  {_state(bad)}  {entries.called(entry)}")
+            print(f"{entry.id}  {_state(bad)}  {_label(entry)}")
             for error in bad:
                 print(f"    {error.message}")
     _complain(results)
@@ -139,19 +140,18 @@ def rm(names: Ids, yes: Yes = False) -> None:
     """Remove documents from the library; the files they were read from stay."""
     from esa_cli.errors import UsageError
     from esa_cli.storage.library import Library
-    from esa_cli.system.machine import size_text
 
     library = Library()
     chosen = _several(library, names)
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("removing a document wants a yes", "add --yes")
-        listed = ", ".join(f"{entry.id} ({entries.called(entry)})" for entry in chosen)
+        listed = ", ".join(f"{entry.id} ({_label(entry)})" for entry in chosen)
         if not typer.confirm(f"Remove {listed} from the library?", err=True):
             raise typer.Exit(1)
     for entry in chosen:
         freed = size_text(library.remove(entry))
-        print(f"removed {entry.id} ({entries.called(entry)}), {freed} freed")
+        print(f"removed {entry.id} ({_label(entry)}), {freed} freed")
 
 
 @app.command("prune")
@@ -170,7 +170,7 @@ def prune(
     """Sweep what interrupted readings left, and keep the library below a size."""
     from esa_cli.apps.cli.terminal import print_json
     from esa_cli.storage.library import Library
-    from esa_cli.system.machine import parse_size, size_text
+    from esa_cli.system.machine import parse_size
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
     done = Library().prune(most, dry_run=dry_run)
@@ -188,7 +188,7 @@ def prune(
         return
     would = "would remove" if dry_run else "removed"
     for entry in done.removed:
-        print(f"{would} {entry.id} ({entries.called(entry)})")
+        print(f"{would} {entry.id} ({_label(entry)})")
     if done.leftovers:
         print(f"{would} {done.leftovers} files that belong to no document")
     freed = "would be freed" if dry_run else "freed"
@@ -209,3 +209,40 @@ def _one(library: Library, name: str) -> Entry:
 
 def _several(library: Library, names: list[str]) -> list[Entry]:
     return list({entry.key: entry for entry in (_one(library, name) for name in names)}.values())
+
+
+def facts(entry: Entry) -> dict[str, str]:
+    """What a person wants to know of it, by what it is called; `--json` has the settings too."""
+    if entry.damage:
+        return {"id": entry.key, "document": _label(entry)}
+    layout = entry.layout
+    shown = ("name", "rows")  # above
+    known = {
+        key: "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in entry.provenance.items()
+        if key not in shown and value != []
+    }
+    return {
+        "id": entry.key,
+        "document": _label(entry),
+        "size": size_text(entry.nbytes),
+        "tokens": f"{entry.tokens:,}",
+        "characters": f"{entry.characters:,}",
+        "rows": f"{layout.kind}, {layout.layers} layers of {layout.heads} x {layout.dim}, "
+        f"{layout.dtype}",
+        "read": _day(entry.created),
+        "used": _day(entry.used),
+        **known,
+    }
+
+
+def _label(entry: Entry) -> str:
+    """Its name, or what is wrong with it."""
+    if entry.damage:
+        return entry.damage if entry.unreadable else f"damaged: {entry.damage}"
+    return one_line(entry.name) or "without a name"
+
+
+def _day(seconds: float) -> str:
+    """Day and minute; nothing for 0."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli import output_paths as files
 from esa_cli.apps.cli import preflight as known
-from esa_cli.apps.cli.live import Listener
+from esa_cli.apps.cli.progress_display import SelftestDisplay
 from esa_cli.apps.cli.terminal import Reporter, clean, print_json
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.report import result_rows as rows
@@ -84,7 +84,7 @@ def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
     folder = _look(trial, chosen, hay, place, reporter)
     if journal.rows:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
-    listener = Listener(reporter, journal.rows)
+    listener = SelftestDisplay(reporter, journal.rows)
     try:
         with quiet_transformers():
             loaded = known.load(chosen.model, folder, trial.device, trial.dtype, reporter)
