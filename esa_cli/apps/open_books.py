@@ -1,158 +1,141 @@
-"""Which documents a request may name, and the books that stay open.
+"""Documents and books that stay open from one question to the next, for batch and server.
 
-A name must lead to a file below one of the allowed folders, links followed: neither `..` nor a
-symbolic link leads out. Whether a file outside exists is not told. `open` runs in the worker only.
-Books that stay open are a convenience: they go, oldest first, where memory is short. A text that
-stands in several files is one book.
+A text is one book, whichever files contain it. A file that has changed is read again. Where memory
+is short, documents that the present question does not need are closed, one at a time.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
-from pathlib import Path
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.errors import DocumentError, ResourceError
+from esa_cli.errors import ResourceError
 from esa_cli.qa.reply import Asker
-from esa_cli.storage.library import LibraryError
+from esa_cli.storage.library import DiskError
 
-KEPT = 16
-"""Books that stay open after they were asked about."""
-Stamp = tuple[int, int]
-"""A file's time of change and length: what is read again when it changes."""
+MOST_RECENT = 16
+"""Documents that stay open after their question, the latest used."""
+MOST_SCHEDULED = 8
+"""Documents that stay open for later questions of a schedule, besides those of the present one."""
+
 Progress = Callable[[int, int], None]
+"""Called with tokens done and tokens in all."""
 
 
-class _Open(NamedTuple):
-    stamp: Stamp
-    text: str
-    book: Any
+class _OpenFile(NamedTuple):
+    stamp: tuple[int, int] | None
+    document: Document
 
 
-class Shelf:
-    """The documents of one server.
+class OpenBooks:
+    """Open documents, the longest unused of which is closed first.
 
     Args:
-        fixed: books that requests without documents are about. allowed: folders whose files
-            requests may name. texts: those of the fixed books.
+        fixed: books by text that are never closed.
     """
 
-    def __init__(
-        self,
-        asker: Asker,
-        fixed: Sequence[Any],
-        allowed: Sequence[Path],
-        texts: Sequence[str] = (),
-    ) -> None:
-        self.asker, self.fixed = asker, list(fixed)
-        self._fixed = dict(zip(texts, fixed, strict=False))
-        self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+    def __init__(self, asker: Asker, fixed: Mapping[str, Any] | None = None) -> None:
+        self.asker, self._fixed, self._most = asker, fixed or {}, MOST_RECENT
+        self._needed: Collection[str] = ()
+        self._files: dict[str, _OpenFile] = {}
+        """By path, in the order in which they are closed."""
+        self._books: dict[str, Any] = {}
+        """By text."""
 
-    def find(self, names: Sequence[str] | None) -> list[Path] | None:
-        """The files, or None for the fixed documents. Raises ApiError 400, 403, 404."""
-        if names is None:
-            if not self.fixed:
-                raise ApiError(
-                    400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
-                )
-            return None
-        if not self.allowed:
-            raise ApiError(403, "requests may not name documents here", "documents")
-        return [self._find(name) for name in names]
+    def need(self, paths: Collection[str]) -> None:
+        """Sets the documents of the present question; these alone cannot be closed."""
+        self._needed = paths
+        texts = self._books.keys() | self._fixed.keys()
+        self._files = {path: f for path, f in self._files.items() if f.document.text in texts}
+        self._close_surplus()
 
-    def _find(self, name: str) -> Path:
-        inside = False
-        for folder in self.allowed:
-            try:
-                path = (folder / name).resolve()
-                if path.is_relative_to(folder):
-                    inside = True
-                    if path.is_file():
-                        return path
-            except (OSError, ValueError, RuntimeError):  # a loop of links, a zero byte, too long
-                continue
-        if inside:
-            raise ApiError(404, f"there is no document {name}", "documents", "document_not_found")
-        raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
+    def read(self, path: str) -> Document:
+        """The document, read unless it is open and unchanged. Raises DocumentError."""
+        stamp, known = _stamp(path), self._files.pop(path, None)
+        if known is None or known.stamp != stamp:
+            del known
+            self._close_unused()
+            known = _OpenFile(stamp, read_document(path))
+        self._files[path] = known
+        return known.document
 
-    def open(self, paths: Sequence[Path] | None, progress: Progress | None = None) -> list[Any]:
-        """Their books, read where that has not been done.
+    def book(self, document: Document, progress: Progress | None = None) -> Any:
+        """The book of an open document. Raises ResourceError, LibraryError.
 
         Args:
-            progress: called while one is read; what it raises ends that and passes through.
-
-        Raises:
-            DocumentError, ResourceError.
+            progress: called during ingestion; what it raises ends that and passes through.
         """
-        if paths is None:
-            return self.fixed
-        wanted = {str(path) for path in paths}
-        try:
-            books = _distinct([self._book(path, wanted, progress) for path in paths])
-        except LibraryError:
-            raise
-        except DocumentError as error:
-            told = [self._outward(text, paths) for text in (error.message, error.hint)]
-            raise DocumentError(*told) from error
-        while len(self._open) > KEPT:
-            self._open.popitem(last=False)
-        return books
-
-    def _book(self, path: Path, wanted: Container[str], progress: Progress | None) -> Any:
-        name = str(path)
-        try:
-            facts = path.stat()
-        except OSError:
-            read_document(name)  # which says what is wrong with it
-            raise
-        stamp = facts.st_mtime_ns, facts.st_size
-        if name in self._open and self._open[name].stamp != stamp:
-            del self._open[name]
-        if name not in self._open:
-            document = read_document(name)
-            book = self._known(document.text)
-            if book is None:
-                while len(self._open) >= KEPT and self._drop(wanted):
-                    pass
-                book = self._read(document, wanted, progress)
-            self._open[name] = _Open(stamp, document.text, book)
-        self._open.move_to_end(name)
-        return self._open[name].book
-
-    def _outward(self, text: str, paths: Sequence[Path]) -> str:
-        """A message with the files' names below the folders: what stands above is not told."""
-        for path in sorted(paths, key=lambda one: -len(str(one))):
-            inside = [path.relative_to(f) for f in self.allowed if path.is_relative_to(f)]
-            short = min(inside, key=lambda one: len(one.parts), default=path)
-            text = text.replace(str(path), str(short))
-        return text
-
-    def _known(self, text: str) -> Any:
-        """The book of this text, if there is one."""
+        text = document.text
         if text in self._fixed:
             return self._fixed[text]
-        return next((one.book for one in self._open.values() if one.text == text), None)
-
-    def _read(self, document: Document, wanted: Container[str], progress: Progress | None) -> Any:
-        while True:
+        while text not in self._books:
+            self._close_surplus()
             try:
-                return self.asker.ingest(document, progress)
+                self._books[text] = self.asker.ingest(document, progress)
+            except DiskError:
+                raise
             except ResourceError:
-                if not self._drop(wanted):
+                if not self._close_one():
                     raise
+        return self._books[text]
 
-    def _drop(self, wanted: Container[str]) -> bool:
-        """Lets go of the book longest unused that is not wanted now; whether there was one."""
-        oldest = next((name for name in self._open if name not in wanted), None)
-        if oldest is not None:
-            del self._open[oldest]
-        return oldest is not None
+    def _close_surplus(self) -> None:
+        while len(self._files) > self._most and self._close_one():
+            pass
+
+    def _close_one(self) -> bool:
+        """Whether there was a document that is not needed."""
+        path = next((path for path in self._files if path not in self._needed), None)
+        if path is not None:
+            del self._files[path]
+            self._close_unused()
+        return path is not None
+
+    def _close_unused(self) -> None:
+        texts = {file.document.text for file in self._files.values()}
+        self._books = {text: book for text, book in self._books.items() if text in texts}
 
 
-def _distinct(books: Sequence[Any]) -> list[Any]:
-    """Each book once, by what it is: askers' books may not be comparable."""
-    return list({id(book): book for book in books}.values())
+class ScheduledBooks(OpenBooks):
+    """Open documents of a known schedule: the one whose next use is furthest is closed first.
+
+    Args:
+        schedule: the paths of each set of documents, in the order of the calls of `next`.
+    """
+
+    def __init__(self, asker: Asker, schedule: Sequence[Collection[str]]) -> None:
+        super().__init__(asker)
+        self._schedule, self._widest = iter([set(paths) for paths in schedule]), 0
+        self._uses: dict[str, list[int]] = {}
+        for at in reversed(range(len(schedule))):
+            for path in set(schedule[at]):
+                self._uses.setdefault(path, []).append(at)
+
+    def next(self) -> None:
+        """Goes to the next set; closes what neither it nor one of the sets soon after it uses."""
+        present = next(self._schedule)
+        for path in present:
+            self._uses[path].pop()
+        later = sorted(
+            (self._uses[path][-1], path)
+            for path in self._files.keys() - present
+            if self._uses[path]
+        )
+        self._widest = max(self._widest, len(present))
+        room = max(MOST_SCHEDULED, self._widest - len(present))
+        order = [path for _, path in reversed(later[:room])]
+        order += self._files.keys() & present
+        self._needed, self._most = present, room + len(present)
+        self._files = {path: self._files[path] for path in order}
+        self._close_unused()
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """Time of change and length; None where reading tells what is wrong."""
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return facts.st_mtime_ns, facts.st_size

@@ -29,7 +29,7 @@ from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import PARTIAL, ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.apps.held_books import LATER
+from esa_cli.apps.open_books import MOST_SCHEDULED
 from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.system import answers as answers_file
@@ -485,7 +485,7 @@ def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> N
     assert most <= 2
     pairs = [q(f"{n}!", f"{n}.txt", "x.txt") for n in range(20)]
     go(Counting(), write(*alone, *pairs, name="s.jsonl"), tmp_path / "third.jsonl")
-    assert most <= LATER + 2
+    assert most <= MOST_SCHEDULED + 2
 
 
 FULL = """
@@ -557,7 +557,7 @@ def test_sets_that_share_documents_are_asked_together(write: Write, tmp_path: Pa
 
 
 def test_what_cannot_stay_open_is_read_again(write: Write, tmp_path: Path) -> None:
-    names, asker = documents(2 * LATER), FakeAsker()
+    names, asker = documents(2 * MOST_SCHEDULED), FakeAsker()
     pairs = [q(f"{a} {b}", a, b) for a, b in itertools.combinations(names, 2)]
     go(asker, write(*pairs), tmp_path / "out.jsonl")
     assert len(asker.ingested) > len(names)

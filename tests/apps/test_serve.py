@@ -29,11 +29,12 @@ import typer.testing
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli.commands import serve_command as command
-from esa_cli.apps.open_books import KEPT, Shelf
+from esa_cli.apps.open_books import MOST_RECENT
 from esa_cli.apps.server import access as guard
 from esa_cli.apps.server import server_run as server
 from esa_cli.apps.server import streaming as follow
 from esa_cli.apps.server import wire
+from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.server_app import Limits, make_app
 from esa_cli.apps.server.worker import Cancelled, Full, Job, Worker
 from esa_cli.errors import DocumentError, ModelError, ResourceError, UsageError
@@ -55,10 +56,8 @@ class Running:
         fixed = more.pop("fixed", ["alpha"])
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
-        app = make_app(
-            asker, Shelf(asker, fixed, allowed), token, Limits(**more), self.notes.append,
-            self.notes.append,
-        )  # fmt: skip
+        documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
+        app = make_app(asker, documents, token, Limits(**more), note, note)
         self.sock = server.bind("127.0.0.1", 0)
         self.url = server.address(self.sock)
         self.port = self.sock.getsockname()[1]
@@ -511,7 +510,7 @@ def test_a_message_names_a_file_from_the_folder_down(tmp_path: Path, allowed: st
     (inner / "empty.txt").write_bytes(b"")
     root = Path(tmp_path.anchor)
     folders = {"here": [inner], "root": [root], "both": [root, inner]}[allowed]
-    shelf = Shelf(FakeAsker(), [], folders)
+    shelf = AllowedDocuments(FakeAsker(), [], folders)
     with pytest.raises(DocumentError) as caught:
         shelf.open([inner / "empty.txt"])
     wanted = (inner / "empty.txt").relative_to(root) if allowed == "root" else "empty.txt"
@@ -520,12 +519,12 @@ def test_a_message_names_a_file_from_the_folder_down(tmp_path: Path, allowed: st
 
 def test_only_some_books_stay_open(tmp_path: Path) -> None:
     asker = FakeAsker()
-    for number in range(KEPT + 3):
+    for number in range(MOST_RECENT + 3):
         (tmp_path / f"{number}.txt").write_text(str(number), "utf-8")
-    shelf = Shelf(asker, [], [tmp_path])
-    for number in (*range(KEPT + 3), KEPT, 0):
+    shelf = AllowedDocuments(asker, [], [tmp_path])
+    for number in (*range(MOST_RECENT + 3), MOST_RECENT, 0):
         shelf.open(shelf.find([f"{number}.txt"]))
-    assert len(asker.ingested) == KEPT + 4
+    assert len(asker.ingested) == MOST_RECENT + 4
     assert Path(asker.ingested[-1]).name == "0.txt", "the one that was longest unused"
 
 
@@ -558,13 +557,13 @@ def abc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(shelf: Shelf, *names: str) -> list[str]:
+def opened(shelf: AllowedDocuments, *names: str) -> list[str]:
     return [book.name for book in shelf.open(shelf.find([f"{name}.txt" for name in names]))]
 
 
 def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
     asker = Small(2)
-    shelf = Shelf(asker, [], [abc])
+    shelf = AllowedDocuments(asker, [], [abc])
     assert opened(shelf, "a", "b") == ["a", "b"]
     assert opened(shelf, "a") == ["a"]
     assert opened(shelf, "c") == ["c"], "in the place of b, longest unused"
@@ -574,7 +573,7 @@ def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
 
 
 def test_where_a_request_itself_is_too_large_it_is_said(abc: Path) -> None:
-    shelf = Shelf(Small(2), [], [abc])
+    shelf = AllowedDocuments(Small(2), [], [abc])
     opened(shelf, "d")
     with pytest.raises(ResourceError, match="no room"):
         opened(shelf, "a", "b", "c")
@@ -583,7 +582,7 @@ def test_where_a_request_itself_is_too_large_it_is_said(abc: Path) -> None:
 
 def test_a_changed_file_is_read_again_and_its_old_book_let_go_first(abc: Path) -> None:
     asker = Small(1)
-    shelf = Shelf(asker, [], [abc])
+    shelf = AllowedDocuments(asker, [], [abc])
     assert opened(shelf, "a") == ["a"]
     (abc / "a.txt").write_text("another", "utf-8")
     assert opened(shelf, "a") == ["another"]
@@ -591,13 +590,13 @@ def test_a_changed_file_is_read_again_and_its_old_book_let_go_first(abc: Path) -
 
 
 def test_a_book_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
-    asker = Small(KEPT)
-    for number in range(KEPT + 1):
+    asker = Small(MOST_RECENT)
+    for number in range(MOST_RECENT + 1):
         (tmp_path / f"{number}.txt").write_text(f"{number}", "utf-8")
-    shelf = Shelf(asker, [], [tmp_path])
-    for number in range(KEPT + 1):
+    shelf = AllowedDocuments(asker, [], [tmp_path])
+    for number in range(MOST_RECENT + 1):
         opened(shelf, f"{number}")
-    assert len(asker.before) == KEPT + 1, "it never ran out of room"
+    assert len(asker.before) == MOST_RECENT + 1, "it never ran out of room"
     assert "0" not in asker.before[-1]
 
 
@@ -605,7 +604,7 @@ def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
     asker = FakeAsker()
     (abc / "copy.txt").write_text("a", "utf-8")
     (abc / "fixed.txt").write_text("alpha", "utf-8")
-    shelf = Shelf(asker, ["the fixed book"], [abc], ["alpha"])
+    shelf = AllowedDocuments(asker, ["the fixed book"], [abc], ["alpha"])
     assert shelf.open(shelf.find(["a.txt", "copy.txt", "b.txt"])) == ["a", "b"]
     assert shelf.open(shelf.find(["copy.txt"])) == ["a"]
     assert shelf.open(shelf.find(["fixed.txt"])) == ["the fixed book"]
@@ -878,7 +877,7 @@ def test_a_server_that_ends_ends_the_reading_and_says_so(
 
 def test_the_worker_ends_a_reading(slow: FakeAsker, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text a", "utf-8")
-    shelf, events, worker = Shelf(slow, [], [tmp_path]), [], Worker(1)
+    shelf, events, worker = AllowedDocuments(slow, [], [tmp_path]), [], Worker(1)
     worker.submit(Job(lambda job: shelf.open(shelf.find(["a.txt"]), job.read), events.append))  # type: ignore[arg-type, return-value]
     until(lambda: slow.read > 2)
     worker.close(5)

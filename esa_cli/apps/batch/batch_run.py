@@ -1,7 +1,7 @@
 """Answers questions from a file: each set of documents is read once, whatever the order.
 
 Questions about the same documents are asked together, see `order`; `Answers` puts the rows back in
-order. Books that a later set needs stay open, a few at most, see `held`.
+order. A few books that a later set needs stay open, see `open_books`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from esa_cli.apps.batch.batch_questions import Question
 from esa_cli.apps.batch.result_row import answered, failed
 from esa_cli.apps.batch.schedule import Group, groups
-from esa_cli.apps.held_books import Held
+from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import Gathered, Meant, gather
 from esa_cli.errors import DocumentError, EsaError
 from esa_cli.qa.reply import Asker
@@ -42,10 +42,10 @@ def run(
     """
     end = len(answers.questions) if limit is None else limit
     left = groups(answers.questions, lambda index: index < end and not answers.has(index))
-    held = Held(asker, [group[0][1].meant.paths for group in left])
+    open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in left])
     for group in left:
-        held.next()
-        for index, row in _rows(asker, group, held, options, say):
+        open_books.next()
+        for index, row in _rows(asker, group, open_books, options, say):
             one = answers.questions[index]
             about = {"id": one.id, "question": one.question, "documents": list(one.documents)}
             answers.put(index, {**about, **row, "key": one.key})
@@ -55,20 +55,20 @@ def run(
 def _rows(
     asker: Asker,
     group: Group,
-    held: Held,
+    open_books: ScheduledBooks,
     options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each question's place and answer. What is open is referred to from here and `held` alone."""
-    opened = _open(held, group[0][1].meant, say)
+    """Each question's place and answer. Only this frame and `open_books` refer to open books."""
+    opened = _open(open_books, group[0][1].meant, say)
     for index, one in group:
         yield index, _row(asker, one, opened, options)
 
 
-def _open(held: Held, meant: Meant, say: Callable[[str], None]) -> Opened:
+def _open(open_books: ScheduledBooks, meant: Meant, say: Callable[[str], None]) -> Opened:
     try:
-        found = gather(meant, held.read).once()
-        books = [held.book(document) for document in found.documents]
+        found = gather(meant, open_books.read).once()
+        books = [open_books.book(document) for document in found.documents]
     except EsaError as error:
         return error
     for left_out in found.left_out[len(meant.left_out) :]:

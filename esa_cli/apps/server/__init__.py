@@ -2,7 +2,7 @@
 
 wire     requests as plain data; answers and errors in OpenAI's shapes
 worker   the one thread that reads and answers, and the queue before it
-shelf    which documents a request may name, and the books that stay open
+allowed_documents  which documents a request may name
 guard    who may come in: token, host, size
 faults   what went wrong, as an error that says whose mistake it was
 app      the routes

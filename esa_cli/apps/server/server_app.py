@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from esa_cli.apps.open_books import Shelf
 from esa_cli.apps.server import bodies, wire
 from esa_cli.apps.server.access import Guard, body, refused
+from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.http_errors import as_api_error, of_server, said
 from esa_cli.apps.server.streaming import Gone, follow
 from esa_cli.apps.server.wire import ApiError, ChatRequest
@@ -42,7 +42,7 @@ class Limits:
 
 def make_app(
     asker: Asker,
-    shelf: Shelf,
+    allowed: AllowedDocuments,
     token: str | None = None,
     limits: Limits | None = None,
     note: Callable[[str], None] = lambda text: None,
@@ -54,7 +54,7 @@ def make_app(
         token: what clients must show, or None. note: hears one line about every answer.
         warn: hears what is wrong with the server itself.
     """
-    routes = _Routes(asker, shelf, limits or Limits(), note, warn)
+    routes = _Routes(asker, allowed, limits or Limits(), note, warn)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -84,12 +84,12 @@ class _Routes:
     def __init__(
         self,
         asker: Asker,
-        shelf: Shelf,
+        allowed: AllowedDocuments,
         limits: Limits,
         note: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        self.asker, self.shelf, self.limits = asker, shelf, limits
+        self.asker, self.allowed, self.limits = asker, allowed, limits
         self.note, self.warn = note, warn
         self.worker = Worker(limits.max_queue)
         self.created = int(time.time())
@@ -125,7 +125,7 @@ class _Routes:
 
     def _answer(self, asked: ChatRequest, missing: list[str]) -> Answer:
         """What the worker does for a request; it adds to `missing`. Raises ApiError."""
-        paths = self.shelf.find(asked.documents)
+        paths = self.allowed.find(asked.documents)
 
         def answer(job: Job) -> Reply:
             books = self._books(paths, job)
@@ -146,7 +146,7 @@ class _Routes:
 
     def _books(self, paths: Sequence[Path] | None, job: Job) -> list[Any]:
         try:
-            return self.shelf.open(paths, job.read)
+            return self.allowed.open(paths, job.read)
         except EsaError as error:
             if of_server(error):
                 self.warn(said(error))

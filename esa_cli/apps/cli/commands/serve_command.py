@@ -133,17 +133,19 @@ def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: R
     Raises:
         UsageError: the address is taken. ResourceError, LibraryError.
     """
-    from esa_cli.apps.open_books import Shelf
     from esa_cli.apps.server import server_run as server
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.server_app import Limits, make_app
 
     with server.bind(wanted.host, wanted.port) as sock:
         fixed = books.ingest(asker, documents)
         reporter.settle()
-        shelf = Shelf(asker, fixed, wanted.allow, [document.text for document in documents])
+        allowed = AllowedDocuments(
+            asker, fixed, wanted.allow, [document.text for document in documents]
+        )
         limits = Limits(wanted.max_body, wanted.max_queue, wanted.timeout_s)
         app = make_app(
-            asker, shelf, wanted.token, limits,
+            asker, allowed, wanted.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
         print(server.address(sock), flush=True)
