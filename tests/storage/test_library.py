@@ -24,7 +24,7 @@ from esa_cli.storage.library import Entry, ForeignVersionError, Layout, Library,
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.mark import MARK
+from esa_cli.storage.library.library_paths import MARKER
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH = "model x, float32"
@@ -134,7 +134,7 @@ def files(library: Library) -> set[str]:
     return {
         str(path.relative_to(library.root))
         for path in found
-        if path.suffix not in (".lock", ".used") and path.name != MARK
+        if path.suffix not in (".lock", ".used") and path.name != MARKER
     }
 
 
@@ -643,4 +643,4 @@ def test_layouts_that_make_no_sense() -> None:
 def test_entries_of_a_folder_that_holds_other_files(library: Library) -> None:
     ingest(library, [1])
     (library.root / "documents" / ".x.doc.abc.part").write_bytes(b"")
-    assert len(entries.read_all(library._places)) == 1
+    assert len(entries.read_all(library._paths)) == 1

@@ -13,11 +13,11 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import ResourceError
-from esa_cli.storage.library import Entry, Library, LibraryError, UnreadableError
+from esa_cli.storage.library import Entry, Library, LibraryError, UnreadableError, maintenance
 from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library import reservations as claims
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.mark import MARK
+from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.reservations import NeededFiles
 
 IDS = [*range(40)]
 OTHERS = [*range(100, 140)]
@@ -107,41 +107,8 @@ def test_a_folder_that_is_empty_or_missing_becomes_a_library(library: Library, t
     assert library.find("a" * 40) is None
     assert not there or os.listdir(library.root) == []
     entry = ingest(library, IDS)
-    assert (library.root / MARK).is_file()
+    assert (library.root / MARKER).is_file()
     assert library.verify(entry) == []
-
-
-def test_a_library_from_before_the_mark_goes_on(library: Library) -> None:
-    entry = ingest(library, IDS)
-    (library.root / MARK).unlink()
-    found = Library(library.root).find(entry.key)
-    assert found == entry
-    assert library.open(found).ids == IDS
-    assert not (library.root / MARK).exists(), "reading changes nothing"
-    longer = ingest(library, [*range(60)])
-    assert longer.segments[:2] == entry.segments[:2]
-    assert (library.root / MARK).exists()
-    (library.root / MARK).unlink()
-    assert library.prune(0).removed
-    assert files(library) == set()
-    assert (library.root / MARK).exists()
-
-
-@pytest.mark.parametrize("what", ["its folders", "a document"])
-def test_a_copy_of_an_older_library_that_lost_something_is_told(
-    library: Library, what: str
-) -> None:
-    """Copies leave out empty folders; and one that was never written to has no document."""
-    entry = ingest(library, IDS)
-    (library.root / MARK).unlink()
-    if what == "its folders":
-        library.remove(entry)
-        (library.root / MARK).unlink()
-        assert library.entries() == []
-    else:
-        (library.root / "claims").rmdir()
-        assert library.entries() == [entry]
-    ingest(library, OTHERS)
 
 
 def manifest(library: Library, entry: Entry) -> Path:
@@ -283,16 +250,16 @@ def test_projections_that_come_while_others_prune_stay(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
-    real, fit = claims.needed, library.root / "fits" / f"{'b' * 24}.fit"
+    real, fit = maintenance.needed_files, library.root / "fits" / f"{'b' * 24}.fit"
 
-    def needed(*given: Any, **options: Any) -> claims.NeededFiles:
+    def needed(*given: Any, **options: Any) -> NeededFiles:
         found = real(*given, **options)
         fit.write_bytes(b"just written")
         return found
 
     with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
-            patch.setattr(claims, "needed", needed)
+            patch.setattr(maintenance, "needed_files", needed)
             library.prune(0)
         assert fit.exists()
     library.prune()

@@ -11,9 +11,9 @@ from esa_cli.storage.library.checksummed_file import (
     LibraryError,
     UnreadableError,
 )
-from esa_cli.storage.library.garbage_collection import PruneResult
 from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.library_paths import default_root
+from esa_cli.storage.library.maintenance import PruneResult
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import SEGMENT, Layout
 

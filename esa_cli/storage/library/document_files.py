@@ -23,10 +23,10 @@ NO_FIT = "none"
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
     """Token ids (n,) and their character offsets (n, 2) as bytes."""
-    places = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
-    if places.shape[0] != len(ids):
-        raise ValueError(f"{places.shape[0]} offsets for {len(ids)} tokens")
-    return save({"ids": torch.tensor(ids, dtype=torch.int64), "offsets": places.contiguous()})
+    paths = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
+    if paths.shape[0] != len(ids):
+        raise ValueError(f"{paths.shape[0]} offsets for {len(ids)} tokens")
+    return save({"ids": torch.tensor(ids, dtype=torch.int64), "offsets": paths.contiguous()})
 
 
 def pack_fit(projections: Projections) -> bytes:
@@ -45,7 +45,7 @@ def fit_name(packed: bytes) -> str:
     return hashlib.blake2b(packed, digest_size=12).hexdigest()
 
 
-def read_fit(places: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
+def read_fit(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
     """The projections of that name, or None for "none".
 
     Raises:
@@ -53,7 +53,7 @@ def read_fit(places: LibraryPaths, name: str, key: str) -> list[Linear | None] |
     """
     if name == NO_FIT:
         return None
-    path = places.fit(name)
+    path = paths.fit(name)
     packed = sealed.read(path, "fit", key)
     if fit_name(packed) != name:
         raise sealed.damaged(path, "it holds other projections than its name says", key)
@@ -75,19 +75,19 @@ class StoredDocument:
         LibraryError: a file of it is missing, damaged or of another version.
     """
 
-    def __init__(self, places: LibraryPaths, entry: Entry) -> None:
+    def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
         self.entry, key = entry, entry.key
         digests = entry.digests
-        self.text = read_text(places, entry)
-        packed = sealed.read(places.document(key, "tokens"), "tokens", key, digests["tokens"])
+        self.text = read_text(paths, entry)
+        packed = sealed.read(paths.document(key, "tokens"), "tokens", key, digests["tokens"])
         tokens = load(packed)
         self.ids: list[int] = tokens["ids"].tolist()
         self.offsets: Tensor = tokens["offsets"]
         """(n, 2): each token's first character in `text`, and the one behind its last."""
-        self.projections = read_fit(places, entry.fit, key)
+        self.projections = read_fit(paths, entry.fit, key)
         self.head, self.marks = entry.head, list(entry.marks)
         self._segments = [
-            Segment(places.segment(name), entry.layout, entry.segment_tokens(i), key)
+            Segment(paths.segment(name), entry.layout, entry.segment_tokens(i), key)
             for i, name in enumerate(entry.segments)
         ]
 

@@ -20,7 +20,6 @@ from esa_cli.errors import EsaError, ResourceError
 from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library import reservations as claims
 from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
 from esa_cli.storage.library.disk_store import DiskStore, layers_over
 from esa_cli.storage.library.document_files import (
@@ -33,6 +32,7 @@ from esa_cli.storage.library.document_files import (
 )
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.reservations import needed_files, reserve
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Layer, Segment, write_segment
 
@@ -48,14 +48,14 @@ class Writer:
 
     def __init__(
         self,
-        places: LibraryPaths,
+        paths: LibraryPaths,
         key: str,
         identity: str,
         ids: Sequence[int],
         layout: Layout,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        self.places, self.key, self.identity = places, key, identity
+        self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout = list(ids), layout
         self.entry: Entry | None = None
         """The document, when it is finished."""
@@ -64,8 +64,8 @@ class Writer:
         self._fit, self._new = NO_FIT, list[Path]()
         self._full = False
         self.projections: list[Any] | None = None
-        with on_disk(places.root), places.locked("library"):
-            claims.write(places, key, self._chain)
+        with on_disk(paths.root), paths.locked("library"):
+            reserve(paths, key, self._chain)
         found = self._resume()
         self.done = sum(segment.tokens for segment in found)
         self.layers = layers_over(found, layout, devices)
@@ -73,10 +73,10 @@ class Writer:
     def _resume(self) -> list[Segment]:
         """The longest whole beginning on disk; every byte of it is read and checked first."""
         best: list[Segment] = []
-        first = self.places.segments.glob(f"{self._chain[0]}-*.seg")
+        first = self.paths.segments.glob(f"{self._chain[0]}-*.seg")
         for fit in sorted(path.stem.partition("-")[2] for path in first):
             try:
-                projections = read_fit(self.places, fit, self.key)
+                projections = read_fit(self.paths, fit, self.key)
             except LibraryError:
                 continue
             found = self._run(fit)
@@ -89,7 +89,7 @@ class Writer:
         """Good whole segments from the beginning on; a short last one is soon read again."""
         found: list[Segment] = []
         for name in self._chain[: len(self.ids) // self.layout.segment]:
-            path = self.places.segment(f"{name}-{fit}")
+            path = self.paths.segment(f"{name}-{fit}")
             try:
                 segment = Segment(path, self.layout, self.layout.segment, self.key)
                 segment.check()
@@ -122,7 +122,7 @@ class Writer:
         with self._changing():
             if not self._names:
                 self._write_fit(projections)
-            path = self.places.segment(f"{self._chain[len(self._names)]}-{self._fit}")
+            path = self.paths.segment(f"{self._chain[len(self._names)]}-{self._fit}")
             self._new.append(path)
             rows = (self._taken(layer, count) for layer in self.layers)
             write_segment(path, self.key, self.layout, count, rows)
@@ -135,7 +135,7 @@ class Writer:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         try:
-            with on_disk(self.places.root):
+            with on_disk(self.paths.root):
                 yield
         except ResourceError:
             self._full = True
@@ -151,7 +151,7 @@ class Writer:
             return
         packed = pack_fit(projections)
         self._fit, self.projections = fit_name(packed), list(projections)
-        path = self.places.fit(self._fit)
+        path = self.paths.fit(self._fit)
         self._new.append(path)
         sealed.write(path, "fit", packed, self.key)
 
@@ -208,35 +208,35 @@ class Writer:
         digests = {}
         with self._changing():
             for kind, payload in payloads.items():
-                path = self.places.document(self.key, kind)
+                path = self.paths.document(self.key, kind)
                 self._new.append(path)
                 digests[kind] = sealed.write(path, kind, payload, self.key)
         return digests
 
     def _commit(self, made: Entry) -> Entry:
-        with self._changing(), self.places.locked("library"):
-            entries.write(self.places, made)
-            self.places.claim(self.key).unlink()
-        entries.touch(self.places, self.key)
-        return entries.read(self.places, self.key)
+        with self._changing(), self.paths.locked("library"):
+            entries.write(self.paths, made)
+            self.paths.reservation(self.key).unlink()
+        entries.touch(self.paths, self.key)
+        return entries.read(self.paths, self.key)
 
     def _sizes(self) -> dict[str, int]:
-        own = {kind: size_of(self.places.document(self.key, kind)) for kind in ("text", "tokens")}
-        rows = sum(size_of(self.places.segment(name)) for name in self._names)
-        return {"segments": rows, "fit": size_of(self.places.fit(self._fit)), **own}
+        own = {kind: size_of(self.paths.document(self.key, kind)) for kind in ("text", "tokens")}
+        rows = sum(size_of(self.paths.segment(name)) for name in self._names)
+        return {"segments": rows, "fit": size_of(self.paths.fit(self._fit)), **own}
 
     def end(self) -> None:
         """Leaves an ingest: one that was not finished keeps its segments for the next to go on
         from. Where the disk is full it removes what it has written and nobody else needs."""
         if self.entry is not None or (self._names and not self._full):
             return
-        with contextlib.suppress(OSError, EsaError), self.places.locked("library"):
-            for path in (self.places.document(self.key), self.places.claim(self.key)):
+        with contextlib.suppress(OSError, EsaError), self.paths.locked("library"):
+            for path in (self.paths.document(self.key), self.paths.reservation(self.key)):
                 path.unlink(missing_ok=True)
             # What is damaged, or another version's, has no use for what was written just now.
-            there = entries.read_all(self.places)
+            there = entries.read_all(self.paths)
             whole = [one for one in there if one.unreadable or not one.damage]
-            kept = claims.needed(self.places, whole, dead=True)
+            kept = needed_files(self.paths, whole, abandoned=True)
             for path in self._new:
-                if path.parent == self.places.documents or not kept.needs(path):
+                if path.parent == self.paths.documents or not kept.needs(path):
                     path.unlink(missing_ok=True)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.storage.library import content_names as chain
-from esa_cli.storage.library import garbage_collection as sweep
+from esa_cli.storage.library import maintenance
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library import mark
 from esa_cli.storage.library.checksummed_file import DiskError, LibraryError, on_disk
 from esa_cli.storage.library.library_paths import LibraryPaths, default_root, size_of
 from esa_cli.storage.library.manifest import Entry
@@ -41,7 +40,7 @@ class Library:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
-        self._places = LibraryPaths(self.root)
+        self._paths = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
         """The key of a text read in the way that `identity` stands for."""
@@ -54,13 +53,13 @@ class Library:
             LibraryError: its manifest is damaged or of another version, or the folder may not be
                 read, or is no library.
         """
-        mark.check(self.root)
-        if not entries.is_there(self._places, key):
+        self._paths.check()
+        if not entries.is_there(self._paths, key):
             return None
         try:
-            return entries.read(self._places, key)
+            return entries.read(self._paths, key)
         except LibraryError:
-            if entries.is_there(self._places, key):
+            if entries.is_there(self._paths, key):
                 raise
             return None  # somebody removed it just now
 
@@ -70,8 +69,8 @@ class Library:
         Raises:
             LibraryError: the folder may not be read, or is no library.
         """
-        mark.check(self.root)
-        return entries.read_all(self._places)
+        self._paths.check()
+        return entries.read_all(self._paths)
 
     def matches(self, text: str) -> list[Entry]:
         """The documents whose key begins so, or whose name or source is this."""
@@ -86,7 +85,7 @@ class Library:
     @property
     def nbytes(self) -> int:
         """Bytes of all files in the library."""
-        return sum(map(size_of, self._places.files()))
+        return sum(map(size_of, self._paths.files()))
 
     def size_of(self, tokens: int, layout: Layout) -> int:
         """About how many bytes a document of so many tokens will take."""
@@ -134,11 +133,11 @@ class Library:
 
         assert ids, "a document without tokens"
         with on_disk(self.root):
-            self._places.make()
-        with self._places.locked(key, waiting):
+            self._paths.make()
+        with self._paths.locked(key, waiting):
             there = self.find(key)
             if there is None:
-                writer = Writer(self._places, key, identity, ids, layout, devices)
+                writer = Writer(self._paths, key, identity, ids, layout, devices)
                 try:
                     self.check_room(self.size_of(len(ids), layout) - layout.nbytes(writer.done))
                     yield writer
@@ -157,8 +156,8 @@ class Library:
 
         if entry.damage:
             raise entries.unusable(entry)
-        stored = StoredDocument(self._places, entry)
-        entries.touch(self._places, entry.key)
+        stored = StoredDocument(self._paths, entry)
+        entries.touch(self._paths, entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
@@ -169,13 +168,11 @@ class Library:
         """
         if entry.damage:
             raise entries.unusable(entry)
-        return entries.read_text(self._places, entry)
+        return entries.read_text(self._paths, entry)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Reads every byte of a document; what is damaged, a file once."""
-        from esa_cli.storage.library.verify import damages
-
-        return damages(self._places, entry)
+        return maintenance.verify(self._paths, entry)
 
     def remove(self, entry: Entry) -> int:
         """Removes a document; bytes freed. What other documents share stays.
@@ -184,10 +181,12 @@ class Library:
             LibraryError: a file cannot be removed.
         """
         with on_disk(self.root):
-            self._places.make()
-        return sweep.remove(self._places, entry)
+            self._paths.make()
+        return maintenance.remove(self._paths, entry)
 
-    def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> sweep.PruneResult:
+    def prune(
+        self, max_bytes: int | None = None, *, dry_run: bool = False
+    ) -> maintenance.PruneResult:
         """Sweeps what dead ingests left, and removes the least recently used documents until the
         library takes at most `max_bytes`; None removes no document. Damaged ones go before all.
 
@@ -197,6 +196,6 @@ class Library:
         """
         with on_disk(self.root):
             if not self.root.is_dir():
-                return sweep.PruneResult((), 0, 0, 0)
-            self._places.make()
-        return sweep.prune(self._places, max_bytes, dry_run)
+                return maintenance.PruneResult((), 0, 0, 0)
+            self._paths.make()
+        return maintenance.prune(self._paths, max_bytes, dry_run)

@@ -1,21 +1,24 @@
-"""Where everything in a library is, and the locks on it.
+"""Paths, file names, marker and locks of a library.
 
-    esa-library           the mark: this folder is a library; see `mark`
-    documents/KEY.doc     a document's manifest: written last, removed first; where it is, there is
-                          a document. Beside it KEY.text, KEY.tokens and KEY.used (a stamp)
+    esa-library           the marker file: only a folder that has it, or an empty one, is a library
+    documents/KEY.doc     a document's manifest: written last, removed first; the document exists
+                          while it does. Beside it KEY.text, KEY.tokens and KEY.used (a time stamp)
     segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
     fits/FIT.fit          the projections that the reduced keys of these segments were made with
-    claims/KEY.claim      what an unfinished ingest needs, so that nobody sweeps it
-    locks/                one a document for ingesting it, and `library.lock` for short changes
+    claims/KEY.claim      a reservation: the segments that an unfinished ingest needs
+    locks/                one for ingesting each document, and `library.lock` for short changes
 
-Files being written are `.NAME.OWNER.part` beside their place. Lock files stay: to remove one that
-somebody waits for would let two in.
+A file is written as `.NAME.OWNER.part` beside its place. Lock files are never removed: that would
+let two processes in where one waits. Only files with names of these forms are listed, counted and
+removed. KEY and the first part of a segment's NAME are 40 hexadecimal digits, FIT is 24.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,16 +26,29 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-from esa_cli.storage.library import mark
-from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
-from esa_cli.storage.library.names import FOLDERS, KEPT, is_ours
+from esa_cli.storage.library.checksummed_file import LibraryError, on_disk, readable
 from esa_cli.system.machine import in_home
 
 ROOT = "ESA_LIBRARY"
 WAIT_S = 0.5
-"""Seconds after which who waits for a lock is asked whether to go on."""
+"""Seconds between calls of `waiting` while another process holds a lock."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""How a disk answers that knows no locks."""
+"""errno values of file systems without locks."""
+MARKER = "esa-library"
+_MARKER_TEXT = (
+    "This folder is a library of esa: documents that were read once.\n"
+    "`esa library --help` says how to look after it. Do not put files of your own here.\n"
+)
+_KEY, _FIT = "[0-9a-f]{40}", "[0-9a-f]{24}"
+_NAMES = {
+    "documents": rf"{_KEY}\.(?:doc|text|tokens|used)",
+    "segments": rf"{_KEY}-(?:{_FIT}|none)\.seg",
+    "fits": rf"{_FIT}\.fit",
+    "claims": rf"{_KEY}\.claim",
+}
+FOLDERS = (*_NAMES, "locks")
+_WHOLE = {folder: re.compile(name) for folder, name in _NAMES.items()}
+_PART = {folder: re.compile(rf"\.{name}\.{_KEY}\.part") for folder, name in _NAMES.items()}
 
 
 def default_root() -> Path:
@@ -47,24 +63,51 @@ def default_root() -> Path:
     return Path(platformdirs.user_data_dir("esa")) / "library"
 
 
+def is_manifest(name: str) -> bool:
+    """Whether a file name in `documents` is that of a manifest."""
+    return name.endswith(".doc") and _WHOLE["documents"].fullmatch(name) is not None
+
+
 class LibraryPaths:
-    """The paths below one library's root."""
+    """The paths below one library's root, and its locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.documents, self.segments, self.fits, self.claims, self.locks = (
+        self.documents, self.segments, self.fits, self.reservations, self.locks = (
             root / name for name in FOLDERS
         )
+
+    def check(self) -> None:
+        """Refuses a folder of somebody's own, so that a wrong ESA_LIBRARY loses nothing.
+
+        Raises:
+            LibraryError: it is neither a library nor empty nor missing, or may not be read.
+        """
+        root, marker = self.root, self.root / MARKER
+        with readable(root):
+            if marker.exists() or not root.exists():
+                return
+            # The marker is looked for again: another process may have made the library meanwhile.
+            if os.listdir(root) and not marker.exists():
+                raise LibraryError(
+                    f"{root} is not a library of esa, and not empty",
+                    f"point ESA_LIBRARY to a folder of its own, as {root / 'library'}; "
+                    "it need not exist",
+                )
 
     def make(self) -> None:
         """Makes the folders, for their owner alone: documents may be private.
 
         Raises:
-            OSError: they cannot be made. LibraryError: the folder is somebody's own.
+            OSError: they cannot be made. LibraryError: as `check`.
         """
-        mark.check(self.root)
+        self.check()
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark.put(self.root)
+        with (
+            contextlib.suppress(FileExistsError),
+            open(self.root / MARKER, "x", encoding="utf-8") as file,
+        ):
+            file.write(_MARKER_TEXT)
         for name in FOLDERS:
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
 
@@ -81,29 +124,31 @@ class LibraryPaths:
     def fit(self, name: str) -> Path:
         return self.fits / f"{name}.fit"
 
-    def claim(self, key: str) -> Path:
-        return self.claims / f"{key}.claim"
+    def reservation(self, key: str) -> Path:
+        return self.reservations / f"{key}.claim"
 
-    def files(self, *folders: str) -> Iterator[Path]:
-        """Every file of ours in these folders, parts of files included; without folders, in all
-        but that of the locks. What others put there is not ours to count or to remove."""
-        for name in folders or KEPT:
-            folder = self.root / name
-            if folder.is_dir():
-                ours = (path for path in sorted(folder.iterdir()) if is_ours(path))
-                yield from (path for path in ours if path.is_file())
+    def files(self) -> Iterator[Path]:
+        """Every file that esa made, unfinished ones included, locks and marker excluded."""
+        for folder in _NAMES:
+            yield from self._files(folder, _WHOLE, _PART)
 
     def whole(self, folder: str) -> Iterator[Path]:
-        """Every finished file of ours in the folder."""
-        return (path for path in self.files(folder) if path.suffix != ".part")
+        """Every finished file that esa made in the folder."""
+        return self._files(folder, _WHOLE)
+
+    def _files(self, folder: str, *forms: dict[str, re.Pattern[str]]) -> Iterator[Path]:
+        if (self.root / folder).is_dir():
+            for path in sorted((self.root / folder).iterdir()):
+                if any(form[folder].fullmatch(path.name) for form in forms) and path.is_file():
+                    yield path
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
         """Holds the lock of a document's key, or `library`.
 
         Args:
-            waiting: called every half second while somebody else has it, first at once. What it
-                raises ends the waiting and passes through.
+            waiting: called at once and then every half second while another process holds the
+                lock. An exception it raises ends the waiting and propagates.
 
         Raises:
             LibraryError, ResourceError: the lock's file cannot be made.
@@ -118,8 +163,8 @@ class LibraryPaths:
         finally:
             lock.release()
 
-    def is_held(self, name: str) -> bool:
-        """Whether somebody, this process included, holds the lock now."""
+    def is_locked(self, name: str) -> bool:
+        """Whether some process, this one included, holds the lock now."""
         lock = self._lock(name)
         if not self._acquire(lock):
             return True
@@ -127,15 +172,15 @@ class LibraryPaths:
         return False
 
     def _lock(self, name: str) -> filelock.BaseFileLock:
-        # Never marker files in place of locks: who is killed would leave one for good.
+        # Marker files in place of locks would stay for good after a kill.
         return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
 
     def _acquire(self, lock: filelock.BaseFileLock, wait_s: float = 0.0) -> bool:
-        """Takes the lock if nobody has it, or lets go of it in time; whether it did."""
+        """Takes the lock if it is free, or becomes free within `wait_s`; whether it did."""
         with on_disk(self.root):
             try:
                 lock.acquire(timeout=wait_s)
-            except filelock.Timeout:  # which is an OSError, too
+            except filelock.Timeout:  # a subclass of OSError
                 return False
             except OSError as error:
                 if error.errno not in NO_LOCKS:
@@ -148,7 +193,7 @@ class LibraryPaths:
 
 
 def size_of(path: Path) -> int:
-    """A file's length; 0 if it has gone."""
+    """A file's length; 0 if it does not exist any more."""
     try:
         return path.stat().st_size
     except OSError:

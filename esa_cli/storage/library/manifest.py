@@ -16,8 +16,7 @@ from esa_cli.storage.library.checksummed_file import (
     damaged,
     readable,
 )
-from esa_cli.storage.library.library_paths import LibraryPaths
-from esa_cli.storage.library.names import is_document
+from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
 from esa_cli.storage.library.row_layout import Layout
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
@@ -98,55 +97,55 @@ class Entry:
         }
 
 
-def write(places: LibraryPaths, entry: Entry) -> None:
+def write(paths: LibraryPaths, entry: Entry) -> None:
     """Puts the manifest on disk: from now on there is a document. Raises OSError."""
     facts = asdict(entry) | {"layout": entry.layout.as_json()}
     for name in ("used", "damage", "foreign", "unreadable"):
         del facts[name]
     payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
-    sealed.write(places.document(entry.key), "document", payload, entry.key)
+    sealed.write(paths.document(entry.key), "document", payload, entry.key)
 
 
-def read(places: LibraryPaths, key: str) -> Entry:
+def read(paths: LibraryPaths, key: str) -> Entry:
     """The entry of a document that is there.
 
     Raises:
         LibraryError: the manifest is missing, damaged, another document's or another version's.
     """
-    path = places.document(key)
+    path = paths.document(key)
     facts = json.loads(sealed.read(path, "document", key))
     if facts["key"] != key:
         raise damaged(path, "it is the manifest of another document", key)
     layout = Layout.of_json(facts.pop("layout"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
     entry = Entry(layout=layout, **lists, **facts)
-    return replace(entry, used=_used(places, key, entry.created))
+    return replace(entry, used=_used(paths, key, entry.created))
 
 
-def read_all(places: LibraryPaths) -> list[Entry]:
+def read_all(paths: LibraryPaths) -> list[Entry]:
     """Every document there is, the last used first; those that cannot be used have `damage`.
 
     Raises:
         LibraryError: the folder may not be read.
     """
     found = []
-    with readable(places.root):
+    with readable(paths.root):
         # Not `glob`, which takes a folder that may not be read for an empty one.
-        names = os.listdir(places.documents) if places.documents.is_dir() else []
-    for name in filter(is_document, names):
+        names = os.listdir(paths.documents) if paths.documents.is_dir() else []
+    for name in filter(is_manifest, names):
         key = name.partition(".")[0]
         try:
-            found.append(read(places, key))
+            found.append(read(paths, key))
         except LibraryError as error:
-            if is_there(places, key):  # else somebody removed it just now
-                found.append(_without_contents(places, key, error))
+            if is_there(paths, key):  # else somebody removed it just now
+                found.append(_without_contents(paths, key, error))
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
 
-def _without_contents(places: LibraryPaths, key: str, error: LibraryError) -> Entry:
+def _without_contents(paths: LibraryPaths, key: str, error: LibraryError) -> Entry:
     return Entry(
         key,
-        used=_used(places, key, 0.0),
+        used=_used(paths, key, 0.0),
         damage=error.message,
         foreign=isinstance(error, ForeignVersionError),
         unreadable=isinstance(error, UnreadableError),
@@ -160,30 +159,30 @@ def unusable(entry: Entry) -> LibraryError:
     return LibraryError(entry.damage, sealed.again(entry.key))
 
 
-def is_there(places: LibraryPaths, key: str) -> bool:
+def is_there(paths: LibraryPaths, key: str) -> bool:
     """Whether there is a manifest. Raises LibraryError where the folder may not be read."""
-    with readable(places.root):
-        return places.document(key).exists()
+    with readable(paths.root):
+        return paths.document(key).exists()
 
 
-def read_text(places: LibraryPaths, entry: Entry) -> str:
+def read_text(paths: LibraryPaths, entry: Entry) -> str:
     """A document's text. Raises LibraryError where it is missing or damaged."""
-    path = places.document(entry.key, "text")
+    path = paths.document(entry.key, "text")
     data = sealed.read(path, "text", entry.key, entry.digests["text"])
     return data.decode("utf-8", "surrogatepass")
 
 
-def _used(places: LibraryPaths, key: str, otherwise: float) -> float:
+def _used(paths: LibraryPaths, key: str, otherwise: float) -> float:
     try:
-        return places.document(key, "used").stat().st_mtime
+        return paths.document(key, "used").stat().st_mtime
     except OSError:
         return otherwise
 
 
-def touch(places: LibraryPaths, key: str) -> None:
+def touch(paths: LibraryPaths, key: str) -> None:
     """Notes that the document was used now; a library that may only be read stays as it is."""
     try:
-        places.document(key, "used").touch()
+        paths.document(key, "used").touch()
     except OSError:
         return
 

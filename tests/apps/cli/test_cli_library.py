@@ -24,7 +24,7 @@ from forked import child, ended, killed
 from esa_cli.__main__ import main
 from esa_cli.apps.cli import open_esa as opening
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.mark import MARK
+from esa_cli.storage.library.library_paths import MARKER
 
 TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -72,7 +72,7 @@ def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
 
 def files(root: Path) -> set[str]:
     """The library's files but the mark, locks and stamps."""
-    found = (path for path in root.rglob("*") if path.is_file() and path.name != MARK)
+    found = (path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
     return {path.name for path in found if path.suffix not in (".lock", ".used")}
 
 

@@ -1,0 +1,190 @@
+"""Removing, pruning and verifying stored documents.
+
+Whoever removes holds the library's lock throughout. The manifest goes first, so that a kill leaves
+files that belong to nobody, which the next `prune` removes, never a document without its files.
+
+A manifest that is damaged, of another version or unreadable does not say which segments it needs.
+Segments that no other document names are then kept until that document is removed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import manifest as entries
+from esa_cli.storage.library.checksummed_file import (
+    LOOK,
+    LibraryError,
+    UnreadableError,
+    on_disk,
+    sync_folder,
+)
+from esa_cli.storage.library.library_paths import LibraryPaths, size_of
+from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.reservations import needed_files
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """What `prune` removed, or would remove: documents, and bytes; and bytes that are left.
+
+    Args:
+        leftovers: number of files of unfinished ingests and the like.
+    """
+
+    removed: tuple[Entry, ...]
+    leftovers: int
+    freed: int
+    left: int
+
+
+def remove(paths: LibraryPaths, entry: Entry) -> int:
+    """Removes a document and returns the bytes freed. Segments that others need are kept.
+
+    Raises:
+        LibraryError: a file cannot be removed.
+    """
+    with on_disk(paths.root), paths.locked("library"):
+        others = [one for one in entries.read_all(paths) if one.key != entry.key]
+        if entry.damage:  # what it needed is not known: everything that nobody names goes
+            doomed = [*paths.whole("segments"), *paths.whole("fits")]
+        else:  # damaged documents cannot use them, and another version's have other names
+            others = [one for one in others if one.unreadable or not one.damage]
+            doomed = [paths.segment(name) for name in entry.segments]
+            doomed.append(paths.fit(entry.fit))
+        kept = needed_files(paths, others, abandoned=True)
+        doomed = [path for path in doomed if not kept.needs(path)]
+        return _delete(paths, [*paths.of_document(entry.key), *doomed])
+
+
+def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneResult:
+    """Removes leftovers, then documents until all that is left takes at most `max_bytes`: damaged
+    ones, then the least recently used. What a running ingest needs is kept.
+
+    Raises:
+        UnreadableError: a manifest cannot be read; nothing is changed. LibraryError: a file cannot
+            be removed.
+    """
+    with on_disk(paths.root), paths.locked("library"):
+        there = _readable(entries.read_all(paths))
+        left_over = _leftovers(paths, there)
+        total = _total(paths, left_over)
+        damaged = [one for one in there if one.damage and not one.foreign]
+        if damaged and max_bytes is not None and total > max_bytes:
+            there = [one for one in there if one not in damaged]
+            left_over = _leftovers(paths, there)
+            total = _total(paths, left_over)
+        else:
+            damaged = []
+        gone, doomed = _oldest(paths, there, total, max_bytes)
+        gone = [*damaged, *gone]
+        freed = sum(map(size_of, [*doomed, *left_over]))
+        if not dry_run:
+            _delete(paths, [*doomed, *left_over])
+        left = total - sum(map(size_of, doomed)) if dry_run else sum(map(size_of, paths.files()))
+        return PruneResult(tuple(gone), len(left_over), freed, left)
+
+
+def _readable(there: list[Entry]) -> list[Entry]:
+    """The entries, if all manifests could be read. One that could not may need any segment, so the
+    library could not get smaller, however much is removed."""
+    for entry in there:
+        if entry.unreadable:
+            raise UnreadableError(
+                f"nothing was removed, for {entry.damage}",
+                f"{LOOK}; `esa library rm {entry.id}` gives the document up",
+            )
+    return there
+
+
+def _total(paths: LibraryPaths, left_over: list[Path]) -> int:
+    """Bytes of all files but those."""
+    return sum(map(size_of, set(paths.files()) - set(left_over)))
+
+
+def _oldest(
+    paths: LibraryPaths, there: list[Entry], total: int, max_bytes: int | None
+) -> tuple[list[Entry], list[Path]]:
+    """The documents to remove, and their files, each one's manifest first."""
+    live = needed_files(paths, [], abandoned=False)
+    uses = Counter(name for entry in there for name in entry.segments)
+    fits = Counter(entry.fit for entry in there)
+    gone: list[Entry] = []
+    doomed: list[Path] = []
+    for entry in reversed(there):
+        if max_bytes is None or total <= max_bytes:
+            break
+        uses.subtract(entry.segments)
+        fits.subtract([entry.fit])
+        own = [paths.segment(name) for name in entry.segments if not uses[name]]
+        if not fits[entry.fit]:
+            own.append(paths.fit(entry.fit))
+        own = [path for path in own if not live.needs(path)]
+        files = [path for path in [*paths.of_document(entry.key), *own] if path.exists()]
+        total -= sum(map(size_of, files))
+        gone.append(entry)
+        doomed.extend(files)
+    return gone, doomed
+
+
+def _leftovers(paths: LibraryPaths, there: list[Entry]) -> list[Path]:
+    """Files that belong to no document and to no running ingest."""
+    kept = needed_files(paths, there, abandoned=False)
+    keys = {entry.key for entry in there}
+
+    def used(path: Path) -> bool:
+        if path.suffix == ".part":
+            return paths.is_locked(path.name.split(".")[-2])
+        if path.parent in (paths.segments, paths.fits):
+            return kept.needs(path)
+        finished = path.parent == paths.documents and path.stem in keys
+        return finished or paths.is_locked(path.stem)
+
+    return [path for path in paths.files() if not used(path)]
+
+
+def _delete(paths: LibraryPaths, files: list[Path]) -> int:
+    freed = 0
+    for path in files:
+        size = size_of(path)
+        path.unlink(missing_ok=True)
+        freed += size
+        if path.suffix == ".doc":
+            sync_folder(paths.documents)
+    for folder in {path.parent for path in files}:
+        sync_folder(folder)
+    return freed
+
+
+def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
+    """Reads every byte of a document and returns one error for each damaged file. Checks made
+    before do not count."""
+    from esa_cli.storage.library.document_files import read_fit
+    from esa_cli.storage.library.segment import Segment
+
+    if entry.damage:
+        return [entries.unusable(entry)]
+    key, checks = entry.key, list[Callable[[], object]]()
+    checks.append(partial(entries.read, paths, key))
+    for kind in ("text", "tokens"):
+        path = paths.document(key, kind)
+        checks.append(partial(sealed.read, path, kind, key, entry.digests[kind]))
+    checks.append(partial(read_fit, paths, entry.fit, key))
+
+    def check_segment(index: int) -> None:
+        path = paths.segment(entry.segments[index])
+        Segment(path, entry.layout, entry.segment_tokens(index), key).check()
+
+    checks += [partial(check_segment, i) for i in range(len(entry.segments))]
+    found = []
+    for check in checks:
+        try:
+            check()
+        except LibraryError as error:
+            found.append(error)
+    return found
