@@ -7,19 +7,16 @@ choose passages; `witness` and `evidence` do.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from torch import Tensor
 
 from esa_cli.qa import page_style as look
 from esa_cli.qa.evidence import Book
+from esa_cli.qa.html_page import render_page
 from esa_cli.qa.reply import Evidence, Reply
 
 LEVELS = 8
@@ -53,33 +50,15 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     top = max((float(weights[_rows(book)].max()) for book in books if len(book.rows)), default=0.0)
     whole = sum(float(weights[_rows(book)].sum()) for book in books)
     shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
-    folder = files(__package__)
-    script = folder.joinpath("page.js").read_text("utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(folder.joinpath("evidence.html.jinja").read_text("utf-8"))
-    made = template.render(
+    return render_page(
+        files(__package__).joinpath("evidence.html.jinja"),
+        "evidence.css",
         question=question,
         reply=reply,
         passages=[(number, one, _where(one)) for number, one in enumerate(reply.evidence, 1)],
         books=shown,
         levels=range(1, LEVELS + 1),
-        style=Markup("".join(_style(folder, name) for name in ("page.css", "evidence.css"))),
-        light=_variables(look.LIGHT),
-        dark=_variables(look.DARK),
-        script=Markup(script),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    return made.encode("utf-8", "replace").decode("utf-8")
-
-
-def _style(folder: Any, name: str) -> str:
-    return str(folder.joinpath(name).read_text("utf-8"))
-
-
-def _variables(surfaces: dict[str, str]) -> Markup:
-    return Markup("".join(f"--{name}:{value};" for name, value in surfaces.items()))
 
 
 def _rows(book: Book) -> slice:

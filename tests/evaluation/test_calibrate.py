@@ -1052,13 +1052,14 @@ def test_mistakes(esa: Esa, options: list[str], code: int, words: str, tmp_path:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
+@pytest.mark.parametrize("option", ["--plot", "--report"])
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_read(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = esa("calibrate", "note.md", *TINY, "--plot", "recall.png")
+    code, out, err = esa("calibrate", "note.md", *TINY, option, "recall.file")
     assert (code, out) == (2, "")
-    assert "--plot needs matplotlib" in err
+    assert f"{option} needs matplotlib" in err
     assert [path.name for path in tmp_path.iterdir()] == ["note.md"]
 
 

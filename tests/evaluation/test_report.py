@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import random
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -22,11 +23,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esa_cli.errors import DocumentError, EsaError
-from esa_cli.evaluation.report import Run, Summary, read, summarise
-from esa_cli.evaluation.report import figures as png
+from esa_cli.evaluation.report import Run, Summary, figures, read, summarise
 from esa_cli.evaluation.report import report_page as html
 from esa_cli.evaluation.report import terminal_tables as terminal
-from esa_cli.evaluation.report.charts import Line, line_chart
 from esa_cli.evaluation.report.statistics import depth_bin, wilson
 from esa_cli.qa import page_style as look
 
@@ -368,16 +367,22 @@ def full_page(*rows: dict[str, Any]) -> Page:
     return Page(html.page(Run({**HEADER, "settings": {"a": 1}}, (*many(), *rows))))
 
 
+@pytest.fixture(scope="module")
+def whole() -> Page:
+    return full_page()
+
+
 def test_the_page_loads_nothing() -> None:
     text = html.page(Run(HEADER, tuple(many())))
     assert "http" not in text.replace("http-equiv", "")
-    assert "url(" not in text
+    assert "url(" not in text.replace("url(#", "")
     assert "@import" not in text
-    loading = {"link", "img", "iframe", "object", "embed", "base", "image", "use", "video", "audio"}
+    loading = {"link", "img", "iframe", "object", "embed", "base", "image", "video", "audio"}
     for tag, attributes in Page(text).elements:
         assert tag not in loading
-        assert not {"src", "srcset", "action", "xlink:href"} & {*attributes}
-        assert (attributes.get("href") or "#").startswith("#")
+        assert not {"src", "srcset", "action"} & {*attributes}
+        for name in ("href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith("#")
 
 
 def test_what_came_from_a_file_is_escaped() -> None:
@@ -397,8 +402,8 @@ def test_what_came_from_a_file_is_escaped() -> None:
     assert EVIL in page.texts["h2"]
 
 
-def test_only_our_script_may_run() -> None:
-    page = full_page()
+def test_only_our_script_may_run(whole: Page) -> None:
+    page = whole
     (script,) = page.texts["script"]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
@@ -407,9 +412,9 @@ def test_only_our_script_may_run() -> None:
     assert policy.startswith("default-src 'none'")
 
 
-def test_the_page_shows_every_cell() -> None:
+def test_the_page_shows_every_cell(whole: Page) -> None:
     rows = many()
-    summary, page = summarise(rows), full_page()
+    summary, page = summarise(rows), whole
     pills = page.texts["span"]
     wanted = [look.percent(cell.mean) for cell in summary.cells]
     assert len(wanted) == 3 * 4 * 4
@@ -423,14 +428,15 @@ def test_the_page_shows_every_cell() -> None:
         assert name in page.texts["dd"]
 
 
-def test_the_page_can_be_used_without_seeing_it() -> None:
-    page = full_page()
+def test_the_page_can_be_used_without_seeing_it(whole: Page) -> None:
+    page = whole
     assert len(page.texts["caption"]) == len(list(page.all("table")))
     assert all(attributes.get("scope") in ("row", "col") for attributes in page.all("th"))
     charts = list(page.all("svg"))
     assert len(charts) == 3 * 3
     assert all(a.get("role") == "img" and a.get("aria-label") for a in charts)
-    assert "needle: recall by layer, all lengths" in page.texts["title"]
+    assert all(title in page.texts["text"] for title in ("needle: score by length", "score, %"))
+    assert "needle: recall by layer, all lengths" in page.texts["text"]
     assert next(page.all("html"))["lang"] == "en"
 
 
@@ -459,31 +465,55 @@ def test_html_is_written_as_utf_8(tmp_path: Path) -> None:
     assert "Käse 方" in (tmp_path / "page.html").read_text("utf-8")
 
 
+# charts
+
+
 def test_a_missing_value_is_a_gap_in_the_line() -> None:
-    chart = line_chart("t", [Line("a", 0, [0.5, None, 1.0], ["x", "y", "z"])], ["1", "2", "3"], "k")
-    page = Page(chart)
-    (line,) = [a["d"] for a in page.all("path") if a.get("class") == "line l0"]
-    assert line is not None
-    assert line.count("M") == 2
-    assert "L" not in line
-    assert {"x", "z"} <= {*page.texts["title"]}
-    assert "y" not in page.texts["title"]
+    chart = figures.recall_chart({"a": [0.5, None, 1.0], "_b": [None]})
+    (drawn, empty) = (line.get_ydata() for line in chart.figure.axes[0].get_lines())
+    assert [str(float(height)) for height in drawn] == ["50.0", "nan", "100.0"]
+    assert str(float(empty[0])) == "nan"
+    assert chart.description == "Recall by layer. a: 50 to 100 %; _b: no values"
+    page = Page(chart.svg())
+    assert {"a", " _b"} <= {*page.texts["text"]}, "both are in the legend"
+
+
+def test_a_chart_follows_the_theme_of_the_page() -> None:
+    svg = figures.score_chart(summarise([row("a"), row("b"), dense()]), "needle").svg()
+    for name in ("text", "soft", "grid", "line", "l0", "l1"):
+        assert f": var(--{name})" in svg
+    assert not {*figures.VARIABLES} & {*re.findall("#[0-9a-f]{6}", svg)}
+    assert svg == figures.score_chart(summarise([row("a"), row("b"), dense()]), "needle").svg()
+
+
+def test_reasons_are_parts_of_a_bar() -> None:
+    rows = [row(why=why, question=str(i)) for i, why in enumerate(["answered", "answered", "odd"])]
+    chart = figures.reasons_chart(summarise(rows), "needle")
+    assert chart is not None
+    assert "esa, 8k: 2 answered, 0 not selected, 0 selected, not used, 1 odd" in chart.description
+    widths = [float(patch.get_width()) for patch in chart.figure.axes[0].patches]
+    assert widths == pytest.approx([200 / 3, 0, 0, 100 / 3])
+    assert figures.reasons_chart(summarise([row()]), "needle") is None, "no reasons recorded"
 
 
 def test_recall_of_named_series_in_html() -> None:
     series = {"closed-form": [0.2, 0.4], "pca": [0.3, None], EVIL: [1.0, 0.0]}
     page = Page(html.recall_page(series, "recall@64", {"model": "tiny"}))
     (chart,) = page.all("svg")
-    assert "closed-form: 20 to 40 %" in (chart["aria-label"] or "")
-    assert {"closed-form, layer 1: 40 %", "pca, layer 0: 30 %"} <= {*page.texts["title"]}
+    assert "closed-form: 20 to 40 %; pca: 30 %" in (chart["aria-label"] or "")
     assert len(page.texts["script"]) == 1
-    assert html.recall_chart(series, "recall@64") in html.recall_page(series, "recall@64")
+    assert not list(page.all("img"))
+    shown = [text for text in page.texts["text"] if text.startswith(EVIL[:40])]
+    assert shown, "a name is text"
+    assert figures.recall_chart(series, "recall@64").svg() in html.recall_page(series, "recall@64")
 
 
 # PNG
 
 
-def size(path: Path) -> tuple[int, int]:
+def size(chart: figures.Chart, folder: Path) -> tuple[int, int]:
+    path = folder / "chart.png"
+    chart.write_png(path)
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", data[16:24])
@@ -501,12 +531,12 @@ def no_pyplot(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pictures_of_a_run(tmp_path: Path) -> None:
     summary = summarise(many(2, 2, 2))
     for test in summary.tests:
-        made = [png.line_chart(summary, test, tmp_path / f"{test}-length.png")]
+        made = [figures.score_chart(summary, test)]
         if summary.has_depths(test):
-            made.append(png.heat_map(summary, test, tmp_path / f"{test}-depth.png"))
+            made.append(figures.heat_map(summary, test))
         assert len(made) == (1 if test == "words" else 2)
-        for path in made:
-            width, height = size(path)
+        for chart in made:
+            width, height = size(chart, tmp_path)
             assert 700 <= width <= 2400
             assert 500 <= height <= 1600
 
@@ -516,7 +546,8 @@ def test_a_heat_map_has_the_colours_of_its_cells(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     rows = [row("$a$", 8000, 1.0, depth=0.05), row("$a$", 8000, 0.4, depth=0.55)]
-    path = png.picture(summarise(rows), tmp_path / "map.png")
+    path = tmp_path / "map.png"
+    figures.picture(summarise(rows)).write_png(path)
     pixels = (imread(path)[:, :, :3] * 255).round().astype(int).reshape(-1, 3)
     there = {tuple(int(value) for value in pixel) for pixel in pixels}
     assert {look.channels(look.colour(1.0)), look.channels(look.colour(0.4))} <= there
@@ -527,22 +558,18 @@ def test_a_heat_map_has_the_colours_of_its_cells(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_pyplot")
 def test_recall_of_named_series_as_a_picture(tmp_path: Path) -> None:
     series = {"closed-form": [0.2, 0.4], "$pca_{$": [0.3, None], "_learned": [1.0, 0.0]}
-    path = png.recall_chart(series, tmp_path / "recall.png", title="recall@64 $")
-    assert size(path)[0] > 800
+    assert size(figures.recall_chart(series, "recall@64 $"), tmp_path)[0] > 800
 
 
 @pytest.mark.usefixtures("no_pyplot")
 def test_one_picture_of_whatever_there_is(tmp_path: Path) -> None:
-    lines = png.picture(summarise([row()]), tmp_path / "lines.png")
-    assert size(lines)[0] > 800
+    assert size(figures.picture(summarise([row()])), tmp_path)[0] > 800
     with pytest.raises(EsaError, match="nothing to draw"):
-        png.picture(summarise([dense()]), tmp_path / "none.png")
+        figures.picture(summarise([dense()]))
 
 
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(EsaError) as caught:
-        png.recall_chart({"a": [0.5]}, tmp_path / "a.png")
+        figures.recall_chart({"a": [0.5]})
     assert caught.value.hint == "pip install 'esa-cli[plot]'"

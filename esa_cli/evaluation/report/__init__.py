@@ -1,14 +1,13 @@
-"""From the rows of `esa selftest` to tables, heat maps, one HTML page and PNG pictures.
+"""Reports on the rows of `esa selftest` and `esa bench`: tables, heat maps, charts, one HTML page.
 
-    rows.read(path)          a JSON-lines file -> Run: its header and its rows
-    summary.summarise(rows)  rows -> Summary: means, intervals, recall, reasons
-    terminal.report(...)     Summary -> something rich prints
-    html.page(run)           Run -> one self-contained page
-    png.picture(...)         Summary -> a picture (needs matplotlib)
+    result_rows.read(path)         a JSON-lines file -> Run: its header and its rows
+    statistics.summarise(rows)     rows -> Summary: means, intervals, recall, reasons
+    terminal_tables.report(...)    Summary -> a rich renderable
+    report_page.page(run)          Run -> a self-contained HTML page
+    figures.picture(summary)       Summary -> Chart, saved as PNG or inserted as SVG
 
-`recall_chart` of `html` and `png` draws recall per layer for any named series. It does not know how
-a row was made: no model, no preset and no document is opened here. rich, jinja2 and matplotlib are
-imported only with the module that uses them.
+No model, preset or document is opened here. rich, jinja2 and matplotlib are imported only with the
+module that uses them.
 """
 
 from __future__ import annotations

@@ -1,86 +1,184 @@
-"""The heat maps and line charts as PNG pictures, with matplotlib (the extra `plot`).
+"""Charts of scores, recall and reasons, drawn by matplotlib (the extra `plot`) as PNG or SVG.
 
-No pyplot: a figure is made, saved and forgotten, and neither the backend nor any setting of the
-calling program is touched. Names are written as they are, never read as formulas.
+Figures are made without pyplot, so neither the backend nor any setting of the calling program
+changes. Names are drawn as they are, never read as formulas.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.errors import EsaError
-from esa_cli.evaluation.report.statistics import BINS, Summary
+from markupsafe import Markup, escape
+
+from esa_cli.errors import EsaError, UsageError
+from esa_cli.evaluation.report.statistics import BINS, REASONS, Summary
 from esa_cli.qa import page_style as look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "osD^xP"
-DPI = 150
+INSTALL = "pip install 'esa-cli[plot]'"
+VARIABLES = {look.LIGHT[name]: name for name in ("text", "soft", "line", "grid")} | {
+    colour: f"l{slot}" for slot, colour in enumerate(look.LIGHT_LINES)
+}
+"""Colours of a chart that the page's style sheet replaces in dark mode -> their CSS variables."""
+SVG_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "esa",
+    "font.sans-serif": ["DejaVu Sans"],
+}
+"""matplotlib's: texts stay texts, equal charts are equal files, a short list of fonts."""
+_STYLE = re.compile(r'style="[^"]*"')
+_COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
-def picture(summary: Summary, path: str | Path) -> Path:
-    """One picture of a run: the first heat map there is, else the first test's line chart.
+@dataclass(frozen=True)
+class Chart:
+    """A drawn figure, and its content in words for readers who do not see it."""
+
+    figure: Figure
+    description: str
+
+    def write_png(self, path: str | Path) -> None:
+        self.figure.savefig(path, format="png", facecolor="white")
+
+    def svg(self) -> Markup:
+        """An SVG element for an HTML page that defines `VARIABLES`. Texts stay texts."""
+        from matplotlib import rc_context
+
+        file = io.StringIO()
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        with rc_context(SVG_SETTINGS):
+            self.figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+        drawing = file.getvalue()
+        box = re.findall(r'viewBox="[^"]*"', drawing)[0]
+        inside = drawing.partition("</defs>")[2]  # behind matplotlib's own style sheet
+        inside = _STYLE.sub(lambda style: _COLOUR.sub(_variable, style[0]), inside)
+        inside = re.sub(r'<g id="[^"]*"', "<g", inside)  # equal in all charts, and unused
+        return Markup(f'<svg role="img" aria-label="{escape(self.description)}" {box}>{inside}')
+
+
+def _variable(colour: re.Match[str]) -> str:
+    name = VARIABLES.get(colour[0])
+    return f"var(--{name})" if name else colour[0]
+
+
+def require_matplotlib(option: str) -> None:
+    """Checks, before a long run, that an option's file can be drawn at its end.
 
     Raises:
-        EsaError: nothing was asked, or matplotlib is missing.
+        UsageError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"{option} needs matplotlib", INSTALL)
+
+
+def picture(summary: Summary) -> Chart:
+    """The first heat map of a run, else the first test's score chart.
+
+    Raises:
+        EsaError: no question was asked, or matplotlib is not installed.
     """
     tests = [test for test in summary.tests if summary.lengths(test)]
     if not tests:
         raise EsaError("no questions were asked: there is nothing to draw")
     mapped = [test for test in tests if summary.has_depths(test)]
-    return heat_map(summary, mapped[0], path) if mapped else line_chart(summary, tests[0], path)
+    return heat_map(summary, mapped[0]) if mapped else score_chart(summary, tests[0])
 
 
-def line_chart(summary: Summary, test: str, path: str | Path) -> Path:
-    """Score against length, one line a method; whiskers are 95 % intervals, dashes the ceiling."""
+def score_chart(summary: Summary, test: str) -> Chart:
+    """Score against length, one line a method, with 95 % intervals and the dense ceiling."""
     figure = _figure(7.2, 4.4)
-    axes = _axes(figure, test, "length of the document, tokens", "score, %")
+    axes = _axes(figure, f"{test}: score by length", "length of the document, tokens", "score, %")
     lengths, methods = summary.lengths(test), summary.methods(test)
+    series: dict[str, list[float | None]] = {}
     for place, method in enumerate(methods):
         slot = summary.every_method.index(method)
         aside = (place - (len(methods) - 1) / 2) * min(0.06, 0.4 / len(methods))
         cells = [summary.cell(test, method, length) for length in lengths]
-        axes.plot(
-            [i + aside for i in range(len(lengths))],
-            [100 * cell.mean if cell else math.nan for cell in cells],
-            label=_plain(method),
-            **_looks(slot),
-        )
-        colour = look.LIGHT_LINES[slot % len(look.LIGHT_LINES)]
+        series[method] = [cell.mean if cell else None for cell in cells]
+        _line(axes, slot, method, series[method], aside)
         for i, cell in enumerate(cells):
             if cell:
                 ends = [100 * cell.low, 100 * cell.high]
-                axes.plot([i + aside] * 2, ends, color=colour, lw=1, alpha=0.6)
+                axes.plot([i + aside] * 2, ends, color=_colour(slot), lw=1, alpha=0.6)
     ceiling = summary.ceiling(test)
     if ceiling:
         name = f"dense, {look.percent(ceiling.mean)} %"
-        axes.axhline(100 * ceiling.mean, ls=(0, (6, 4)), color="#1b1d22", lw=1.4, label=name)
+        looks = {"ls": (0, (6, 4)), "color": look.LIGHT["text"], "lw": 1.4}
+        axes.axhline(100 * ceiling.mean, label=name, **looks)
     axes.set_xticks(range(len(lengths)), look.length_labels(lengths))
-    return _save(figure, axes, path)
+    _legend(figure, axes)
+    return Chart(figure, f"{test}: score by length. {_ranges(series)}")
 
 
 def recall_chart(
-    series: Mapping[str, Sequence[float | None]], path: str | Path, title: str = "Recall by layer"
-) -> Path:
-    """Recall per layer of several named series, shares from 0 to 1."""
+    series: Mapping[str, Sequence[float | None]],
+    title: str = "Recall by layer",
+    slots: Sequence[int] | None = None,
+) -> Chart:
+    """Recall per layer of named series, shares from 0 to 1; `slots` choose their colours."""
     figure = _figure(7.2, 4.4)
     axes = _axes(figure, title, "layer", "recall, %")
-    for slot, (name, shares) in enumerate(series.items()):
-        heights = [math.nan if share is None else 100 * share for share in shares]
-        axes.plot(range(len(heights)), heights, label=_plain(name), **_looks(slot))
+    for slot, (name, shares) in zip(slots or range(len(series)), series.items(), strict=True):
+        _line(axes, slot, name, shares)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    return _save(figure, axes, path)
+    _legend(figure, axes)
+    return Chart(figure, f"{title}. {_ranges(series)}")
 
 
-def heat_map(summary: Summary, test: str, path: str | Path) -> Path:
-    """Depth (down) x length (across), one map a method; the numbers are in the cells.
+def reasons_chart(summary: Summary, test: str) -> Chart | None:
+    """Why answers were missed: a bar for each method and length, divided by reason.
+
+    None without a recorded reason.
+    """
+    lengths = summary.lengths(test)
+    found = [
+        (f"{_name(method, 24)}, {label}", cell.why)
+        for method in summary.methods(test)
+        for length, label in zip(lengths, look.length_labels(lengths), strict=True)
+        if (cell := summary.cell(test, method, length))
+    ]
+    there = {why for _, counts in found for why in counts}
+    if not there & {*REASONS}:
+        return None
+    reasons = [*REASONS, *sorted(there - {*REASONS})]
+    figure = _figure(7.2, 1.4 + 0.3 * len(found))
+    axes = _axes(figure, f"{test}: why answers were missed", "questions, %", "")
+    axes.grid(visible=False)
+    left = [0.0] * len(found)
+    for i, reason in enumerate(reasons):
+        colour = look.REASON_COLOURS[min(i, len(look.REASON_COLOURS) - 1)]
+        shares = [100 * counts.get(reason, 0) / sum(counts.values()) for _, counts in found]
+        bars = axes.barh(range(len(found)), shares, left=left, color=colour, label=_name(reason))
+        numbers = [str(counts.get(reason, 0)) for _, counts in found]
+        shown = [n if share >= 2 * len(n) else "" for n, share in zip(numbers, shares, strict=True)]
+        axes.bar_label(bars, shown, label_type="center", color=look.ink(colour), fontsize=9)
+        left = [low + share for low, share in zip(left, shares, strict=True)]
+    axes.set_xlim(0, 100)
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_yticks(range(len(found)), [label for label, _ in found])
+    _legend(figure, axes)
+    said = [
+        f"{label}: " + ", ".join(f"{counts.get(reason, 0)} {reason}" for reason in reasons)
+        for label, counts in found
+    ]
+    return Chart(figure, f"{test}: why answers were missed. {'; '.join(said)}")
+
+
+def heat_map(summary: Summary, test: str) -> Chart:
+    """Depth (down) x length (across), one map a method, with the scores in the cells.
 
     Raises:
-        EsaError: the test's facts have no depth, or matplotlib is missing.
+        EsaError: the test's facts have no depth, or matplotlib is not installed.
     """
     if not summary.has_depths(test):
         raise EsaError(f"{test} has no depths to map", "a line chart shows its scores")
@@ -89,28 +187,30 @@ def heat_map(summary: Summary, test: str, path: str | Path) -> Path:
     down = -(-len(methods) // across)
     wide = max(2.2, 0.55 * len(lengths))
     figure = _figure(across * wide + 1.2, down * 3.5 + 0.8)
-    figure.suptitle(_plain(f"{test}: score in %"), fontsize=12)
+    figure.suptitle(_name(f"{test}: score in %"), fontsize=12)
     grid = figure.subplots(down, across, squeeze=False)
     for i, axes in enumerate(grid.flat):
         if i < len(methods):
             _map(axes, summary, test, methods[i], first=i % across == 0)
         else:
             axes.set_axis_off()
-    return _write(figure, path)
+    return Chart(figure, f"{test}: score by depth and length")
 
 
 def _map(axes: Any, summary: Summary, test: str, method: str, first: bool) -> None:
+    from matplotlib.patches import Rectangle
+
     lengths = summary.lengths(test)
     for x, length in enumerate(lengths):
         for y, each in enumerate(summary.depths(test, method, length)):
             back = look.colour(each.mean) if each else look.LIGHT["none"]
-            axes.add_patch(_rectangle(x, y, back))
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=back, edgecolor="white", linewidth=1))
             number = look.percent(each.mean if each else None)
-            front = look.ink(back)
-            axes.text(x + 0.5, y + 0.5, number, color=front, ha="center", va="center", fontsize=8)
+            where = {"ha": "center", "va": "center", "fontsize": 8}
+            axes.text(x + 0.5, y + 0.5, number, color=look.ink(back), **where)
     axes.set_xlim(0, len(lengths))
     axes.set_ylim(BINS, 0)
-    axes.set_title(_plain(method), fontsize=10)
+    axes.set_title(_name(method), fontsize=10)
     axes.set_xticks([x + 0.5 for x in range(len(lengths))], look.length_labels(lengths))
     depths = [look.depth_label(y, BINS) for y in range(BINS)]
     axes.set_yticks([y + 0.5 for y in range(BINS)], depths if first else [""] * BINS)
@@ -122,54 +222,65 @@ def _map(axes: Any, summary: Summary, test: str, method: str, first: bool) -> No
         spine.set_visible(False)
 
 
-def _rectangle(x: float, y: float, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white", linewidth=1)
-
-
 def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise EsaError(
-            "pictures need matplotlib, which is not installed", "pip install 'esa-cli[plot]'"
-        ) from error
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+        raise EsaError("charts need matplotlib, which is not installed", INSTALL) from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def _axes(figure: Figure, title: str, across: str, up: str) -> Any:
     axes = figure.add_subplot()
-    axes.set_title(_plain(title), fontsize=12)
-    axes.set_xlabel(across, fontsize=10)
-    axes.set_ylabel(up, fontsize=10)
+    axes.set_title(_name(title), fontsize=12, color=look.LIGHT["text"])
+    axes.set_xlabel(across, fontsize=10, color=look.LIGHT["soft"])
+    axes.set_ylabel(up, fontsize=10, color=look.LIGHT["soft"])
     axes.set_ylim(-2, 102)
     axes.grid(axis="y", color=look.LIGHT["grid"])
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, labelcolor=look.LIGHT["soft"])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_color(look.LIGHT["line"])
     return axes
 
 
-def _looks(slot: int) -> dict[str, Any]:
-    colour = look.LIGHT_LINES[slot % len(look.LIGHT_LINES)]
-    return {"color": colour, "marker": MARKERS[slot % len(MARKERS)], "lw": 1.8, "ms": 5}
+def _colour(slot: int) -> str:
+    return look.LIGHT_LINES[slot % len(look.LIGHT_LINES)]
 
 
-def _plain(name: str) -> str:
-    """A name as it is: a dollar begins no formula."""
-    return look.printable(name).replace("$", r"\$")
+def _line(
+    axes: Any, slot: int, name: str, shares: Sequence[float | None], aside: float = 0
+) -> None:
+    """A line over 0, 1, ..., with a gap where a share is None."""
+    heights = [math.nan if share is None else 100 * share for share in shares]
+    looks = {"color": _colour(slot), "marker": MARKERS[slot % len(MARKERS)], "lw": 1.8}
+    places = [i + aside for i in range(len(heights))]
+    axes.plot(places, heights, label=_name(name), ms=5 if len(heights) <= 16 else 3, **looks)
 
 
-def _save(figure: Figure, axes: Any, path: str | Path) -> Path:
+def _name(name: str, longest: int = 60) -> str:
+    """A name as it is: a dollar begins no formula, an underscore does not hide it."""
+    shown = look.printable(name)
+    shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    return (" " if shown.startswith("_") else "") + shown.replace("$", r"\$")
+
+
+def _legend(figure: Figure, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
     if names:
         beside = max(1, 100 // (max(map(len, names)) + 6))
         looks = {"ncols": beside, "frameon": False, "fontsize": 9}
-        figure.legend(handles, names, loc="outside lower center", **looks)
-    return _write(figure, path)
+        colour = look.LIGHT["text"]
+        figure.legend(handles, names, loc="outside lower center", labelcolor=colour, **looks)
 
 
-def _write(figure: Figure, path: str | Path) -> Path:
-    figure.savefig(path, format="png")
-    return Path(path)
+def _ranges(series: Mapping[str, Sequence[float | None]]) -> str:
+    """Every line's least and greatest value."""
+    said = []
+    for name, shares in series.items():
+        known = [share for share in shares if share is not None]
+        ends = [look.percent(end) for end in (min(known), max(known))] if known else []
+        said.append(
+            f"{name}: " + (f"{' to '.join(dict.fromkeys(ends))} %" if ends else "no values")
+        )
+    return "; ".join(said)

@@ -99,7 +99,10 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
     fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    fail(esa("selftest", "needle", "--png", "a.png", *SMALL), 2, "matplotlib")
+    for option in ("--png", "--report"):
+        done = esa("selftest", "needle", option, "a.file", *SMALL)
+        fail(done, 2, f"{option} needs matplotlib")
+        assert "pip install 'esa-cli[plot]'" in done.err
 
 
 def test_nothing_of_the_persons_own_is_written_over(

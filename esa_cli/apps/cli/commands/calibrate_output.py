@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 from collections.abc import Sequence
@@ -38,9 +37,10 @@ def check_files(wanted: Wanted, texts: Sequence[str]) -> None:
 
     Raises:
         UsageError, DocumentError: as `files.check`, `files.spare`, `document.meant`; or two options
-            name one place, or there is no matplotlib for --plot.
+            name one place, or there is no matplotlib for --plot or --report.
     """
     from esa_cli.documents.document import meant
+    from esa_cli.evaluation.report.figures import require_matplotlib
 
     maps, work = {"--out": wanted.out}, {"--work": wanted.work}
     drawn = {"--recall-out": wanted.recall_out, "--plot": wanted.plot, "--report": wanted.report}
@@ -54,8 +54,9 @@ def check_files(wanted: Wanted, texts: Sequence[str]) -> None:
     if wanted.work.exists() and not wanted.work.is_dir():
         raise UsageError(f"--work {wanted.work} is not a folder", "name another")
     files.check("--work", wanted.work / "parts", makes_folders=True)
-    if wanted.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib", "pip install 'esa-cli[plot]'")
+    for option in ("--plot", "--report"):
+        if option in named:
+            require_matplotlib(option)
 
 
 def options_for(given: Preset, made: Preset, file: Path) -> str:
@@ -93,7 +94,7 @@ def outcome(wanted: Wanted, preset: Preset, done: Study) -> dict[str, Any]:
         from esa_cli.evaluation.report.figures import recall_chart
 
         with files.writing(wanted.plot):
-            recall_chart(series, wanted.plot, title=title)
+            recall_chart(series, title).write_png(wanted.plot)
     if wanted.report:
         from esa_cli.evaluation.report.report_page import recall_page
 

@@ -7,7 +7,6 @@ preset -> tests and methods by name -> files -> haystack -> journal -> model's s
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import platform
 import shlex
 import sys
@@ -123,20 +122,27 @@ def _check(trial: Trial, chosen: preset.Preset) -> Haystack:
     if "own" in settings.tests and trial.haystack is None:
         raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
     _check_files(trial)
-    if trial.png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--png needs matplotlib", "pip install 'esa-cli[plot]'")
     given, seed = trial.haystack, settings.seed
     return Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
 
 
 def _check_files(trial: Trial) -> None:
-    """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
+    """Checks that files can be written and drawn, and take no other file's place.
+
+    Raises:
+        UsageError, DocumentError.
+    """
+    from esa_cli.evaluation.report.figures import require_matplotlib
+
     written = {"--out": trial.out, "--report": trial.report, "--png": trial.png}
     texts = _texts(trial.haystack)
     for option, path in written.items():
         files.check(option, path, makes_folders=option == "--out")
         files.spare(option, path, texts, "one of the texts of --haystack")
     files.apart(written)
+    for option in ("--png", "--report"):
+        if written[option] is not None:
+            require_matplotlib(option)
 
 
 def _texts(haystack: Path | None) -> list[str]:
@@ -215,7 +221,7 @@ def _show(trial: Trial, journal: Journal, as_json: bool, *, complete: bool) -> N
         from esa_cli.evaluation.report.figures import picture
 
         with files.writing(trial.png):
-            picture(summary, trial.png)
+            picture(summary).write_png(trial.png)
 
 
 def _print(summary: Summary, journal: Journal) -> None:
