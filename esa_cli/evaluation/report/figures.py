@@ -30,7 +30,7 @@ VARIABLES = {look.LIGHT[name]: name for name in ("text", "soft", "line", "grid")
     colour: f"l{slot}" for slot, colour in enumerate(look.LIGHT_LINES)
 }
 """Colours of a chart that the page's style sheet replaces in dark mode -> their CSS variables."""
-SVG_SETTINGS = {
+SVG_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "esa",
     "font.sans-serif": ["DejaVu Sans"],
