@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.scoring import top_k
+from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.registry import register
 

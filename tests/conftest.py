@@ -43,6 +43,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def copy_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    from esa_cli.methods import plugin_loading
+    from esa_cli.system import registry
+
+    assert plugin_loading
+    for one in registry._REGISTRIES:
+        monkeypatch.setattr(one, "_entries", dict(one._entries))
+
+
 def seed_everything(seed: int) -> None:
     """As `torch.manual_seed`, which reads the files of its whole call stack where there is no GPU:
     milliseconds, thousands of times."""

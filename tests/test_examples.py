@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 import sample_files
+from conftest import copy_registries
 
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import registry
+from esa_cli.methods import plugin_loading, registry
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -252,9 +253,8 @@ def test_the_code_in_the_documents(
 @pytest.fixture
 def selector(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example's selector, in a copy of the registry."""
-    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    assert registry.load_file(SELECTOR) == [("selector", "every-nth")]
+    copy_registries(monkeypatch)
+    assert plugin_loading.load_file(SELECTOR) == [("selector", "every-nth")]
 
 
 @pytest.mark.usefixtures("selector")

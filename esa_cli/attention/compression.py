@@ -14,7 +14,6 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.precision import precise
-from esa_cli.methods.registry import register
 
 
 def fold(q: Tensor, groups: int) -> Tensor:
@@ -48,7 +47,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Projection):
     """A pair of linear maps (Eq. 4), both (F, R)."""
 
     query_map: Tensor
@@ -61,13 +60,6 @@ class Linear:
         return k @ self.key_map.to(k)
 
 
-@register(
-    "compressor",
-    "none",
-    about="scores with whole keys",
-    source="no compression",
-    cost="F M to score; nothing more is kept",
-)
 @dataclass(frozen=True)
 class NoCompression:
     """Scores with all F dimensions of the folded keys: exact, and stores nothing more."""
@@ -131,13 +123,6 @@ def pca(moments: Moments, rank: int) -> Linear:
     return Linear(directions, directions)
 
 
-@register(
-    "compressor",
-    "closed-form",
-    about="the best linear maps for the text's first tokens",
-    source="this project; the minimum of Eq. 6 of ESA, arXiv 2502.14477",
-    cost="R M to score, R kept a token; F^3 once a layer to fit",
-)
 @dataclass(frozen=True)
 class ClosedForm:
     """Fitted on the document's own first tokens while they are read; any model works at once.
@@ -163,13 +148,6 @@ class ClosedForm:
         return closed_form(moments, self._rank(moments))
 
 
-@register(
-    "compressor",
-    "pca",
-    about="the directions in which the keys are largest",
-    source="ESA, arXiv 2502.14477, compares with it in Section 4",
-    cost="R M to score, R kept a token; F^3 once a layer to fit",
-)
 @dataclass(frozen=True)
 class Pca(ClosedForm):
     """As `closed-form`, with the same settings, but by the keys alone; what the paper compares."""

@@ -7,6 +7,7 @@ There is no batch axis: one document, one sequence.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -69,16 +70,20 @@ class Selector(Protocol):
         ...
 
 
-class Projection(Protocol):
+class Projection(ABC):
     """A fitted compressor of one layer (Eq. 4): linear maps of folded queries and keys."""
 
+    @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
         """(C, F) -> (C, R)."""
-        ...
 
+    @abstractmethod
     def keys(self, k: Tensor) -> Tensor:
         """(n, F) -> (n, R)."""
-        ...
+
+    def at(self, row: int) -> Projection:
+        """The maps by which the key of a cached row was reduced; joined documents have several."""
+        return self
 
 
 @runtime_checkable

@@ -14,18 +14,10 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.errors import PresetError
-from esa_cli.methods.registry import register
 
 _NO_FILE = "give compressor.file a path that exists"
 
 
-@register(
-    "compressor",
-    "learned",
-    about="linear maps from a file of `esa calibrate`",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. 4-6",
-    cost="R M to score, R kept a token; trained beforehand",
-)
 @dataclass(frozen=True)
 class Learned:
     """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
-from esa_cli.methods.registry import register
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """What positions cost a step."""
@@ -26,13 +25,6 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
     )
 
 
-@register(
-    "position",
-    "esa",
-    about="all far tokens at one fixed distance",
-    source="Wang et al., ESA, arXiv 2502.14477, Section 3.2",
-    cost=ROTATED,
-)
 @dataclass(frozen=True)
 class FixedDistance:
     """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).
@@ -52,13 +44,6 @@ class FixedDistance:
         )
 
 
-@register(
-    "position",
-    "contiguous",
-    about="far tokens re-numbered in order, right before L",
-    source="Wu et al., TokenSelect, arXiv 2411.02886",
-    cost=ROTATED,
-)
 @dataclass(frozen=True)
 class Contiguous:
     """Far tokens re-numbered in reading order right before the local ones (as in TokenSelect).
@@ -80,13 +65,6 @@ class Contiguous:
         return Positions(torch.arange(count + local, count + local + chunk), torch.arange(count))
 
 
-@register(
-    "position",
-    "true",
-    about="every token at its place in the document",
-    source="Su et al. 2021, RoFormer, arXiv 2104.09864",
-    cost=ROTATED,
-)
 @dataclass(frozen=True)
 class TruePositions:
     """Every token at its place in the document; beyond the trained window models lose their way.

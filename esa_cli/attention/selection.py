@@ -9,9 +9,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.plugin_errors import scored
-from esa_cli.attention.scoring import top_k
 from esa_cli.attention.step import Step
-from esa_cli.methods.registry import register
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Ascending indices of the k largest; among equals the earliest come first.
+
+    torch.topk leaves ties to the device; this gives the same tokens everywhere.
+    """
+    if k >= scores.shape[0]:
+        return torch.arange(scores.shape[0], device=scores.device)
+    if k <= 0:
+        return torch.arange(0, device=scores.device)
+    threshold = scores.topk(k).values[-1]
+    above = torch.nonzero(scores > threshold)[:, 0]
+    equal = torch.nonzero(scores == threshold)[: k - above.shape[0], 0]
+    return torch.cat((above, equal)).sort().values
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:
@@ -25,13 +38,6 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
     return functional.max_pool1d(scores[None], 2 * epsilon + 1, stride=1, padding=epsilon)[0]
 
 
-@register(
-    "selector",
-    "topk",
-    about="tokens with the best scores, with their neighbours",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. 7",
-    cost="the score's, and M",
-)
 @dataclass(frozen=True)
 class TopK:
     """The k middle tokens with the highest score, one selection for all heads of the layer.

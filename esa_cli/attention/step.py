@@ -18,7 +18,6 @@ from torch import Tensor
 from esa_cli.attention.compression import flatten_keys, fold
 from esa_cli.attention.interfaces import KVStore, Projection, Score
 from esa_cli.attention.rope import Rope
-from esa_cli.storage.joined_store import queries_at
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, heads and queries included (16 MB in float32)."""
@@ -166,4 +165,7 @@ class Step:
             return
         made: dict[int, Tensor] = {}
         for at, features in self.store.feature_blocks(self.low, self.high, most):
-            yield at - self.low, queries_at(self.projection, q, at, made) @ features.float().T
+            maps = self.projection.at(at)
+            if id(maps) not in made:
+                made[id(maps)] = maps.queries(q)
+            yield at - self.low, made[id(maps)] @ features.float().T

@@ -1,6 +1,5 @@
 """Registers the built-in methods, through the same decorators as any plugin."""
 
-from esa_cli.attention import compression, learned_maps, positions, scoring, selection
 from esa_cli.methods import (
     consensus,
     full_attention,
@@ -18,30 +17,27 @@ from esa_cli.methods import (
     streaming_llm,
     streaming_positions,
     tokenselect,
+    voting,
     yarn,
 )
 
 __all__ = [
-    "compression",
     "consensus",
     "full_attention",
     "infllm",
     "infllm_positions",
-    "learned_maps",
     "lm_infinite",
     "lm_infinite_positions",
     "loki",
     "ntk",
     "origin_positions",
     "paper",
-    "positions",
     "quest",
     "rerope",
     "rope_interpolation",
-    "scoring",
-    "selection",
     "streaming_llm",
     "streaming_positions",
     "tokenselect",
+    "voting",
     "yarn",
 ]

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from esa_cli.attention.scoring import KEEP_ELEMENTS, top_k
+from esa_cli.attention.scoring import KEEP_ELEMENTS
+from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import BLOCK_ELEMENTS
 
 Blocks = Iterator[tuple[int, Tensor]]

@@ -25,11 +25,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.plugin_errors import scored
-from esa_cli.attention.scoring import top_k
-from esa_cli.attention.selection import proximity
+from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import REHEARSAL, Heard, Step
+from esa_cli.methods.paper import ATTENDED
+from esa_cli.methods.recipes import Base, recipe
 from esa_cli.methods.registry import register
 from esa_cli.methods.token_windows import best_windows
+from esa_cli.methods.voting import PLAIN, esa_vote
 
 KEY = "consensus"
 AGREED = "consensus.agreed"
@@ -164,3 +166,22 @@ class Consensus:
             known.chosen = self._best(known.votes, budget) + known.low
         chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
+
+
+@recipe(
+    "esa-consensus",
+    about="whole passages that the layers agree on, seen right before the question",
+    source="this project, after the paper",
+    cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
+)
+def esa_consensus(base: Base) -> dict[str, Any]:
+    agreed = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
+    vote = {"name": "vote", "rule": "softmax", "rotate": True, "pool": "max", "contrast": True}
+    return {
+        **esa_vote(base),
+        "selector": agreed,
+        "score": {**PLAIN, **vote},
+        "position": {"name": "contiguous", "distance": min(1024, base.context // 2)},
+        "window": {"ending": 0},
+        "reading": "local",
+    }

@@ -149,6 +149,6 @@ def infllm(base: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "infllm", **memory},
         **OWN_SCORE,
-        "position": {"name": "infllm", "distance": max(base.preset.window.local - 1, 0)},
+        "position": {"name": "infllm", "distance": max(base.window.local - 1, 0)},
         "reading": "select",
     }

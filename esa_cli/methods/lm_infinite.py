@@ -130,8 +130,7 @@ def lm_infinite(base: Base) -> dict[str, Any]:
     "as rows of all key heads are read for each query head",
 )
 def lm_infinite_topk(base: Base) -> dict[str, Any]:
-    preset = base.preset
-    placed = {"distance": min(INSERT, preset.context // 2), "initial": preset.window.initial}
+    placed = {"distance": min(INSERT, base.context // 2), "initial": base.window.initial}
     return {
         "selector": {"name": "lm-infinite-topk", "first_layer": 4, "count": None},
         **OWN_SCORE,

@@ -109,4 +109,4 @@ def ntk(base: Base) -> dict[str, Any]:
 )
 def ntk_dynamic(base: Base) -> dict[str, Any]:
     position = {"name": "ntk-dynamic", "factor": whole_stretch(base)}
-    return everything({**position, "trained": base.preset.context})
+    return everything({**position, "trained": base.context})

@@ -33,7 +33,7 @@ def everything(position: dict[str, Any]) -> dict[str, Any]:
 def whole_stretch(base: Base) -> float:
     """s of a recipe: the trained windows that the document takes with ROOM, a whole number."""
     taken = base.length + ROOM if base.length else 0
-    return float(max(1, math.ceil(taken / base.preset.context)))
+    return float(max(1, math.ceil(taken / base.context)))
 
 
 @recipe(
@@ -55,4 +55,4 @@ def origin(base: Base) -> dict[str, Any]:
     full=True,
 )
 def full(base: Base) -> dict[str, Any]:
-    return everything(dict(base.preset.position))
+    return everything(dict(base.position))

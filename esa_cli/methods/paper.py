@@ -1,20 +1,20 @@
-"""Recipes of the paper's own method and of its variants; they need no selector of their own.
+"""The paper's method by name: registers the parts of `attention/` and the recipe `esa`.
 
-    esa             the paper's: one selection for all heads by the sum of their scores
-    esa-individual  its ablation: a token's score is the best that any head gives it
-    esa-vote        each head's softmax over M, summed: what attention will see, not raw products
-    esa-consensus   later layers add to the votes of earlier ones; the default preset is this with
-                    six heads of its model that vote, in place of all
-
-Every setting is written out, so that none is left over from the preset below. Windows and
-compressor are the preset's.
+Every setting of the recipe is written out, so that none is left over from the preset below. Windows
+and compressor are the preset's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from esa_cli.attention.compression import ClosedForm, NoCompression, Pca
+from esa_cli.attention.learned_maps import Learned
+from esa_cli.attention.positions import ROTATED, Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import TopK
 from esa_cli.methods.recipes import Base, recipe
+from esa_cli.methods.registry import register
 
 PAPER = (
     "Wang et al., Unshackling Context Length: An Efficient Selective Attention Approach through "
@@ -23,18 +23,10 @@ PAPER = (
 ATTENDED = "2 F (I + K + L)"
 """Keys and values that a step attends to, where all heads share them."""
 
-PLAIN: dict[str, Any] = {
-    "pool": "max",
-    "shortlist": 0,
-    "contrast": False,
-    "normalise": "head",
-    "heads": [],
-}
-
 
 def far_away(base: Base) -> int:
-    """w: three quarters of the trained window, which results.md has as the best; ours."""
-    return base.preset.context * 3 // 4
+    """w: three quarters of the trained window; measured, docs/results.md."""
+    return base.context * 3 // 4
 
 
 @recipe(
@@ -52,42 +44,66 @@ def esa(base: Base) -> dict[str, Any]:
     }
 
 
-@recipe(
-    "esa-individual",
-    about="as esa, but a token's score is the highest that any head gives it, on whole keys",
-    source=f"{PAPER}; its ablation over heads",
-    cost=f"F M + {ATTENDED}",
-)
-def esa_individual(base: Base) -> dict[str, Any]:
-    vote = {"name": "vote", "rule": "max", "rotate": False, **PLAIN, "normalise": "query"}
-    return {**esa(base), "score": vote}
-
-
-@recipe(
-    "esa-vote",
-    about="as esa, but every head votes by its softmax over the logits attention will see",
-    source="this project, after the paper",
-    cost=f"F M + {ATTENDED}",
-)
-def esa_vote(base: Base) -> dict[str, Any]:
-    vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
-    return {**esa(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
-
-
-@recipe(
-    "esa-consensus",
-    about="whole passages that the layers agree on, seen right before the question",
-    source="this project, after the paper",
-    cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
-)
-def esa_consensus(base: Base) -> dict[str, Any]:
-    agreed = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
-    vote = {"name": "vote", "rule": "softmax", "rotate": True, "pool": "max", "contrast": True}
-    return {
-        **esa_vote(base),
-        "selector": agreed,
-        "score": {**PLAIN, **vote},
-        "position": {"name": "contiguous", "distance": min(1024, base.preset.context // 2)},
-        "window": {"ending": 0},
-        "reading": "local",
-    }
+register(
+    "compressor",
+    "none",
+    about="scores with whole keys",
+    source="no compression",
+    cost="F M to score; nothing more is kept",
+)(NoCompression)
+register(
+    "compressor",
+    "closed-form",
+    about="the best linear maps for the text's first tokens",
+    source="this project; the minimum of Eq. 6 of ESA, arXiv 2502.14477",
+    cost="R M to score, R kept a token; F^3 once a layer to fit",
+)(ClosedForm)
+register(
+    "compressor",
+    "pca",
+    about="the directions in which the keys are largest",
+    source="ESA, arXiv 2502.14477, compares with it in Section 4",
+    cost="R M to score, R kept a token; F^3 once a layer to fit",
+)(Pca)
+register(
+    "compressor",
+    "learned",
+    about="linear maps from a file of `esa calibrate`",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. 4-6",
+    cost="R M to score, R kept a token; trained beforehand",
+)(Learned)
+register(
+    "position",
+    "esa",
+    about="all far tokens at one fixed distance",
+    source="Wang et al., ESA, arXiv 2502.14477, Section 3.2",
+    cost=ROTATED,
+)(FixedDistance)
+register(
+    "position",
+    "contiguous",
+    about="far tokens re-numbered in order, right before L",
+    source="Wu et al., TokenSelect, arXiv 2411.02886",
+    cost=ROTATED,
+)(Contiguous)
+register(
+    "position",
+    "true",
+    about="every token at its place in the document",
+    source="Su et al. 2021, RoFormer, arXiv 2104.09864",
+    cost=ROTATED,
+)(TruePositions)
+register(
+    "score",
+    "sum",
+    about="the sum over all heads, then the loudest query",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. 2-3",
+    cost="R M with a compressor, F M without",
+)(SumScore)
+register(
+    "selector",
+    "topk",
+    about="tokens with the best scores, with their neighbours",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. 7",
+    cost="the score's, and M",
+)(TopK)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,6 @@ from weakref import WeakKeyDictionary
 
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError
-from esa_cli.qa import build_method as build
-from esa_cli.qa.preset import Preset
 
 PARTS = ("selector", "score", "compressor", "position")
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
@@ -50,25 +47,6 @@ def contents(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "file" in out:
         out["file"] = _of(Path(str(out["file"])).expanduser())
     return out
-
-
-def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """Of all that a method's preset says, and of the files behind it.
-
-    Args:
-        without: fields that do not count.
-
-    Raises:
-        PresetError: it does not hold, or a file of it cannot be read.
-    """
-    facts = preset.model_dump(mode="json", exclude=set(without))
-    files = sources(build.method(preset))
-    for kind in PARTS:
-        if "file" in facts[kind]:
-            files[f"{kind}.file"] = contents(facts[kind])["file"]
-    if files:  # so that what has none keeps the hash that rows were written with
-        facts["files"] = files
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _file(kind: type) -> Path | None:

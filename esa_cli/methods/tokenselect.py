@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.scoring import VoteScore, top_k
-from esa_cli.attention.selection import proximity
+from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
+from esa_cli.methods.voting import VoteScore
 
 KEPT = "tokenselect.kept"
 VOTE = VoteScore(rule="softmax", rotate=False)

@@ -84,4 +84,4 @@ class YaRN(Stretched):
 )
 def yarn(base: Base) -> dict[str, Any]:
     position = {"name": "yarn", "factor": whole_stretch(base)}
-    return everything({**position, "trained": base.preset.context})
+    return everything({**position, "trained": base.context})

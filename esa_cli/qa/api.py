@@ -18,10 +18,9 @@ from torch import Tensor
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.methods import recipes
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
-from esa_cli.qa import preset
+from esa_cli.qa import method_presets, preset
 from esa_cli.qa.archive import gathers
 from esa_cli.qa.attention_weights import Witness
 from esa_cli.qa.books import AskedBook, distinct, together
@@ -105,7 +104,7 @@ class Esa:
         """
         chosen, place = preset.load(name, overrides), choose_device(device)
         if method is not None:
-            chosen = recipes.for_length(method, chosen, length)
+            chosen = method_presets.for_length(method, chosen, length)
         memory = machine.available_memory(place)
         loaded = models.load(chosen.model, device=place, dtype=dtype)
 

@@ -10,8 +10,9 @@ from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method, Window
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import registry
-from esa_cli.methods.registry import nearest
+from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.qa.preset import Preset
+from esa_cli.system.registry import nearest
 
 PROTOCOLS = {
     "selector": Selector,
@@ -39,7 +40,7 @@ def method(preset: Preset) -> Method:
     Raises:
         PresetError: a part, one of its settings, or the kernel does not hold.
     """
-    registry.load_entry_points()
+    load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])

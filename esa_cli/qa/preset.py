@@ -16,8 +16,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esa_cli.errors import PresetError
-from esa_cli.methods.registry import KINDS, nearest
+from esa_cli.methods.registry import KINDS
 from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
+from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import strictly, written
 
 DEFAULT = "smollm2-135m"

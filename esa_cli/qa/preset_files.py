@@ -9,8 +9,8 @@ import yaml
 from platformdirs import user_config_path
 
 from esa_cli.errors import PresetError
-from esa_cli.methods.registry import nearest
 from esa_cli.system.machine import in_home
+from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import strictly
 
 SUFFIXES = (".yaml", ".yml")

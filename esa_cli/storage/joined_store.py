@@ -148,7 +148,7 @@ def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class PerDocumentMaps:
+class PerDocumentMaps(Projection):
     """The projections of several documents, each for its own rows.
 
     Args:
@@ -160,9 +160,9 @@ class PerDocumentMaps:
     starts: Sequence[int]
     maps: Sequence[Projection]
 
-    def part(self, at: int) -> int:
-        """Which document row `at` belongs to."""
-        return bisect_right(self.starts, at) - 1
+    def at(self, row: int) -> Projection:
+        """The maps of the document that a row belongs to."""
+        return self.maps[bisect_right(self.starts, row) - 1]
 
     def queries(self, q: Tensor) -> Tensor:
         """Of the last document, behind which questions are asked: (C, F) -> (C, R)."""
@@ -171,13 +171,3 @@ class PerDocumentMaps:
     def keys(self, k: Tensor) -> Tensor:
         """Likewise: (n, F) -> (n, R)."""
         return self.maps[-1].keys(k)
-
-
-def queries_at(projection: Projection, q: Tensor, at: int, made: dict[int, Any]) -> Tensor:
-    """Reduced queries (C, R) for the reduced keys from row `at` on; `made` keeps them."""
-    part = projection.part(at) if isinstance(projection, PerDocumentMaps) else 0
-    if part not in made:
-        own = projection.maps[part] if isinstance(projection, PerDocumentMaps) else projection
-        made[part] = own.queries(q)
-    out: Tensor = made[part]
-    return out

@@ -20,10 +20,11 @@ from esa_cli.attention.layer import Attention, LayerMemory, Plan, chunks
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.scoring import SumScore, VoteScore
+from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
+from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")

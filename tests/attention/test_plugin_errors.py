@@ -16,10 +16,10 @@ from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.plugin_errors import far, near, plugged, scored
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance.random_steps import make_step
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import preset
 from esa_cli.qa.session import Session

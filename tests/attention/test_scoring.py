@@ -12,9 +12,11 @@ from conftest import build_rope, build_step
 from esa_cli.attention import scoring as scores_module
 from esa_cli.attention import step as step_module
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.scoring import SumScore, VoteScore, top_k
+from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import OWN, PRIME, Step
 from esa_cli.errors import PresetError
+from esa_cli.methods.voting import VoteScore
 
 GROUPS = [(3, 3), (6, 2), (8, 1)]
 DISTANCE = 29
@@ -238,6 +240,7 @@ def test_blockwise_in_two_passes_is_the_same(
     monkeypatch.setattr(step_module, "BLOCK_ELEMENTS", 1)
     in_blocks = score.scores(step)
     monkeypatch.setattr(scores_module, "KEEP_ELEMENTS", 1)
+    monkeypatch.setattr("esa_cli.methods.voting.KEEP_ELEMENTS", 1)
     calls: list[bool] = []
     for name in ("sums", "head_logits"):
         original = getattr(Step, name)

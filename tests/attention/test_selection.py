@@ -9,9 +9,10 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli.attention.scoring import SumScore, VoteScore
+from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK, proximity
 from esa_cli.attention.step import Step
+from esa_cli.methods.voting import VoteScore
 
 
 @dataclass(frozen=True)

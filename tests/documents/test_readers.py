@@ -12,16 +12,17 @@ from typing import Any, ClassVar
 
 import pytest
 import sample_files as make
+from conftest import copy_registries
 
 from esa_cli.documents import readers
 from esa_cli.documents import text_builder as extracted
 from esa_cli.documents.document import read_document
-from esa_cli.documents.readers import Extracted, Mark, TextBuilder
+from esa_cli.documents.readers import Extracted, Mark, TextBuilder, reader_registry
 from esa_cli.documents.readers import gzip_reader as packed
 from esa_cli.documents.readers.markup import parse_html, write
 from esa_cli.documents.readers.mathml import linear
 from esa_cli.errors import DocumentError, PluginError
-from esa_cli.methods import registry
+from esa_cli.methods import plugin_loading
 
 
 def text_of(data: bytes | str, name: str) -> str:
@@ -296,8 +297,7 @@ def test_called_what_it_is_not() -> None:
 
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    copy_registries(monkeypatch)
 
 
 class Upper:
@@ -330,12 +330,12 @@ def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
         "    def sniff(self, head): return False\n"
         "    def read(self, data, name): return Extracted('MCM')\n"
     )
-    assert registry.load_file(path) == [("reader", "roman")]
+    assert plugin_loading.load_file(path) == [("reader", "roman")]
     assert text_of("1900", "x.rom") == "MCM"
     path.with_name("bad.py").write_text(path.read_text().replace("roman", "greek") + "1 / 0\n")
     with pytest.raises(PluginError, match="does not run"):
-        registry.load_file(path.with_name("bad.py"))
-    assert "greek" not in registry.names("reader")
+        plugin_loading.load_file(path.with_name("bad.py"))
+    assert "greek" not in reader_registry.READERS
 
 
 @pytest.mark.usefixtures("scratch")
@@ -343,7 +343,7 @@ def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
     docs = (Path(__file__).parents[2] / "docs" / "readers.md").read_text("utf-8")
     path = tmp_path / "subtitles.py"
     path.write_text(docs.split("```python\n")[-1].split("```")[0])
-    registry.load_file(path)
+    plugin_loading.load_file(path)
     found = readers.read(
         b"1\n00:00:01,5 --> 00:00:03,0\nWho is\nthere?\n\n2\n00:01:04,0 --> 00:01:05,0\nI am.\n",
         "x.srt",

@@ -26,7 +26,7 @@ from esa_cli.attention.compression import ClosedForm, Linear, NoCompression, clo
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import FixedDistance
-from esa_cli.attention.scoring import SumScore, VoteScore
+from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.errors import DocumentError, ModelError, PresetError, ResourceError, UsageError
 from esa_cli.evaluation.calibration import fit_maps as fitting
@@ -39,11 +39,11 @@ from esa_cli.evaluation.calibration.key_recall import Heldout, limited, recall, 
 from esa_cli.evaluation.calibration.quantise import by_dimension, by_token
 from esa_cli.evaluation.calibration.ranks import allocate
 from esa_cli.evaluation.calibration.train_maps import Training, rank_loss, square_loss, train
-from esa_cli.methods import recipes
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models import attach as seam
 from esa_cli.models.fingerprint import KEY, aim, check, fingerprint, of_file
 from esa_cli.qa import build_method as build
-from esa_cli.qa import preset
+from esa_cli.qa import method_presets, preset
 
 TOKENS = 100
 FEED = 24
@@ -1141,7 +1141,7 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
     method = build.method(made)
     assert aim(method) == {"rotate": "false"}
     assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
-    assert made.position == recipes.apply("esa", preset.load("tiny-random")).position
+    assert made.position == method_presets.apply("esa", preset.load("tiny-random")).position
     assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
@@ -33,9 +34,7 @@ BUILT_IN = [
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_CLASSES", "_ORIGIN", "_FILES"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
 
 
 def failed(findings: list[Finding]) -> dict[str, str]:
@@ -656,7 +655,7 @@ def under_test(base):
     return {}
 """
 WRONG_RECIPES = {
-    "{'window': {'selected': base.preset.window.selected + 1}}": "takes 2113 tokens where",
+    "{'window': {'selected': base.window.selected + 1}}": "takes 2113 tokens where",
     "{'selector': {'name': 'topkk'}}": "unknown selector 'topkk'",
     "{'selector': {'name': 'topk', 'proximty': 3}}": "no setting 'proximty'",
     "{'windows': {'local': 3}}": "sets 'windows'",
@@ -680,7 +679,7 @@ def test_recipes_have_to_hold_for_every_preset_and_length(tmp_path: Path) -> Non
     settings = (
         "{'position': {'name': 'esa', 'distance': 4000}, 'window': {'local': 0 if base.length"
     )
-    settings += " > 1000 else base.preset.window.local}}"
+    settings += " > 1000 else base.window.local}}"
     path.write_text(RECIPE.replace("{}", settings))
     (found,) = check_file(path).values()
     short = {"runs: a short document", "runs: an unknown length"}

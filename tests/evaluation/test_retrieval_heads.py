@@ -15,7 +15,6 @@ from conftest import ModelFactory, build_step
 from torch import Tensor
 
 from esa_cli.__main__ import main
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import OWN, Step
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.calibration import head_votes as hearing
@@ -34,6 +33,7 @@ from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, wr
 from esa_cli.evaluation.calibration.retrieval_heads import Found, find, voting
 from esa_cli.evaluation.tasks import Haystack, probe
 from esa_cli.evaluation.tasks.task_sample import Request, Sample
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models import load as load_model
 from esa_cli.qa import build_method as build
 from esa_cli.qa import preset

@@ -255,7 +255,7 @@ def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
     try:
         made = groups(settings_of(methods=("elsewhere", "quest", "streaming-llm")), TINY, 900)
     finally:
-        del recipes._RECIPES["elsewhere"]
+        del recipes.RECIPES._entries["elsewhere"]
     assert [(group.names, group.shared) for group in made] == [
         (("quest", "streaming-llm"), True),
         (("elsewhere",), False),
@@ -376,11 +376,12 @@ def test_methods_have_the_presets_budget() -> None:
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
     from esa_cli.methods import recipes
+    from esa_cli.qa import method_presets
 
-    names = [name for name in recipes._RECIPES if not recipes.find(name).full]
+    names = [name for name in recipes.RECIPES if not recipes.find(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
     for name in names:
-        made = recipes.apply(name, TINY, 900)
+        made = method_presets.apply(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
             session.read("A word of many. " * 60)
             seen: list[Seen] = []
@@ -394,16 +395,17 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 def test_a_method_over_the_budget_is_refused() -> None:
     from esa_cli.methods import recipes
+    from esa_cli.qa import method_presets
 
     @recipes.recipe("greedy", about="", source="", cost="")
     def greedy(base: recipes.Base) -> dict[str, Any]:
-        return {"window": {"selected": base.preset.window.selected + 1}}
+        return {"window": {"selected": base.window.selected + 1}}
 
     try:
         with pytest.raises(PresetError, match="takes 133 tokens where the preset has 132"):
-            recipes.apply("greedy", TINY)
+            method_presets.apply("greedy", TINY)
     finally:
-        del recipes._RECIPES["greedy"]
+        del recipes.RECIPES._entries["greedy"]
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:

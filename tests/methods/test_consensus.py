@@ -17,12 +17,12 @@ from conftest import VOCABULARY, ModelFactory, build_step
 
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import REHEARSAL, Step
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.consensus import Consensus, passages
 from esa_cli.methods.token_windows import best_windows
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
 from esa_cli.models.kv_cache import EsaCache
 

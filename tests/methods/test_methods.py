@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import build_rope, build_step
+from conftest import build_rope, build_step, copy_registries
 
 import esa_cli.methods
 import esa_cli.methods.builtin
@@ -25,7 +25,6 @@ from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method, Window
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import Step
 from esa_cli.attention.trace import Seen
 from esa_cli.errors import PluginError
@@ -34,9 +33,10 @@ from esa_cli.methods import recipes, registry
 from esa_cli.methods.infllm import RECEIVED
 from esa_cli.methods.infllm_mass import MARKS
 from esa_cli.methods.tokenselect import KEPT
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import build_method as build
-from esa_cli.qa import preset
+from esa_cli.qa import method_presets, preset
 from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -769,7 +769,7 @@ def test_parts_of_methods_say_their_source_and_cost() -> None:
 
 
 def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
     base = preset.load("tiny-random", ["reading=local"])
 
     @recipes.recipe("all-of-it", about="", source="", cost="", full=True)
@@ -781,8 +781,8 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
         return {"selector": {"name": "full"}, "reading": "local"}
 
     for name in ("all-of-it", "all-by-name"):
-        assert recipes.apply(name, base).reading == "select"
-    assert recipes.apply("topk", base).reading == "local"
+        assert method_presets.apply(name, base).reading == "select"
+    assert method_presets.apply("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize(
@@ -797,27 +797,27 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
 def test_a_recipe_sets_the_method_and_no_more(
     settings: Any, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
     recipes.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
     with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        recipes.apply("wrong-of-it", preset.load("tiny-random"))
+        method_presets.apply("wrong-of-it", preset.load("tiny-random"))
     assert hint in error.value.hint
 
 
 def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
     recipes.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
     with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
-        recipes.apply("failing", preset.load("tiny-random"))
+        method_presets.apply("failing", preset.load("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = preset.load(base)
-    made = recipes.apply(name, given, length=100_000)
+    made = method_presets.apply(name, given, length=100_000)
     method = build.method(made)
-    assert method.window.budget == recipes.budget(given)
+    assert method.window.budget == method_presets.budget(given)
     local_only = name in ("streaming-llm", "lm-infinite")
     assert (method.window.selected == 0) == local_only
     assert method.window.local == given.window.local + local_only * given.window.selected
@@ -828,7 +828,7 @@ def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
 
 
 def settings(name: str) -> preset.Preset:
-    return recipes.apply(name, preset.load("llama3-8b-paper", ["score.rotate=true"]))
+    return method_presets.apply(name, preset.load("llama3-8b-paper", ["score.rotate=true"]))
 
 
 def test_recipes_are_the_papers() -> None:
@@ -842,12 +842,12 @@ def test_recipes_are_the_papers() -> None:
         "contrast": False, "normalise": "query", "heads": [],
     }  # fmt: skip
     assert settings("esa").window.ending is None
-    assert recipes.apply("infllm", preset.load("smollm2-135m")).window.ending is None
+    assert method_presets.apply("infllm", preset.load("smollm2-135m")).window.ending is None
     assert settings("infllm").position == {"name": "infllm", "distance": 4095}
     assert settings("lm-infinite-topk").position == {
         "name": "lm-infinite-topk", "distance": 2048, "initial": 128,
     }  # fmt: skip
-    shipped, ours = preset.load("smollm2-135m"), recipes.apply(
+    shipped, ours = preset.load("smollm2-135m"), method_presets.apply(
         "esa-consensus", preset.load("smollm2-135m")
     )  # fmt: skip
     every = shipped.model_copy(update={"score": {**shipped.score, "heads": []}})
@@ -858,7 +858,7 @@ def test_recipes_are_the_papers() -> None:
 def test_recipes_run_in_a_model(name: str, make_model: Callable[..., Any]) -> None:
     given = preset.load("tiny-random", ["window.local=16", "window.selected=32", "window.chunk=16",
                                         "window.dense=0"])  # fmt: skip
-    method = build.method(recipes.apply(name, given))
+    method = build.method(method_presets.apply(name, given))
     text = torch.randint(0, 61, (1, 150))
     with attach(make_model("llama", num_hidden_layers=5), method) as attachment:
         model, cache = attachment.model, attachment.new_cache()

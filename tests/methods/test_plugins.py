@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from conftest import VOCABULARY, ModelFactory
+from conftest import VOCABULARY, ModelFactory, copy_registries
 
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
@@ -20,9 +20,10 @@ from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import advance, check_file, make_step
-from esa_cli.methods import recipes, registry
+from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.plugin_template import template, write_template
 from esa_cli.models.attach import attach
+from esa_cli.qa import method_presets
 from esa_cli.qa.build_method import method as build_method
 from esa_cli.qa.preset import Preset
 
@@ -33,11 +34,9 @@ FILES = sorted(PLUGINS.glob("*.py"))
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worked plugins, in a copy of the registry that the test may change."""
-    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
     for path in FILES:
-        registry.load_file(path)
+        plugin_loading.load_file(path)
 
 
 def build(kind: str, name: str, **options: Any) -> Any:
@@ -91,7 +90,7 @@ def test_grouped_positions_refuse_no_group() -> None:
 
 def test_streaming_brings_its_recipe() -> None:
     base = Preset(name="base", model="m", context=4096, selector={"name": "topk", "proximity": 3})
-    made = recipes.apply("streaming", base)
+    made = method_presets.apply("streaming", base)
     assert (made.selector, made.window) == ({"name": "streaming", "recent": True}, base.window)
     method = build_method(made)
     assert type(method.selector).__name__ == "Streaming"

@@ -32,6 +32,7 @@ from esa_cli.methods.rope_interpolation import Interpolation
 from esa_cli.methods.streaming_positions import Streaming
 from esa_cli.methods.yarn import YaRN
 from esa_cli.models.attach import attach
+from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -450,14 +451,14 @@ PRESET = Preset(name="any", model="any", context=8192)
     [(0, 1), (100, 1), (7936, 1), (7937, 2), (8192, 2), (32_512, 4), (32_513, 5)],
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
-    made = recipes.apply(name, PRESET, length)
+    made = method_presets.apply(name, PRESET, length)
     assert recipes.find(name).full
     assert made.selector == {"name": "full"}
     assert not registry.build("score", made.score).features, "nothing is scored or reduced"
     assert made.reading == "select"
     assert made.window == PRESET.window
     encoding = registry.build("position", made.position)
-    assert recipes.stretches(name, PRESET) == (name not in ("full", "origin"))
+    assert method_presets.stretches(name, PRESET) == (name not in ("full", "origin"))
     if name == "origin":
         assert encoding == TruePositions()
         return

@@ -10,9 +10,11 @@ from typing import Literal
 
 import pytest
 import torch
+from conftest import copy_registries
 
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.methods import builtin, recipes, registry
+from esa_cli.methods import builtin, plugin_loading, recipes, registry
+from esa_cli.system.registry import nearest
 
 Write = Callable[[str], Path]
 
@@ -43,9 +45,7 @@ def all_of_it(base):
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert builtin
-    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
 
 
 @pytest.fixture
@@ -99,11 +99,13 @@ def test_what_is_registered_says_what_it_is(write: Write) -> None:
         """
 
     found = {(part.kind, part.name): part for part in registry.parts()}
-    assert found["score", "settings"]._asdict() == {"kind": "score", "name": "settings", **texts}
-    assert found["position", "documented"][2:] == ("The first line.", "", "")
+    assert found["score", "settings"]._asdict() == {
+        "kind": "score", "name": "settings", **texts, "cls": Settings,
+    }  # fmt: skip
+    assert found["position", "documented"][2:5] == ("The first line.", "", "")
     assert list(dict.fromkeys(kind for kind, _ in found)) == list(registry.KINDS)
     with pytest.raises(PluginError):
-        registry.load_file(write(GOOD + "raise ValueError"))
+        plugin_loading.load_file(write(GOOD + "raise ValueError"))
     assert not any(part.name == "none-of-it" for part in registry.parts())
 
 
@@ -147,7 +149,7 @@ def test_build_names_the_nearest() -> None:
         registry.build("selector", {})
     with pytest.raises(PresetError, match="position has the name True: put it in quotes"):
         registry.build("position", {"name": True})  # position: {name: true}, to YAML
-    assert registry.nearest("a", []) == "there are none"
+    assert nearest("a", []) == "there are none"
 
 
 def test_build_refuses_fields_no_preset_can_hold() -> None:
@@ -183,8 +185,8 @@ def test_register_refuses() -> None:
 
 def test_load_file(write: Write) -> None:
     path = write(GOOD)
-    assert registry.load_file(path) == [("selector", "none-of-it")]
-    assert registry.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
+    assert plugin_loading.load_file(path) == [("selector", "none-of-it")]
+    assert plugin_loading.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
     assert registry.origin("selector", "none-of-it") == str(path.resolve())
     built = registry.build("selector", {"name": "none-of-it", "share": 1})
     assert built.share == 1.0
@@ -195,7 +197,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
 ) -> None:
     (tmp_path / "imported_helper.py").write_text(GOOD.replace("none-of-it", "helper"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert registry.load_file(write(GOOD + "import imported_helper\n")) == [
+    assert plugin_loading.load_file(write(GOOD + "import imported_helper\n")) == [
         ("selector", "none-of-it")
     ]
     assert registry.origin("selector", "helper") == "imported_helper"
@@ -212,10 +214,10 @@ def test_load_file_is_not_credited_with_what_it_imports(
         (GOOD.replace("none-of-it", "topk"), "already registered by esa_cli"),
         (GOOD + GOOD.replace("class NoneOfIt", "class Second"), "already registered"),
         (METHOD + "1 / 0", "ZeroDivisionError"),
-        (METHOD.replace("all-of-it", "quest"), "already described by esa_cli.methods.quest"),
+        (METHOD.replace("all-of-it", "quest"), "already registered by esa_cli.methods.quest"),
         (
             METHOD + METHOD.replace("def all_of_it", "def second"),
-            "already described by .*plugin.py",
+            "already registered by .*plugin.py",
         ),
     ],
 )
@@ -224,35 +226,35 @@ def test_load_file_that_fails_registers_nothing(write: Write, source: str, messa
     path = write(source)
     for _ in range(2):
         with pytest.raises(PluginError, match=message):
-            registry.load_file(path)
+            plugin_loading.load_file(path)
     assert {kind: registry.names(kind) for kind in registry.KINDS} == before
     assert "all-of-it" not in [one.name for one in recipes.known()]
     path.write_text(GOOD)
-    assert registry.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
+    assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
 
 
 def test_a_file_may_hold_recipes_only(write: Write) -> None:
     path = write(METHOD)
-    assert registry.load_file(path) == [("method", "all-of-it")]
-    assert registry.load_file(path) == [("method", "all-of-it")], "a second time"
+    assert plugin_loading.load_file(path) == [("method", "all-of-it")]
+    assert plugin_loading.load_file(path) == [("method", "all-of-it")], "a second time"
     assert recipes.find("all-of-it").origin == str(path.resolve())
     assert "all-of-it" in [one.name for one in recipes.known()]
 
 
 def test_load_file_needs_a_python_file(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="no plugin file"):
-        registry.load_file(tmp_path / "missing.py")
+        plugin_loading.load_file(tmp_path / "missing.py")
     with pytest.raises(PluginError, match="no plugin file"):
-        registry.load_file(tmp_path)
+        plugin_loading.load_file(tmp_path)
     text = tmp_path / "plugin.txt"
     text.write_text(GOOD)
     with pytest.raises(PluginError, match="not a Python file"):
-        registry.load_file(text)
+        plugin_loading.load_file(text)
 
 
 def test_type_hints_that_cannot_be_read_are_the_plugins_fault(write: Write) -> None:
     path = write("from __future__ import annotations\n" + GOOD.replace("float", "Missing"))
-    registry.load_file(path)
+    plugin_loading.load_file(path)
     with pytest.raises(PluginError, match="'Missing' is not defined"):
         registry.build("selector", {"name": "none-of-it", "share": 1})
 
@@ -266,16 +268,23 @@ def test_type_hints_that_cannot_be_read_are_the_plugins_fault(write: Write) -> N
     ],
 )
 def test_entry_points(
-    module: str, source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str,
+    source: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("third-party", module, "esa.plugins")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr(plugin_loading, "entry_points", lambda group: [point])
+    plugin_loading.load_installed.cache_clear()
+    request.addfinalizer(plugin_loading.load_installed.cache_clear)
     if message:
         with pytest.raises(PluginError, match=message):
-            registry.load_entry_points()
+            plugin_loading.load_installed()
         return
-    registry.load_entry_points()
-    registry.load_entry_points()
+    plugin_loading.load_installed()
+    plugin_loading.load_installed()
     assert registry.origin("selector", "none-of-it") == module

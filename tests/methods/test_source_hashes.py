@@ -10,16 +10,18 @@ from types import ModuleType
 
 import pytest
 import torch
+from conftest import copy_registries
 
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import PresetError
-from esa_cli.methods import builtin, registry
+from esa_cli.methods import builtin, plugin_loading, registry
 from esa_cli.methods.registry import register
-from esa_cli.methods.source_hashes import settings_hash, without_file
+from esa_cli.methods.source_hashes import without_file
 from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
 from esa_cli.qa.archive import hindrance
+from esa_cli.qa.settings_hash import settings_hash
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -39,8 +41,7 @@ class Edited:
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes back what a test registers; the built-in methods are there before."""
     assert builtin
-    for table in ("_CLASSES", "_ORIGIN", "_PARTS", "_FILES"):
-        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    copy_registries(monkeypatch)
 
 
 def hashed(*overrides: str) -> str:
@@ -62,10 +63,9 @@ def test_the_code_of_a_plugin_counts(tmp_path: Path) -> None:
     found = []
     for name, sign in (("a.py", 1), ("b.py", 1), ("a.py", -1)):
         (tmp_path / name).write_text(PLUGIN.format(sign=sign), "utf-8")
-        registry.load_file(tmp_path / name)
+        plugin_loading.load_file(tmp_path / name)
         found.append(hashed("score.name=edited"))
-        registry._CLASSES.pop(("score", "edited"))
-        registry._ORIGIN.pop(("score", "edited"))
+        registry.PARTS["score"]._entries.pop("edited")
     assert found[0] == found[1] != found[2]
 
 

@@ -17,8 +17,8 @@ from transformers import (
 
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
 from esa_cli.models.kv_cache import EsaCache
 

@@ -13,8 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.errors import UsageError
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
 from esa_cli.models.generation import end_ids, generate, special_ids_only
 from esa_cli.models.kv_cache import EsaCache

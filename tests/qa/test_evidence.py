@@ -15,12 +15,12 @@ from conftest import VOCABULARY, ModelFactory
 from esa_cli import models
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.trace import Seen
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
 from esa_cli.qa import preset
 from esa_cli.qa.attention_weights import Witness

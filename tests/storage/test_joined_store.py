@@ -14,7 +14,7 @@ from esa_cli.errors import UsageError
 from esa_cli.qa import preset
 from esa_cli.qa.reply import Turn
 from esa_cli.qa.session import Session
-from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice, queries_at
+from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate, text_rows
 
@@ -116,10 +116,11 @@ def test_only_the_tail_is_taken_back() -> None:
 def test_every_document_is_scored_with_its_own_queries() -> None:
     q = torch.randn(2, G * D)
     maps = [Linear(torch.randn(G * D, R), torch.randn(G * D, R)) for _ in range(2)]
-    both, made = PerDocumentMaps([0, 40], maps), {}
+    both = PerDocumentMaps([0, 40], maps)
     for at, part in [(0, 0), (39, 0), (40, 1), (90, 1)]:
-        assert torch.equal(queries_at(both, q, at, made), maps[part].queries(q))
-    assert torch.equal(queries_at(maps[0], q, 77, {}), maps[0].queries(q))
+        assert both.at(at) is maps[part]
+    assert torch.equal(both.queries(q), maps[1].queries(q))
+    assert maps[0].at(77) is maps[0]
 
 
 def test_a_later_document_leaves_out_the_head() -> None:

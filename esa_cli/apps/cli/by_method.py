@@ -3,7 +3,8 @@
     preset with --set  ->  recipe  ->  the settings it changes, as texts that go where --set goes
 
 So nothing behind the options knows of it. Some methods are made for one length (see
-`recipes.stretches`): only a command that knows its documents before the model is loaded has these.
+`method_presets.stretches`): only a command that knows its documents before the model is loaded
+has these.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ def settings(name: str, chosen: Preset, length: int = 0) -> list[str]:
         UsageError: no such method. PresetError: its settings do not hold.
     """
     from esa_cli.methods import recipes
+    from esa_cli.qa import method_presets
     from esa_cli.system.strict_yaml import written
 
-    before, after = chosen.model_dump(), recipes.apply(name, chosen, length).model_dump()
+    before, after = chosen.model_dump(), method_presets.apply(name, chosen, length).model_dump()
     return [f"{key}={written(after[key])}" for key in recipes.LAID if after[key] != before[key]]
 
 
@@ -62,11 +64,10 @@ def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> l
     """
     if name is None:
         return list(given)
-    from esa_cli.methods import recipes
-    from esa_cli.qa import preset
+    from esa_cli.qa import method_presets, preset
 
     chosen = preset.load(preset_name, given)
-    recipes.for_length(name, chosen, 0)
+    method_presets.for_length(name, chosen, 0)
     return [*given, *settings(name, chosen)]
 
 
@@ -92,11 +93,10 @@ def of_documents(
     reporter.stage("import", 0, None)
     from esa_cli.apps.cli.preflight import Place, look
     from esa_cli.documents.document import join
-    from esa_cli.methods import recipes
-    from esa_cli.qa import preset
+    from esa_cli.qa import method_presets, preset
 
     chosen, length = preset.load(request.preset, request.overrides), 0
-    if recipes.stretches(name, chosen):
+    if method_presets.stretches(name, chosen):
         if shelf:
             raise UsageError(
                 f"method {name!r} is made for the length of its documents: --library has any",

@@ -73,8 +73,8 @@ def names(text: str) -> tuple[str, ...]:
 def load_plugins(files: Sequence[Path] | None) -> None:
     """Runs the plugin files. Raises PluginError."""
     if files:
-        from esa_cli.methods.registry import load_entry_points, load_file
+        from esa_cli.methods.plugin_loading import load_file, load_installed
 
-        load_entry_points()
+        load_installed()
         for file in files:
             load_file(file)

@@ -17,12 +17,12 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 from esa_cli.documents.text_builder import Extracted, called
 from esa_cli.errors import DocumentError, EsaError, PluginError
-from esa_cli.methods import registry
+from esa_cli.system.registry import Registry
 
-KIND = "reader"
 PLAIN = "text"
 """The reader of what no other reader serves."""
 T = TypeVar("T", bound=type)
+READERS: Registry[type] = Registry("reader")
 
 
 class Reader(Protocol):
@@ -69,16 +69,7 @@ def register(name: str) -> Callable[[T], T]:
             raise PluginError(
                 f"reader {name!r} has no {' and no '.join(lacking)}", "see docs/readers.md"
             )
-        # The registry's own tables: so a plugin file that holds only readers counts as one that
-        # registers something, and a file that fails leaves nothing behind.
-        origin = registry._FILES.get(cls.__module__, cls.__module__)
-        taken = registry._ORIGIN.get((KIND, name), origin)
-        if taken != origin:
-            raise PluginError(
-                f"{KIND} {name!r} is already registered by {taken}", "choose another name"
-            )
-        registry._CLASSES[KIND, name] = cls
-        registry._ORIGIN[KIND, name] = origin
+        READERS.add(name, cls, cls)
         return cls
 
     return keep
@@ -91,8 +82,7 @@ def readers() -> list[Reader]:
         PluginError: an installed package's readers do not load.
     """
     _load_entry_points()
-    classes = [cls for (kind, _), cls in registry._CLASSES.items() if kind == KIND]
-    return [cast(Reader, cls()) for cls in reversed(classes)]
+    return [cast(Reader, READERS[name]()) for name in reversed(list(READERS))]
 
 
 @cache
@@ -113,7 +103,7 @@ def choose(head: bytes, name: str) -> Reader:
     claims = [reader for reader in every if reader.sniff(head)]
     named = [reader for reader in every if _serves(reader, name)]
     sure = [reader for reader in claims if reader.binary]
-    plain = cast(Reader, registry._CLASSES[KIND, PLAIN]())
+    plain = cast(Reader, READERS[PLAIN]())
     return [*sure, *named, *claims, plain][0]
 
 

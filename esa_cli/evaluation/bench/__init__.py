@@ -9,7 +9,7 @@ from __future__ import annotations
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.bench import counting_stars, infinitebench, longbench, needlebench, ruler
 from esa_cli.evaluation.bench.bench_record import Benchmark, Record, Task
-from esa_cli.methods.registry import nearest
+from esa_cli.system.registry import nearest
 
 BENCHMARKS: dict[str, Benchmark] = {
     "longbench": longbench,

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.bench_record import Benchmark, Record
 from esa_cli.methods import recipes
-from esa_cli.methods.registry import nearest
-from esa_cli.methods.source_hashes import settings_hash
+from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
+from esa_cli.qa.settings_hash import settings_hash
+from esa_cli.system.registry import nearest
 
 AS_IS = "preset"
 """The method that is the preset itself."""
@@ -120,7 +121,10 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
 
     if not methods:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
-    made = {name: base if name == AS_IS else recipes.apply(name, base, length) for name in methods}
+    made = {
+        name: base if name == AS_IS else method_presets.apply(name, base, length)
+        for name in methods
+    }
     for preset in made.values():
         build.method(preset)
     return made
@@ -134,5 +138,5 @@ def titles(base: Preset, methods: Iterable[str], length: int) -> dict[str, str]:
     return {
         name: f"{name}({to})"
         for name in methods
-        if length and name in known and recipes.stretches(name, base)
+        if length and name in known and method_presets.stretches(name, base)
     }

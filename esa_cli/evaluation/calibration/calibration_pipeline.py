@@ -17,11 +17,11 @@ from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
 from esa_cli.evaluation.calibration.activations import Progress, collect, uncompressed
 from esa_cli.evaluation.calibration.calibration_study import Study, choose_ranks, study
 from esa_cli.evaluation.calibration.fit_maps import Fitting
-from esa_cli.methods import recipes
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import KEY, Fingerprint, aim, fingerprint
 from esa_cli.models.load import LoadedModel
 from esa_cli.qa import build_method as build
+from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.calibration_saving import whole, writing
@@ -117,7 +117,7 @@ def aimed(name: str, preset: Preset) -> Preset:
     Raises:
         UsageError: there is no such method, or it would not use them.
     """
-    made = preset if name == AS_IS else recipes.apply(name, preset)
+    made = preset if name == AS_IS else method_presets.apply(name, preset)
     if not build.method(made).score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",

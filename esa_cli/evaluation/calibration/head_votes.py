@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.attention.step import OWN, Step
 from esa_cli.evaluation.calibration.head_ranking import Heads, judge, window_sums
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.prefill import feed

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method, Window
-from esa_cli.attention.scoring import VoteScore
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.head_ranking import Head, Heads, enough, prefixes, ranked
 from esa_cli.evaluation.calibration.head_votes import ALL, Hearing, Progress, Reader, read
 from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset

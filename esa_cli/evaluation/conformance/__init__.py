@@ -21,8 +21,10 @@ from esa_cli.evaluation.conformance.random_steps import Rotary, advance, make_st
 from esa_cli.evaluation.conformance.recipe_checks import check_recipe
 from esa_cli.evaluation.conformance.score_checks import check_score
 from esa_cli.evaluation.conformance.selector_checks import check_selector
-from esa_cli.methods import builtin as _builtin  # noqa: F401 - so that built-in methods can be checked
-from esa_cli.methods import recipes, registry
+from esa_cli.methods import registry
+from esa_cli.methods.plugin_loading import load_file, load_installed
+from esa_cli.methods.recipes import RECIPES
+from esa_cli.system.registry import nearest
 
 __all__ = ["Finding", "Rotary", "advance", "check", "check_file", "make_step", "random_moments"]
 
@@ -45,16 +47,17 @@ def check(
     Raises:
         PluginError: there is no such kind. PresetError: there is no such method.
     """
+    load_installed()
     suites: dict[str, Callable[[Any, str], list[Finding]]] = {
         "selector": check_selector,
         "score": check_score,
         "compressor": partial(check_compressor, folded=folded),
         "position": check_position,
     }
-    if kind == recipes.KIND:
+    if kind == RECIPES.kind:
         return check_recipe(name)
     if kind not in suites:
-        raise PluginError(f"no such kind {kind!r}", registry.nearest(kind, [*suites, "method"]))
+        raise PluginError(f"no such kind {kind!r}", nearest(kind, [*suites, "method"]))
     cls = registry.lookup(kind, name)
     frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     detail = "" if frozen else f"{cls.__name__} can be changed: use @dataclass(frozen=True)"
@@ -84,8 +87,8 @@ def check_file(path: str | Path, *, device: str = "cpu") -> dict[tuple[str, str]
     Raises:
         PluginError: the file is missing, does not run, or registers nothing of a method.
     """
-    kinds = (*registry.KINDS, recipes.KIND)
-    pairs = [pair for pair in registry.load_file(path) if pair[0] in kinds]
+    kinds = (*registry.KINDS, RECIPES.kind)
+    pairs = [pair for pair in load_file(path) if pair[0] in kinds]
     if not pairs:
         raise PluginError(
             f"plugin {path} has readers only, and there are no checks of readers",

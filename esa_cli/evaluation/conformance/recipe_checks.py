@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from esa_cli.evaluation.conformance.finding import Finding, attempt, gather
-from esa_cli.methods import recipes
 from esa_cli.qa import build_method as build
+from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset, WindowSettings
 
 USUAL = WindowSettings(initial=64, selected=1024, local=1024, chunk=512)
@@ -35,7 +35,7 @@ def check_recipe(name: str) -> list[Finding]:
         context, window, length = CASES[case]
         position = {"name": "esa", "distance": context // 2}
         base = Preset(name="base", model="any", context=context, window=window, position=position)
-        made = recipes.apply(name, base, length)
+        made = method_presets.apply(name, base, length)
         build.method(made)
         return made
 

@@ -15,8 +15,8 @@ from typing import Any
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.run_plan import Settings, groups
 from esa_cli.evaluation.tasks.task_sample import Question, Sample
-from esa_cli.methods.source_hashes import settings_hash
 from esa_cli.qa.preset import Preset
+from esa_cli.qa.settings_hash import settings_hash
 from esa_cli.system.jsonl import Journal
 
 KEY = ("test", "method", "length", "sample", "question")

@@ -14,6 +14,7 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import Sample
 from esa_cli.methods import recipes
 from esa_cli.qa import build_method as build
+from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset, Prompt, merge, validated
 
 DENSE = "dense"
@@ -61,7 +62,7 @@ class Group:
 
 def method_preset(name: str, preset: Preset, length: int) -> Preset:
     """The preset that a method's name means for documents of `length` tokens."""
-    return preset if name == "preset" else recipes.apply(name, preset, length)
+    return preset if name == "preset" else method_presets.apply(name, preset, length)
 
 
 def _full(name: str, made: Preset) -> bool:

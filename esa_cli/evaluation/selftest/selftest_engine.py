@@ -29,10 +29,10 @@ from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.evaluation.tasks import probe
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.task_sample import Question, Sample
-from esa_cli.methods.source_hashes import settings_hash
 from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
+from esa_cli.qa.settings_hash import settings_hash
 from esa_cli.system.jsonl import Journal
 
 

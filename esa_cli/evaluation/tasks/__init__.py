@@ -22,7 +22,7 @@ from esa_cli.evaluation.tasks.passkey_task import PASSKEY
 from esa_cli.evaluation.tasks.ruler_niah_task import MagicNumbers
 from esa_cli.evaluation.tasks.stars_task import Stars
 from esa_cli.evaluation.tasks.task_sample import Fact, Probe, Question, Request, Sample
-from esa_cli.methods.registry import nearest
+from esa_cli.system.registry import nearest
 
 __all__ = ["PROBES", "Fact", "Haystack", "Probe", "Question", "Request", "Sample", "probe"]
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from command import Esa, Result
+from conftest import copy_registries
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.__main__ import main
 from esa_cli.apps.cli import by_method
 from esa_cli.errors import UsageError
-from esa_cli.methods import recipes, registry
-from esa_cli.qa import preset
+from esa_cli.methods import recipes
+from esa_cli.qa import method_presets, preset
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -66,8 +67,7 @@ def esa(
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with a score that says nothing of itself, and one that does."""
-    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    copy_registries(monkeypatch)
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
         '@register("score", "silent")\n@dataclass(frozen=True)\n'
@@ -131,9 +131,7 @@ def test_a_plugin_may_say_what_its_parts_are(esa: Esa, plugin: str) -> None:
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    for name in ("_CLASSES", "_ORIGIN", "_FILES", "_PARTS"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -191,11 +189,11 @@ def test_a_method_becomes_settings_that_make_it(base: str, length: int) -> None:
     for one in recipes.known():
         texts = by_method.settings(one.name, chosen, length)
         made = preset.load(base, [*given, *texts])
-        assert made == recipes.apply(one.name, chosen, length), one.name
+        assert made == method_presets.apply(one.name, chosen, length), one.name
 
 
 def test_small_numbers_stay_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "_RECIPES", dict(recipes._RECIPES))
+    copy_registries(monkeypatch)
 
     @recipes.recipe("small", about="", source="", cost="")
     def small(base: recipes.Base) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     done = esa("ask", "note.md", "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err
     data = json.loads(done.out)
-    made = recipes.apply(name, preset.load("tiny-random"))
+    made = method_presets.apply(name, preset.load("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected
 
@@ -220,13 +218,13 @@ def test_a_method_is_stretched_to_all_documents(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    apply = recipes.apply
+    apply = method_presets.apply
 
     def watched(name: str, chosen: preset.Preset, length: int = 0) -> preset.Preset:
         lengths.append(length)
         return apply(name, chosen, length)
 
-    monkeypatch.setattr(recipes, "apply", watched)
+    monkeypatch.setattr(method_presets, "apply", watched)
     (tmp_path / "two.txt").write_text("Another text. " * 50)
     data = json.loads(
         esa("ask", "note.md", "two.txt", "When?", *SHORT, "--json", "--method", "interpolation").out

@@ -12,7 +12,7 @@ import typer
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.options import DEFAULT_PRESET
 from esa_cli.errors import UsageError
-from esa_cli.methods.registry import nearest
+from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_output import Done

@@ -26,7 +26,7 @@ def methods(
         keys = ("name", "about", "source", "cost", "full", "origin")
         rows = [{"kind": "method", **{key: getattr(one, key) for key in keys}} for one in whole]
         print_json(
-            [*rows, *({**p._asdict(), "origin": registry.origin(p.kind, p.name)} for p in parts)]
+            [*rows, *({**p.texts(), "origin": registry.origin(p.kind, p.name)} for p in parts)]
         )
     elif long:
         for one in whole:

@@ -19,8 +19,9 @@ def list_(plugins: options.Plugin = None) -> None:
     options.load_plugins(plugins)
     from esa_cli.apps.cli.terminal import print_table
     from esa_cli.methods import registry
+    from esa_cli.methods.plugin_loading import load_installed
 
-    registry.load_entry_points()
+    load_installed()
     rows = []
     for part in registry.parts():
         which = (part.kind, part.name)
@@ -48,10 +49,10 @@ def new(
     folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
+    from esa_cli.methods.plugin_loading import load_installed
     from esa_cli.methods.plugin_template import write_template
-    from esa_cli.methods.registry import load_entry_points
 
-    load_entry_points()
+    load_installed()
     print(write_template(name, folder))
 
 

@@ -24,8 +24,7 @@ from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.report import result_rows as rows
 from esa_cli.evaluation.tasks import PROBES, Haystack, probe
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
-from esa_cli.methods import recipes
-from esa_cli.qa import preset
+from esa_cli.qa import method_presets, preset
 from esa_cli.system.jsonl import Journal
 from esa_cli.version import __version__
 
@@ -118,7 +117,7 @@ def _check(trial: Trial, chosen: preset.Preset) -> Haystack:
         probe(test)
     for name in settings.methods:
         if name != "preset":
-            recipes.apply(name, chosen, max(settings.lengths))
+            method_presets.apply(name, chosen, max(settings.lengths))
     if "own" in settings.tests and trial.haystack is None:
         raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
     _check_files(trial)

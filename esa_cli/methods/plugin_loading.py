@@ -1,0 +1,86 @@
+"""Loads plugins: the built-in methods, installed packages and plugin files.
+
+Three entrances call it, once each: the command line, `qa.resolved` and the conformance suite. A
+preset names parts of plugins and never loads one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from esa_cli.errors import PluginError
+from esa_cli.methods import builtin
+from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
+
+__all__ = ["builtin", "load_file", "load_installed"]
+
+
+@cache
+def load_installed() -> None:
+    """Imports every module named under the entry-point group `esa.plugins`, once a process.
+
+    Raises:
+        PluginError: one does not load; it names the plugin.
+    """
+    for point in entry_points(group="esa.plugins"):
+        try:
+            point.load()
+        except Exception as error:
+            reason = error.message if isinstance(error, PluginError) else _reason(error)
+            raise PluginError(
+                f"plugin {point.name!r} ({point.value}) does not load: {reason}",
+                "update or uninstall the package it comes from",
+            ) from error
+
+
+def load_file(path: str | Path) -> list[tuple[str, str]]:
+    """Imports a plugin file and returns the (kind, name) pairs it registered.
+
+    A file is run once in a process; a file that failed has registered nothing and may be retried.
+
+    Raises:
+        PluginError: the file is missing, does not run, or registers nothing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise PluginError(f"no plugin file {path}", "check the path; `esa plugins new` writes one")
+    key = str(path.resolve())
+    if entries_from(key):
+        return entries_from(key)
+    module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is not a Python file", "a plugin file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and type hints look their module up by name.
+    module.__file__ = key
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+        if not entries_from(key):
+            raise PluginError(
+                f"plugin {path} registers nothing",
+                'decorate a class with @register("selector", "name"), or a function with @recipe',
+            )
+    except BaseException as error:
+        remove_entries(key)
+        sys.modules.pop(module_name, None)
+        if isinstance(error, PluginError) or not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise PluginError(
+            f"plugin {path} does not run: {_reason(error)}",
+            f"`esa plugins check {path}` shows more",
+        ) from error
+    return entries_from(key)
+
+
+def _reason(error: BaseException) -> str:
+    """The error, and the line of the plugin it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"

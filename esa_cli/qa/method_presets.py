@@ -1,0 +1,104 @@
+"""Lays a recipe over a preset: the preset with a named method at its token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from esa_cli.attention.method import Window
+from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
+from esa_cli.methods import recipes
+from esa_cli.methods.recipes import LAID, Base
+from esa_cli.qa.preset import Preset, merge, validated
+from esa_cli.system.registry import nearest
+
+
+def base_of(preset: Preset, length: int = 0) -> Base:
+    """What a recipe may use of a preset; `length` in tokens, 0 where it is not known."""
+    window = Window(**preset.window.model_dump())
+    return Base(window, preset.context, preset.position, length)
+
+
+def apply(name: str, preset: Preset, length: int = 0) -> Preset:
+    """The preset with the method `name` at its token budget.
+
+    Args:
+        length: tokens the document will have; some position encodings stretch to it.
+
+    Raises:
+        UsageError: no such method. PluginError: its recipe fails, or gives what none may set.
+        PresetError: its settings do not hold, or it takes more tokens.
+    """
+    found = recipes.find(name)
+    settings = _given(found, base_of(preset, length))
+    # What is published sees the last tokens before the current ones, whatever a preset does.
+    plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
+    laid = merge(plain, settings)
+    if found.full or laid["selector"]["name"] == "full":
+        # Read by I and L alone, the text's keys would know nothing of what came before.
+        laid["reading"] = "select"
+    made = validated(preset.name, laid)
+    if not found.full and budget(made) != budget(preset):
+        raise PresetError(
+            f"method {name!r} takes {budget(made)} tokens where the preset has {budget(preset)}",
+            "a recipe must keep initial + selected + local",
+        )
+    return made
+
+
+def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:
+    """What the recipe says, if that is a mapping of what a recipe may set."""
+    try:
+        settings = found.settings(base)
+    except EsaError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
+            f"it stands in {found.origin}",
+        ) from error
+    if not isinstance(settings, Mapping):
+        raise PluginError(
+            f"the recipe of method {found.name!r} gives no mapping but {settings!r}",
+            f"it may set {', '.join(LAID)}",
+        )
+    for key in settings:
+        if key not in LAID:
+            raise PluginError(
+                f"the recipe of method {found.name!r} sets {key!r}",
+                f"{nearest(str(key), LAID)}; the rest is the preset's",
+            )
+    return settings
+
+
+def for_length(name: str, preset: Preset, length: int) -> Preset:
+    """`apply`, which refuses a method that is made for one length where none is known.
+
+    Args:
+        length: tokens of the documents; 0: nobody knows.
+
+    Raises:
+        UsageError: so it is, or there is no such method. PluginError, PresetError.
+    """
+    if not length and stretches(name, preset):
+        raise UsageError(
+            f"method {name!r} is made for the length of its documents, which is not known here",
+            f"`esa ask DOC... QUESTION --method {name}` measures them first; in Python give it as "
+            "`length`",
+        )
+    return apply(name, preset, length)
+
+
+def stretches(name: str, preset: Preset) -> bool:
+    """Whether the method is another one for a longer document, as NTK and YaRN are.
+
+    Raises:
+        UsageError: no such method. PresetError: its settings do not hold.
+    """
+    return apply(name, preset) != apply(name, preset, 1000 * preset.context)
+
+
+def budget(preset: Preset) -> int:
+    """Cached tokens attended to in a step: I + K + L."""
+    window = preset.window
+    return window.initial + window.selected + window.local

@@ -1,0 +1,29 @@
+"""One hash of a preset and of the files behind its method, for rows that are resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from esa_cli.methods.source_hashes import PARTS, contents, sources
+from esa_cli.qa import build_method
+from esa_cli.qa.preset import Preset
+
+
+def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
+    """Of all that a method's preset says, and of the files behind it.
+
+    Args:
+        without: fields that do not count.
+
+    Raises:
+        PresetError: it does not hold, or a file of it cannot be read.
+    """
+    facts = preset.model_dump(mode="json", exclude=set(without))
+    files = sources(build_method.method(preset))
+    for kind in PARTS:
+        if "file" in facts[kind]:
+            files[f"{kind}.file"] = contents(facts[kind])["file"]
+    if files:  # so that what has none keeps the hash that rows were written with
+        facts["files"] = files
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

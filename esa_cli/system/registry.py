@@ -1,0 +1,114 @@
+"""Tables from names to values, and where each value was defined.
+
+A kind of part (selectors, recipes, readers, ...) has a `Registry` of its own, made by the module
+that defines the kind. A plugin file may add to several of them; `entries_from` and `remove_entries`
+look through all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from esa_cli.errors import PluginError
+
+T = TypeVar("T")
+
+PLUGIN_PREFIX = "esa_plugin_"
+"""How the module names of plugin files begin; such a module's origin is its path."""
+
+_REGISTRIES: list[Registry[Any]] = []
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered value.
+
+    Args:
+        origin: module or plugin file that defines it. qualname: its name there.
+    """
+
+    value: T
+    origin: str
+    qualname: str
+
+
+class Registry(Generic[T]):
+    """Named values of one kind.
+
+    Args:
+        kind: what messages call a value, as "selector".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+        _REGISTRIES.append(self)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> T:
+        return self._entries[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        """Names in the order in which they were registered."""
+        return iter(self._entries)
+
+    def add(self, name: str, value: T, definition: object) -> None:
+        """Registers a value. The same definition again is a module that is being reloaded.
+
+        Args:
+            definition: the class or function that a plugin author wrote.
+
+        Raises:
+            PluginError: the name is taken by another definition.
+        """
+        origin = origin_of(definition)
+        qualname = str(getattr(definition, "__qualname__", name))
+        taken = self._entries.get(name)
+        if taken is not None and (taken.origin, taken.qualname) != (origin, qualname):
+            raise PluginError(
+                f"{self.kind} {name!r} is already registered by {taken.origin}",
+                "choose another name",
+            )
+        self._entries[name] = Entry(value, origin, qualname)
+
+    def origin(self, name: str) -> str:
+        """The module or plugin file that registered a name."""
+        return self._entries[name].origin
+
+    def remove_from(self, origin: str) -> None:
+        for name in [n for n, entry in self._entries.items() if entry.origin == origin]:
+            del self._entries[name]
+
+
+def origin_of(definition: object) -> str:
+    """The module in which a class or function is defined; for a plugin file, its path."""
+    module = str(getattr(definition, "__module__", ""))
+    if module.startswith(PLUGIN_PREFIX):
+        return str(getattr(sys.modules.get(module), "__file__", module))
+    return module
+
+
+def entries_from(origin: str) -> list[tuple[str, str]]:
+    """The (kind, name) pairs that a module or plugin file registered."""
+    return [(r.kind, n) for r in _REGISTRIES for n in r if r.origin(n) == origin]
+
+
+def remove_entries(origin: str) -> None:
+    """Takes back all that a module or plugin file registered."""
+    for registry in _REGISTRIES:
+        registry.remove_from(origin)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A 'did you mean' clause, or the list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(names)}" if names else "there are none"
