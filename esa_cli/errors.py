@@ -64,3 +64,8 @@ class ModelError(EsaError):
 
 class ResourceError(EsaError):
     exit_code = 6
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type's name when it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]

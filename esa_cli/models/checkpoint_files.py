@@ -1,8 +1,7 @@
-"""Looks at a model folder's files before anything heavy is imported.
+"""Checks of a model folder's files before anything heavy is imported.
 
-It reads config.json and the headers of the safetensors files, so that what is missing, cut off or
-too large is said at once and plainly. It does not look at the numbers, and does not know whether
-transformers supports the architecture.
+They read config.json and the headers of the safetensors files, so that what is missing, cut off or
+too large is reported at once. The weights themselves are not read.
 """
 
 from __future__ import annotations
@@ -25,30 +24,29 @@ _TOKENIZER_FILES = (
     "tiktoken.model",
 )
 _HEADER_LIMIT = 100_000_000
+_AGAIN = "fetch the model again"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of config.json. Raises ModelError if it is missing or is not valid."""
+    """The contents of config.json. Raises ModelError if it is missing or not valid."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ModelError(
-            f"{folder} has no config.json, so it is not a model.", "Give a model's folder."
+            f"{folder} has no config.json, so it is not a model", "give a model's folder"
         ) from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.", "Fetch the model again.") from error
+        raise ModelError(f"{path} cannot be read: {error}", _AGAIN) from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} does not say which kind of model this is (model_type).")
+        raise ModelError(f"{path} does not say which kind of model this is (model_type)")
     return config
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raises ModelError if the folder has none of the files a tokenizer is read from."""
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ModelError(
-            f"{folder} has no tokenizer.", "Copy the tokenizer.json of the model next to it."
-        )
+        raise ModelError(f"{folder} has no tokenizer", "copy the model's tokenizer.json there")
 
 
 def count_parameters(folder: Path) -> int:
@@ -61,30 +59,31 @@ def count_parameters(folder: Path) -> int:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files. Raises ModelError when there is none, or one is missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if index.is_file() and not single.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index} is damaged.", "Fetch the model again.") from error
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ModelError(
-                f"{folder} lacks {len(missing)} of {len(names)} weight files, such as "
-                f"{missing[0]}.",
-                "Fetch the model again.",
-            )
-        return [folder / name for name in names]
     if single.is_file():
         return [single]
-    raise ModelError(
-        f"{folder} has no model.safetensors.",
-        "esa reads weights in safetensors only; pickled ones (.bin, .pt) can run code. "
-        "Convert them, or choose a model that has safetensors.",
-    )
+    if not index.is_file():
+        raise ModelError(
+            f"{folder} has no model.safetensors",
+            "convert the weights or choose another model: esa reads safetensors only, since "
+            "pickled weights (.bin, .pt) can run code",
+        )
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{index} is damaged", _AGAIN) from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelError(
+            f"{folder} lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}",
+            _AGAIN,
+        )
+    return [folder / name for name in names]
 
 
 def _elements(path: Path) -> int:
+    """Numbers in a safetensors file, whose size is compared with what its header says."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -99,5 +98,5 @@ def _elements(path: Path) -> int:
         return sum(math.prod(entry["shape"]) for entry in header.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(
-            f"{path} is damaged or cut off: {error}.", "Remove the model and fetch it again."
+            f"{path} is damaged or cut off: {error}", "remove the model and fetch it again"
         ) from error

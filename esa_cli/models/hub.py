@@ -2,8 +2,7 @@
 
 Only safetensors weights, JSON, tokenizer and template files at the top of a repository are
 fetched; never code, never pickled weights. Tokens, mirrors (HF_ENDPOINT) and the offline switch
-(HF_HUB_OFFLINE) are huggingface_hub's business. It does not know whether transformers supports
-a model.
+(HF_HUB_OFFLINE) are those of huggingface_hub.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, ResourceError
+from esa_cli.errors import ModelError, ResourceError, first_line
 from esa_cli.models.checkpoint_files import check_tokenizer, weight_files
 from esa_cli.models.model_reference import ModelRef
 from esa_cli.system.files import lacks_room
@@ -26,6 +25,47 @@ _NOT = ["*/*", "consolidated*"]
 _TIMEOUT_S = 10
 
 
+def local_snapshot(ref: ModelRef) -> Path | None:
+    """The snapshot of a hub model that is already on this machine, with its weights, or None."""
+    return _on_disk(ref, _FILES, weight_files)
+
+
+def small_files(ref: ModelRef) -> Path:
+    """A snapshot folder with a model's config.json and tokenizer, fetched without progress.
+
+    Raises:
+        ModelError, ResourceError: as `fetch`.
+    """
+    return _on_disk(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
+
+
+def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = None) -> Path:
+    """The local snapshot folder of a hub model, downloaded unless it is there.
+
+    Args:
+        offline: look only at this machine.
+        progress: called with the stage "download", in bytes.
+
+    Raises:
+        ModelError: no such model, no access, no network, or absent when offline.
+        ResourceError: the disk is full.
+    """
+    if folder := local_snapshot(ref):
+        return folder
+    if offline:
+        raise ModelError(
+            f"{ref.text} is not on this machine, and fetching is turned off",
+            f"run `esa models pull {ref.text}` where there is a network",
+        )
+    _download(ref, _FILES, progress or silent)
+    if folder := local_snapshot(ref):
+        return folder
+    raise ModelError(
+        f"{ref.text} has no safetensors weights with a config.json",
+        "choose a repository in the transformers format, or download a .gguf file and name that",
+    )
+
+
 def _snapshot(ref: ModelRef, files: list[str], **options: Any) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -35,7 +75,7 @@ def _snapshot(ref: ModelRef, files: list[str], **options: Any) -> Path:
     return Path(folder)
 
 
-def _here(ref: ModelRef, files: list[str], check: Callable[[Path], object]) -> Path | None:
+def _on_disk(ref: ModelRef, files: list[str], check: Callable[[Path], object]) -> Path | None:
     """The snapshot on this machine, if it has a config.json and `check` raises no ModelError."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -48,59 +88,15 @@ def _here(ref: ModelRef, files: list[str], check: Callable[[Path], object]) -> P
     return folder if (folder / "config.json").exists() else None
 
 
-def local_snapshot(ref: ModelRef) -> Path | None:
-    """The snapshot of a hub model that is already on this machine, with its weights, or None."""
-    return _here(ref, _FILES, weight_files)
-
-
-def small_files(ref: ModelRef) -> Path:
-    """The snapshot folder with a model's config.json and tokenizer, fetched in silence if need be.
-
-    Raises:
-        ModelError, ResourceError: as `fetch`.
-    """
-    return _here(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
-
-
-def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = None) -> Path:
-    """The local snapshot folder of a hub model, downloaded unless it is there.
-
-    Args:
-        ref: a reference of kind "hub".
-        offline: look only at this machine.
-        progress: called with the stage "download", in bytes.
-
-    Raises:
-        ModelError: no such model, no access, no network, or offline and not on this machine.
-        ResourceError: the disk is full.
-    """
-    folder = local_snapshot(ref)
-    if folder is not None:
-        return folder
-    if offline:
-        raise ModelError(
-            f"{ref.text} is not on this machine, and fetching is turned off.",
-            f"Run `esa models pull {ref.text}` where there is a network.",
-        )
-    _download(ref, _FILES, progress or silent)
-    folder = local_snapshot(ref)
-    if folder is None:
-        raise ModelError(
-            f"{ref.text} has no safetensors weights with a config.json.",
-            "Choose a repository in the transformers format, or pull a .gguf file and name that.",
-        )
-    return folder
-
-
 def _download(ref: ModelRef, files: list[str], report: Progress) -> Path:
     from huggingface_hub import HfApi
 
     report("download", 0, None)
     try:
-        # snapshot_download begins with this request too, but waits for ever for its answer.
+        # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
         return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=_bar_class(report))
-    except BrokenPipeError:  # whoever watched the progress has gone
+    except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
         raise _fetch_error(ref, error) from error
@@ -110,7 +106,7 @@ def _bar_class(progress: Progress) -> Any:
     """A tqdm class that shows nothing and reports the bytes written to disk."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class SilentBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             self.reports = str(options.get("desc", "")).startswith("Reconstruct")
             super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
@@ -121,7 +117,7 @@ def _bar_class(progress: Progress) -> Any:
                 progress("download", int(self.n), int(self.total) if self.total else None)
             return shown
 
-    return Bar
+    return SilentBar
 
 
 def _fetch_error(ref: ModelRef, error: Exception) -> ModelError | ResourceError:
@@ -129,26 +125,24 @@ def _fetch_error(ref: ModelRef, error: Exception) -> ModelError | ResourceError:
 
     if isinstance(error, errors.GatedRepoError):
         return ModelError(
-            f"Access to {ref.repo} must be granted on its page first.",
-            "Accept its terms there, then sign in with `hf auth login`.",
+            f"access to {ref.repo} must be granted on its page first",
+            "accept its terms there, then sign in with `hf auth login`",
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return ModelError(f"{ref.repo} has no revision '{ref.revision}'.")
+        return ModelError(f"{ref.repo} has no revision '{ref.revision}'")
     if isinstance(error, errors.RepositoryNotFoundError):
         return ModelError(
-            f"There is no model {ref.repo} on the hub, or it is private.",
-            "Check the spelling; for a private model sign in with `hf auth login`.",
+            f"there is no model {ref.repo} on the hub, or it is private",
+            "check the spelling; for a private model sign in with `hf auth login`",
         )
-    if isinstance(error, OSError) and lacks_room(error):
+    if lacks_room(error):
         return ResourceError(
-            f"The disk is full: no room for {ref.repo}.",
-            "Free some space, or point the environment variable HF_HOME to another disk.",
+            f"the disk is full: no room for {ref.repo}",
+            "free some space, or point the environment variable HF_HOME to another disk",
         )
-    cause = error.__cause__ or error
-    reason = (str(cause) or type(cause).__name__).splitlines()[0]
     return ModelError(
-        f"Cannot fetch {ref.repo} from the hub: {reason}.",
-        "Check the network, proxy and HF_ENDPOINT; or copy the model here and give its folder.",
+        f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
+        "check the network, proxy and HF_ENDPOINT; or copy the model here and give its folder",
     )
 
 
@@ -171,14 +165,14 @@ def cached_repos() -> list[tuple[str, Path, int]]:
 
 
 def delete_repo(ref: ModelRef) -> int:
-    """Delete every revision of a hub model from huggingface_hub's cache; returns bytes freed.
+    """Deletes every revision of a hub model from huggingface_hub's cache; returns bytes freed.
 
     Raises:
         ModelError: the model is not there.
     """
     cache, found = _cached_models()
     if ref.repo not in found:
-        raise ModelError(f"{ref.repo} is not in the hub's cache.", "See `esa models list`.")
+        raise ModelError(f"{ref.repo} is not in the hub's cache", "see `esa models list`")
     strategy = cache.delete_revisions(*(r.commit_hash for r in found[ref.repo].revisions))
     strategy.execute()
     return int(strategy.expected_freed_size)

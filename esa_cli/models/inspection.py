@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.errors import ModelError
+from esa_cli.errors import ModelError, first_line
 
 PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
 """What to try where weights cannot be looked at."""
@@ -111,5 +111,5 @@ def looking_at(name: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{name} of this model cannot be looked at: {reason}", PLAIN) from error
+        message = f"{name} of this model cannot be read: {first_line(error)}"
+        raise ModelError(message, PLAIN) from error

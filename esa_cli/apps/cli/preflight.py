@@ -12,8 +12,8 @@ from esa_cli import models
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import PresetError
 from esa_cli.models.checkpoint_files import read_config
-from esa_cli.models.load import choose_device, choose_dtype
-from esa_cli.models.peek import count_tokens, peek
+from esa_cli.models.load import check_loadable, choose_device, choose_dtype
+from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
 from esa_cli.qa import preset
 from esa_cli.system import machine
@@ -105,7 +105,7 @@ def load(ref: str, folder: Path, device: str, dtype: str, reporter: Reporter) ->
     Raises:
         ModelError, ResourceError.
     """
-    _check_supported(folder)
+    check_loadable(folder)
     loaded = models.load(ref, device=device, dtype=dtype, progress=reporter.stage)
     collect_again()
     return loaded
@@ -116,16 +116,3 @@ def collect_again() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-
-
-def _check_supported(folder: Path) -> None:
-    """Finds out before minutes of loading; a folder without weights is checked likewise."""
-    from transformers import AutoConfig
-
-    from esa_cli.models.attach import check_supported
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError):
-        return  # `load` says what is wrong
-    check_supported(config)

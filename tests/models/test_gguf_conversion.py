@@ -1,0 +1,104 @@
+"""Conversion of a tiny GGUF file: what is written, loaded, refused and left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from model_files import TEXTS, left_in, own_home, write_gguf
+
+from esa_cli import models
+from esa_cli.errors import ModelError
+from esa_cli.models.gguf_conversion import fix_pre_tokenizer, pre_tokenizer_type
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_home(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
+    import torch
+
+    stages: list[str] = []
+    loaded = models.load(
+        str(tiny_gguf), device="cpu", dtype="float32", progress=lambda s, d, t: stages.append(s)
+    )
+    assert list(dict.fromkeys(stages)) == ["hash", "import", "convert", "save", "load"]
+    assert loaded.dtype == torch.float32
+    assert loaded.device.type == "cpu"
+    assert not loaded.model.training
+    assert loaded.tokenizer.chat_template == "{{ messages[0]['content'] }}"
+    assert not hasattr(loaded.model.config, "quantization_config")
+    assert sorted(p.name for p in loaded.folder.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "esa.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    for text in TEXTS:
+        ids = loaded.tokenizer(text).input_ids
+        assert loaded.tokenizer.decode(ids) == text
+    assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
+    ids = torch.tensor([loaded.tokenizer("hello 19").input_ids])
+    assert loaded.model(ids).logits.isfinite().all()
+    assert models.path_of(str(tiny_gguf)) == loaded.folder
+    listed = models.list_models()
+    assert [(m.ref, m.kind) for m in listed] == [(str(tiny_gguf), "prepared")]
+    assert models.path_of(listed[0].name) == loaded.folder
+    assert models.remove(listed[0].name) >= listed[0].size
+    assert models.path_of(str(tiny_gguf)) is None
+    assert left_in(home) == []
+    with pytest.raises(ModelError):
+        models.remove(str(tiny_gguf))
+
+
+def test_settings_are_restored(tiny_gguf: Path) -> None:
+    import gc
+
+    from transformers.utils import logging
+
+    before = (logging.get_verbosity(), logging.is_progress_bar_enabled(), gc.isenabled())
+    models.pull(str(tiny_gguf))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), gc.isenabled()) == before
+
+
+def test_pre_tokenizer_is_fixed_only_where_known(tmp_path: Path, tiny_gguf: Path) -> None:
+    assert pre_tokenizer_type(tiny_gguf) == "smollm"
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"pre_tokenizer": {"type": "ByteLevel"}}', "utf-8")
+    fix_pre_tokenizer(path, "llama-bpe")
+    assert json.loads(path.read_text("utf-8"))["pre_tokenizer"]["type"] == "ByteLevel"
+    fix_pre_tokenizer(path, "smollm")
+    fixed = json.loads(path.read_text("utf-8"))["pre_tokenizer"]
+    assert [p["type"] for p in fixed["pretokenizers"]] == ["Digits", "ByteLevel"]
+
+
+@pytest.mark.parametrize("keep", [2, 20, 400, 20000])
+def test_broken_gguf(tmp_path: Path, tiny_gguf: Path, home: Path, keep: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_gguf.read_bytes()[:keep])
+    with pytest.raises(ModelError):
+        models.pull(str(path))
+    assert left_in(home) == []
+
+
+@pytest.mark.parametrize("stage", ["convert", "save"])
+def test_interrupted_conversion_leaves_nothing(tiny_gguf: Path, home: Path, stage: str) -> None:
+    def interrupt(now: str, done: int, total: int | None) -> None:
+        if now == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.pull(str(tiny_gguf), progress=interrupt)
+    assert left_in(home) == []
+    assert models.path_of(str(tiny_gguf)) is None
