@@ -104,14 +104,6 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
     )
 
 
-def spectrum(moments: Moments) -> Tensor:
-    """Singular values (F,) of Sq^(1/2) Sk^(1/2), descending: the sum of the squares from R on is
-    the error of Eq. 6 that `closed_form` leaves at rank R, per pair of a query and a key."""
-    query_root, key_root = (_roots(moment, 0.0)[0] for moment in _means(moments))
-    values: Tensor = torch.linalg.svdvals(query_root @ key_root)
-    return values
-
-
 def pca(moments: Moments, rank: int) -> Linear:
     """Queries and keys both projected on the R directions in which the keys are largest.
 

@@ -19,7 +19,6 @@ from esa_cli.attention.compression import (
     flatten_keys,
     fold,
     pca,
-    spectrum,
 )
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.errors import PresetError
@@ -154,17 +153,6 @@ def test_closed_form_fit_takes_at_most_the_dimensions_there_are() -> None:
     maps = ClosedForm(rank=1000, fit_tokens=SAMPLES).fit(0, moments_of(queries, keys))
     assert isinstance(maps, Linear)
     assert maps.query_map.shape == (WIDTH, WIDTH)
-
-
-@pytest.mark.parametrize("rank", [1, 3, 6])
-def test_the_spectrum_says_what_a_rank_leaves(rank: int) -> None:
-    queries, keys = samples()
-    moments = moments_of(queries, keys)
-    values = spectrum(moments)
-    assert values.shape == (WIDTH,)
-    assert bool((values[:-1] >= values[1:]).all())
-    left = values[rank:].square().sum().item() * SAMPLES**2
-    assert left == pytest.approx(error(queries, keys, closed_form(moments, rank)), rel=1e-2)
 
 
 @pytest.mark.parametrize("rank", [1, 4, WIDTH])

@@ -15,7 +15,6 @@ ON_THE_PROCESSOR = {
     "attention/precision.py": "the place itself",
     "evaluation/passages.py": "weights that the witness keeps in main memory",
     "qa/evidence_page.py": "the same weights",
-    "evaluation/calibration/ranks.py": "spectra of `compressors.spectrum`",
     "evaluation/calibration/key_recall.py": "fitted on the processor where there is no CUDA",
     "evaluation/calibration/head_ranking.py": "goes to main memory first",
 }

@@ -1,12 +1,13 @@
-"""Calibration: compressors fitted on any text, and compared by what they find again.
+"""Calibration: compressors fitted on any text, and retrieval heads found in a model.
 
-    a model reads a text, selecting with whole keys            collect.py
-      -> each layer's folded queries and keys, on disk         shards.py
-      -> maps: closed form, PCA, or trained as in the paper    fit.py, train.py, ranks.py
-      -> recall@k of each on tokens that were held back        recall.py, quantise.py
-      -> all of it, layer by layer                             study.py
-      -> a file that says which model it is for                fingerprint.py, saving.py
-
-Eq. 4-6 of the paper, its section on query-key compression, and its figure of recall per layer.
-Nothing here knows the command line; `cli/calibrate.py` puts the steps together.
+esa calibrate   a model reads a text, selecting with whole keys     activations.py
+                -> folded queries and keys of each layer, on disk   activation_files.py
+                -> maps: closed form, PCA, trained                  fit_maps.py, train_maps.py
+                -> recall@k of each on held-out tokens              key_recall.py
+                -> of all layers                                    calibration_study.py
+                these steps in order                                calibration_pipeline.py
+esa heads       each head's votes for a question's needle           head_votes.py
+                -> heads ranked, the smallest set that is enough    head_ranking.py
+                these steps in order                                retrieval_heads.py
+                a preset in which only these heads vote             heads_preset.py
 """

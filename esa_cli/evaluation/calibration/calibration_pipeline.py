@@ -1,4 +1,4 @@
-"""One calibration from end to end, for whoever shows its progress: open, collect, study, save."""
+"""One calibration from end to end: opens the work folder, collects, studies, saves the maps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
 from esa_cli.evaluation.calibration.activations import Progress, collect, uncompressed
-from esa_cli.evaluation.calibration.calibration_study import Study, choose_ranks, study
-from esa_cli.evaluation.calibration.fit_maps import Fitting
+from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
+from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import KEY, Fingerprint, aim, fingerprint
 from esa_cli.models.load import LoadedModel
@@ -36,10 +36,11 @@ _MADE_BY = "esa_version"
 
 
 @dataclass(frozen=True)
-class Job:
-    """A text, a model, and the folder that keeps what was read.
+class CalibrationJob:
+    """A text, a model, and the folder of their queries and keys.
 
-    `settings` is all that shapes what is read, as JSON.
+    Args:
+        settings: all that these depend on, as JSON.
     """
 
     loaded: LoadedModel
@@ -63,29 +64,21 @@ class Job:
     def study(
         self,
         rank: int | None,
-        total_rank: int | None,
-        fitting: Fitting,
+        fitting: FitSettings,
         ks: Sequence[int],
         progress: Progress | None = None,
-    ) -> Study:
+    ) -> CalibrationStudy:
         """Fits and measures.
 
         Args:
-            rank: of every layer, at most F; None takes the preset's. total_rank: over all layers,
-                instead.
-
-        Raises:
-            UsageError: the total rank does not fit the model.
+            rank: of every layer, at most F; None takes the preset's.
         """
-        layers = self.of_model.layers
         rank = rank or int(self.preset.compressor.get("rank", DEFAULT_RANK))
-        ranks = [min(rank, self.width)] * layers
-        if total_rank:
-            ranks = choose_ranks(self.shards, layers, total_rank)
+        ranks = [min(rank, self.width)] * self.of_model.layers
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         return study(self.shards, ranks, fitting, ks, device, progress)
 
-    def save(self, path: Path, done: Study, fitting: Fitting) -> None:
+    def save(self, path: Path, done: CalibrationStudy, fitting: FitSettings) -> None:
         """Writes the best method's maps, with what they were made of.
 
         Raises:
@@ -129,7 +122,7 @@ def aimed(name: str, preset: Preset) -> Preset:
 
 def open_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
-) -> Job:
+) -> CalibrationJob:
     """Cuts the text into at most `tokens` tokens, and opens the folder that keeps what is read.
 
     Raises:
@@ -152,11 +145,11 @@ def open_job(
     }
     shards = open_folder(folder, settings, resume, len(ids))
     method = uncompressed(build.method(preset))
-    return Job(loaded, preset, method, ids, shards, of_model, settings)
+    return CalibrationJob(loaded, preset, method, ids, shards, of_model, settings)
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raises UsageError for a file that `Job.save` did not write, so that none is overwritten."""
+    """Raises UsageError for a file that `CalibrationJob.save` did not write."""
     try:
         ours = _MADE_BY in Learned(str(path)).metadata
     except PresetError:

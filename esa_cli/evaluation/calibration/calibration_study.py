@@ -8,52 +8,55 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.compression import Linear, spectrum
+from esa_cli.attention.compression import Linear
 from esa_cli.evaluation.calibration.activation_files import Shards
-from esa_cli.evaluation.calibration.fit_maps import Fitting, fit_once, kept, moments_of
-from esa_cli.evaluation.calibration.key_recall import STORED, Heldout, error, limited, recalls
-from esa_cli.evaluation.calibration.ranks import allocate
+from esa_cli.evaluation.calibration.fit_maps import FitSettings, fit_once, maps_file
+from esa_cli.evaluation.calibration.key_recall import (
+    HeldOutTokens,
+    limited,
+    recall,
+    relative_error,
+)
 
 HELD_OUT = 0.2
 """Share of the tokens, the last ones, that nothing is fitted on."""
 
 
 @dataclass
-class Result:
-    """One method's maps and what they find, layer by layer.
+class MethodRecall:
+    """One method's maps and their recall.
 
     Attributes:
-        recall: by how reduced keys are stored (see `recall.STORED`), for each layer the recall at
-            every k. error: each layer's Eq. 6 on held-out pairs, relative.
+        recall: [layer][k]. error: each layer's Eq. 6 on held-out pairs, relative.
     """
 
     maps: list[Linear] = field(default_factory=list)
-    recall: dict[str, list[list[float]]] = field(
-        default_factory=lambda: {name: [] for name in STORED}
-    )
+    recall: list[list[float]] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
 
-    def series(self, stored: str = STORED[0], at: int = -1) -> list[float]:
+    def series(self, at: int = -1) -> list[float]:
         """Recall of every layer at the k of index `at`."""
-        return [layer[at] for layer in self.recall[stored]]
+        return [layer[at] for layer in self.recall]
 
-    def mean(self, stored: str = STORED[0], at: int = -1) -> float:
-        series = self.series(stored, at)
+    def mean(self, at: int = -1) -> float:
+        series = self.series(at)
         return sum(series) / len(series)
 
 
 @dataclass(frozen=True)
-class Study:
-    """What came out: ranks, one a layer; the ks that were used; and each method's result.
+class CalibrationStudy:
+    """Recall of all methods.
 
-    `tokens` were read in all, the last `held_out` of them not fitted on.
+    Args:
+        tokens: read in all; the last `held_out` of them are not fitted on. ranks: R of each layer.
+        ks: as limited by the held-out keys.
     """
 
     tokens: int
     held_out: int
     ranks: list[int]
     ks: list[int]
-    results: dict[str, Result]
+    results: dict[str, MethodRecall]
 
     @property
     def best(self) -> str:
@@ -61,13 +64,10 @@ class Study:
         return max(self.results, key=lambda name: self.results[name].mean())
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers only, for JSON: recall as [layer][k], by method and by how keys are stored."""
+        """For JSON; recall as [layer][k] by method."""
         methods = {
             name: {
-                "mean": {
-                    stored: [found.mean(stored, at) for at in range(len(self.ks))]
-                    for stored in STORED
-                },
+                "mean": [found.mean(at) for at in range(len(self.ks))],
                 "layers": found.recall,
                 "error": found.error,
             }
@@ -87,45 +87,35 @@ def held_out(tokens: int) -> int:
     return round(HELD_OUT * tokens)
 
 
-def choose_ranks(shards: Shards, layers: int, total: int) -> list[int]:
-    """Ranks for a fixed total, by the spectra of what is fitted on; see `ranks.allocate`."""
-    spectra = []
-    for layer in range(layers):
-        queries, keys = (x[: -held_out(shards.tokens)] for x in shards.layer(layer))
-        spectra.append(spectrum(moments_of(queries, keys)))
-    return allocate(spectra, total)
-
-
 @torch.no_grad()
 def study(
     shards: Shards,
     ranks: Sequence[int],
-    fitting: Fitting,
+    fitting: FitSettings,
     ks: Sequence[int],
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
-) -> Study:
+) -> CalibrationStudy:
     """Fits and measures all layers.
 
     Args:
-        ranks: R of every layer. ks: see `recall`; limited to half of the held-out keys.
-        device: where to fit. progress: called with (layers done, of how many).
+        ranks: R of every layer. ks: limited to half of the held-out keys. device: where maps are
+            fitted. progress: called with (layers done, of how many).
     """
     held = held_out(shards.tokens)
     used = limited(ks, held)
-    results = {method: Result() for method in fitting.methods}
+    results = {method: MethodRecall() for method in fitting.methods}
     for layer, rank in enumerate(ranks):
         queries, keys = (x.to(device) for x in shards.layer(layer))
-        apart = Heldout(queries[-held:], keys[-held:], keys[:-held])
+        apart = HeldOutTokens(queries[-held:], keys[-held:])
         full, training = apart.scores(), fitting.of_layer(layer)
         for method, result in results.items():
-            file = kept(shards.folder, layer, rank, method, training)
+            file = maps_file(shards.folder, layer, rank, method, training)
             maps = fit_once(method, queries[:-held], keys[:-held], rank, training, file)
             reduced = apart.reduced(maps)
-            for stored, at_ks in recalls(full, reduced, used).items():
-                result.recall[stored].append(at_ks)
-            result.error.append(error(full, reduced[STORED[0]]))
+            result.recall.append([recall(full, reduced, k) for k in used])
+            result.error.append(relative_error(full, reduced))
             result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))
         if progress:
             progress(layer + 1, len(ranks))
-    return Study(shards.tokens, held, [*ranks], used, results)
+    return CalibrationStudy(shards.tokens, held, [*ranks], used, results)

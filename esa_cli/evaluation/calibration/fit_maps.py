@@ -1,7 +1,7 @@
 """Fits one layer's maps by name: `closed-form`, `pca` or `learned`.
 
-Fitted maps are kept in the work folder under a name made of all that shapes them, so that a run
-that was interrupted, or asks for one method more, does not fit a layer twice.
+Fitted maps are kept in the work folder, in a file named after all that shapes them, so that an
+interrupted run, or one with another method, does not fit a layer twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Linear, Moments, closed_form, pca
 from esa_cli.evaluation.calibration.activation_files import MAPS, save
-from esa_cli.evaluation.calibration.train_maps import Training, train
+from esa_cli.evaluation.calibration.train_maps import TrainingSettings, train
 
 METHODS = ("closed-form", "pca", "learned")
 
@@ -32,26 +32,28 @@ def moments_of(queries: Tensor, keys: Tensor) -> Moments:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitSettings:
     """How maps are fitted.
 
     Args:
-        methods: which of METHODS. training: of `learned`; every layer's seed is its own.
+        methods: which of METHODS. training: of `learned`; every layer has a seed of its own.
     """
 
     methods: tuple[str, ...] = METHODS
-    training: Training = field(default_factory=Training)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
 
-    def of_layer(self, layer: int) -> Training:
+    @classmethod
+    def of(cls, method: str, training: Mapping[str, Any]) -> FitSettings:
+        """From a method or `all`, and fields of `TrainingSettings`."""
+        return cls(METHODS if method == "all" else (method,), TrainingSettings(**training))
+
+    def of_layer(self, layer: int) -> TrainingSettings:
         return replace(self.training, seed=self.training.seed + 1000 * layer)
 
 
-def fitting_of(method: str, training: Mapping[str, Any]) -> Fitting:
-    """From what a person writes: a method or `all`, and the fields of `Training`."""
-    return Fitting(METHODS if method == "all" else (method,), Training(**training))
-
-
-def fit(method: str, queries: Tensor, keys: Tensor, rank: int, training: Training) -> Linear:
+def fit(
+    method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
+) -> Linear:
     """Maps of rank R, at most F, for folded queries and keys (n, F) of one layer."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
@@ -60,8 +62,8 @@ def fit(method: str, queries: Tensor, keys: Tensor, rank: int, training: Trainin
     return makers[method](moments_of(queries, keys), rank)
 
 
-def kept(folder: Path, layer: int, rank: int, method: str, training: Training) -> Path:
-    """The file in which this layer's maps are kept."""
+def maps_file(folder: Path, layer: int, rank: int, method: str, training: TrainingSettings) -> Path:
+    """The file that keeps this layer's maps."""
     shaping = {"method": method, "rank": rank}
     if method == "learned":
         shaping |= asdict(training)
@@ -70,14 +72,14 @@ def kept(folder: Path, layer: int, rank: int, method: str, training: Training) -
 
 
 def fit_once(
-    method: str, queries: Tensor, keys: Tensor, rank: int, training: Training, file: Path
+    method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings, file: Path
 ) -> Linear:
-    """As `fit`, or what was kept in `file` of an earlier `fit`; a damaged file is made again."""
+    """As `fit`, or the maps that an earlier call left in `file`; a damaged file is made again."""
     if not _holds_maps(file):
         maps = fit(method, queries, keys, rank, training)
         pair = {"query_map": maps.query_map, "key_map": maps.key_map}
         save({name: map_.cpu().clone().contiguous() for name, map_ in pair.items()}, file)
-    # Also what was fitted just now: strides of its own would round its products differently.
+    # New maps are read from the file, too: other strides would round products differently.
     found = load_file(file)
     return Linear(found["query_map"].to(queries), found["key_map"].to(queries))
 

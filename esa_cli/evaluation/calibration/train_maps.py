@@ -1,12 +1,11 @@
-"""Trains one layer's maps by descent, as the paper does: Eq. 6 with Adam.
+"""Trains one layer's maps by gradient descent, as the paper does: Eq. 6 with Adam.
 
-A batch is 128 queries and 128 keys, shuffled apart from each other: its 128 x 128 products are
-pairs of C and M, where the paper sums over both. One epoch shows every query and every key once.
-The maps have no bias, as `compressors.Linear` has none.
+A batch is 128 queries and 128 keys, shuffled independently: its 128 x 128 products are pairs of C
+and M, where the paper sums over both. One epoch uses every query and every key once. The maps have
+no bias, as `compression.Linear` has none.
 
-Ours, beyond the paper: the maps of the epoch with the smallest loss on tokens set apart are kept
-(the start counts as an epoch), `init: closed-form` starts from the minimum of Eq. 6, and
-`loss: rank` asks for the order of the keys in place of their scores.
+Beyond the paper: the maps of the epoch with the smallest loss on validation tokens are kept (the
+start counts as an epoch), and `loss: rank` compares the order of the keys instead of their scores.
 """
 
 from __future__ import annotations
@@ -19,32 +18,30 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear, Moments, closed_form
+from esa_cli.attention.compression import Linear
 from esa_cli.evaluation.calibration.key_recall import spaced
 
 Loss = Literal["mse", "rank"]
-Init = Literal["random", "closed-form"]
 
-APART = 0.1
+VALIDATION = 0.1
 """Share of the tokens, the last ones, that choose the epoch and are not trained on."""
 COMPARED = 1024
-"""Most of those queries, and keys, that are compared after an epoch."""
+"""Most validation queries, and keys, that are compared after an epoch."""
 
 
 @dataclass(frozen=True)
-class Training:
-    """The settings of a training; the defaults are the paper's.
+class TrainingSettings:
+    """How maps are trained; the defaults are the paper's.
 
     Args:
         epochs, batch, lr: of Adam. loss: `mse`, Eq. 6, or `rank`, see `rank_loss`.
-        init: where the maps start. seed: of the order of the tokens, and of a random start.
+        seed: of the first maps and of the order of the tokens.
     """
 
     epochs: int = 10
     batch: int = 128
     lr: float = 5e-4
     loss: Loss = "mse"
-    init: Init = "random"
     seed: int = 0
 
 
@@ -54,11 +51,10 @@ def square_loss(full: Tensor, reduced: Tensor) -> Tensor:
 
 
 def rank_loss(full: Tensor, reduced: Tensor) -> Tensor:
-    """How far the keys that reduced scores (Q, n) prefer are from those that full scores do.
+    """Mean KL divergence from the softmax of full scores to that of reduced scores, both (Q, n).
 
-    Both are made distributions over the n keys by a softmax, at a temperature of the standard
-    deviation of the query's full scores; the loss is the mean KL divergence. So what counts is the
-    order near the top, where the selection is made, and a query with large scores is not louder.
+    The temperature is the standard deviation of the query's full scores. So the order of the best
+    keys counts, which is what is selected, and queries with large scores weigh no more than others.
     """
     spread = full.std(dim=1, keepdim=True, correction=0).clamp_min(1e-12)
     wanted = torch.log_softmax(full / spread, dim=1)
@@ -69,23 +65,18 @@ def rank_loss(full: Tensor, reduced: Tensor) -> Tensor:
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": square_loss, "rank": rank_loss}
 
 
-def _start(queries: Tensor, keys: Tensor, rank: int, settings: Training) -> Linear:
-    if settings.init == "closed-form":
-        moments = Moments()
-        moments.add(queries, keys)
-        return closed_form(moments, rank)
-    width = queries.shape[1]
-    random = torch.Generator().manual_seed(settings.seed)
-    # The usual start of a linear layer: uniform, within one over the root of its width.
+def _random_maps(width: int, rank: int, seed: int, device: torch.device) -> Linear:
+    """The usual start of a linear layer: uniform, within one over the root of its width."""
+    random = torch.Generator().manual_seed(seed)
     maps = (2 * torch.rand(2, width, rank, generator=random) - 1) / math.sqrt(width)
-    return Linear(*maps.to(queries.device))
+    return Linear(*maps.to(device))
 
 
 def train(
     queries: Tensor,
     keys: Tensor,
     rank: int,
-    settings: Training,
+    settings: TrainingSettings,
     progress: Callable[[int, int], None] | None = None,
 ) -> Linear:
     """Maps of rank R trained on folded queries and keys (n, F) of one layer.
@@ -93,10 +84,10 @@ def train(
     Args:
         progress: called with (epochs done, of how many).
     """
-    cut = max(1, queries.shape[0] - max(1, round(APART * queries.shape[0])))
+    cut = max(1, queries.shape[0] - max(1, round(VALIDATION * queries.shape[0])))
     apart = spaced(queries[cut:], COMPARED), spaced(keys[cut:], COMPARED)
     queries, keys = queries[:cut], keys[:cut]
-    best = _start(queries, keys, rank, settings)
+    best = _random_maps(queries.shape[1], rank, settings.seed, queries.device)
     lowest = _loss(best, *apart, settings)
     maps = [best.query_map.clone().requires_grad_(), best.key_map.clone().requires_grad_()]
     adam = torch.optim.Adam(maps, lr=settings.lr)
@@ -112,7 +103,7 @@ def train(
     return best
 
 
-def _loss(maps: Linear, queries: Tensor, keys: Tensor, settings: Training) -> float:
+def _loss(maps: Linear, queries: Tensor, keys: Tensor, settings: TrainingSettings) -> float:
     reduced = maps.queries(queries) @ maps.keys(keys).T
     return float(LOSSES[settings.loss](queries @ keys.T, reduced))
 
@@ -123,7 +114,7 @@ def _epoch(
     adam: torch.optim.Adam,
     queries: Tensor,
     keys: Tensor,
-    settings: Training,
+    settings: TrainingSettings,
     order: torch.Generator,
 ) -> None:
     """One step for every `batch` queries and keys."""

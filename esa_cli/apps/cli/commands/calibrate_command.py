@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +10,13 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.options import DEFAULT_PRESET
-from esa_cli.errors import UsageError
-from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.commands.calibrate_output import Done
+    from esa_cli.apps.cli.commands.calibrate_output import CalibrationOutcome
+    from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest
     from esa_cli.apps.cli.request import Prepared
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.evaluation.calibration.calibration_pipeline import Job
+    from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
 
 Texts = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
@@ -38,10 +36,6 @@ Method = Annotated[
 Rank = Annotated[
     int | None, typer.Option("--rank", min=1, help="Numbers per token and layer, in every layer.")
 ]
-TotalRank = Annotated[
-    int | None,
-    typer.Option("--total-rank", min=1, help="Share out so many over the layers, by need."),
-]
 K = Annotated[list[int] | None, typer.Option("--k", min=1, help="Recall at k. Repeatable.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=0, help="Of learned: passes over the text.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Of learned: queries and keys a step.")]
@@ -49,7 +43,6 @@ Lr = Annotated[float, typer.Option("--lr", min=0.0, help="Of learned: Adam's lea
 Loss = Annotated[
     str, typer.Option("--loss", help="Of learned: mse, the paper's, or rank, the keys' order.")
 ]
-Init = Annotated[str, typer.Option("--init", help="Of learned: start at random or closed-form.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="Of learned.")]
 Out = Annotated[
     Path, typer.Option("--out", "-o", metavar="FILE", help="Where the maps go: safetensors.")
@@ -73,51 +66,6 @@ Resume = Annotated[
 DEFAULT_OUT = Path("compressor.safetensors")
 
 
-WORDS = {
-    "method": ("all", "closed-form", "pca", "learned"),
-    "loss": ("mse", "rank"),
-    "init": ("random", "closed-form"),
-}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the person asked for, besides what `run.Request` holds."""
-
-    aim: str
-    tokens: int
-    rank: int | None
-    total_rank: int | None
-    ks: Sequence[int]
-    method: str
-    training: dict[str, Any]
-    out: Path
-    recall_out: Path | None
-    plot: Path | None
-    report: Path | None
-    work: Path
-    resume: bool
-
-    def check(self, texts: Sequence[str]) -> None:
-        """Finds out before an hour of reading what would fail after it.
-
-        Raises:
-            UsageError, DocumentError: words that are unknown, files that cannot be written.
-        """
-        from esa_cli.apps.cli.commands.calibrate_output import check_files
-
-        for option, word in {"method": self.method, **self.training}.items():
-            if option in WORDS and word not in WORDS[option]:
-                raise UsageError(f"--{option} {word!r} is unknown", nearest(word, [*WORDS[option]]))
-        if self.rank and self.total_rank:
-            raise UsageError("--rank and --total-rank exclude each other", "leave one out")
-        check_files(self, texts)
-        if self.out.exists():
-            from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
-
-            refuse_foreign(self.out)
-
-
 def calibrate(
     texts: Texts,
     preset: options.Preset = DEFAULT_PRESET,
@@ -128,13 +76,11 @@ def calibrate(
     tokens: Tokens = 50_000,
     method: Method = "all",
     rank: Rank = None,
-    total_rank: TotalRank = None,
     k: K = None,
     epochs: Epochs = 10,
     batch: Batch = 128,
     lr: Lr = 5e-4,
     loss: Loss = "mse",
-    init: Init = "random",
     seed: Seed = 0,
     out: Out = DEFAULT_OUT,
     recall_out: RecallOut = None,
@@ -151,12 +97,13 @@ def calibrate(
 
     esa calibrate book.txt --out book.safetensors
     """
+    from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest
     from esa_cli.apps.cli.request import Request
 
-    learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "init": init, "seed": seed}
+    learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "seed": seed}
     files = (out, recall_out, plot, report, work or out.with_suffix(".work"))
     ks = k or [1024]
-    wanted = Wanted(for_, tokens, rank, total_rank, ks, method, learned, *files, resume)
+    wanted = CalibrationRequest(for_, tokens, rank, ks, method, learned, *files, resume)
     options.load_plugins(plugins)  # a reader of theirs says which files of a folder are read
     wanted.check(texts)
     given = options.overrides({"model": model}, settings)
@@ -164,7 +111,7 @@ def calibrate(
     _run(request, wanted, as_json, quiet)
 
 
-def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
+def _run(request: Any, wanted: CalibrationRequest, as_json: bool, quiet: bool) -> None:
     from esa_cli.apps.cli.commands.calibrate_output import show
     from esa_cli.apps.cli.terminal import Reporter, print_json
 
@@ -187,23 +134,23 @@ def _run(request: Any, wanted: Wanted, as_json: bool, quiet: bool) -> None:
         reporter.note(f"{wanted.work} serves further runs on this text, and may be deleted")
 
 
-def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
+def _steps(request: Any, wanted: CalibrationRequest, reporter: Reporter) -> CalibrationOutcome:
     """Reads, fits, measures and writes."""
     from esa_cli import models
-    from esa_cli.apps.cli.commands.calibrate_output import Done, options_for, outcome, tell_limits
+    from esa_cli.apps.cli.commands.calibrate_output import (
+        CalibrationOutcome,
+        options_for,
+        outcome,
+        tell_limits,
+    )
     from esa_cli.apps.cli.preflight import collect_again
     from esa_cli.apps.cli.request import prepare
     from esa_cli.evaluation.calibration.calibration_pipeline import aimed, open_job
-    from esa_cli.evaluation.calibration.fit_maps import fitting_of
-    from esa_cli.evaluation.calibration.ranks import check_total
+    from esa_cli.evaluation.calibration.fit_maps import FitSettings
     from esa_cli.models.quiet_transformers import quiet_transformers
-    from esa_cli.qa.planning.costs import shape_of
 
     ready = prepare(request, reporter)
     given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
-    if wanted.total_rank:
-        shape = shape_of(ready.config)
-        check_total(wanted.total_rank, shape.layers, shape.layers * shape.groups * shape.dim)
     loaded = models.load(
         ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
     )
@@ -216,14 +163,14 @@ def _steps(request: Any, wanted: Wanted, reporter: Reporter) -> Done:
     def progress(layers: int, of: int) -> None:
         reporter.stage("fitting and measuring", layers, of)
 
-    fitting = fitting_of(wanted.method, wanted.training)
-    done = job.study(wanted.rank, wanted.total_rank, fitting, wanted.ks, progress)
+    fitting = FitSettings.of(wanted.method, wanted.training)
+    done = job.study(wanted.rank, fitting, wanted.ks, progress)
     job.save(wanted.out, done, fitting)
     use = options_for(given, ready.preset, wanted.out)
-    return Done(done, outcome(wanted, ready.preset, done), use)
+    return CalibrationOutcome(done, outcome(wanted, ready.preset, done), use)
 
 
-def _collect(job: Job, ready: Prepared, reporter: Reporter) -> None:
+def _collect(job: CalibrationJob, ready: Prepared, reporter: Reporter) -> None:
     from esa_cli.apps.cli.progress_display import prefill_bar
     from esa_cli.qa.planning import plan
 

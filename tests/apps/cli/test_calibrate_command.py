@@ -1,0 +1,291 @@
+"""`esa calibrate`, from a text to maps that `esa ask` uses; mistakes and interruptions."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calibration_tools import small_files
+from safetensors.torch import load_file
+
+from esa_cli.__main__ import main
+from esa_cli.attention.learned_maps import Learned
+from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import TopK
+from esa_cli.evaluation.calibration.activation_files import Shards
+from esa_cli.evaluation.calibration.calibration_pipeline import aimed
+from esa_cli.evaluation.calibration.fit_maps import METHODS
+from esa_cli.models.fingerprint import aim, of_file
+from esa_cli.qa import build_method as build
+from esa_cli.qa import method_presets, preset
+
+TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
+Esa = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("esa-home")
+
+
+@pytest.fixture
+def esa(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Esa]:
+    """`esa calibrate`, in a folder of its own with a text; Ctrl-C works as before afterwards."""
+    monkeypatch.setenv("ESA_HOME", str(cache))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
+    monkeypatch.chdir(tmp_path)
+    lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
+    (tmp_path / "note.md").write_text("".join(lines), "utf-8")
+    handler = signal.getsignal(signal.SIGINT)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    yield run
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
+    files = ["--out", "maps.safetensors", "--recall-out", "recall.json", "--plot", "recall.png"]
+    files += ["--report", "recall.html"]
+    code, out, err = esa(
+        "calibrate", "note.md", *TINY, "--rank", "6", "--epochs", "2", "--k", "8", "--k", "999",
+        *files,
+    )  # fmt: skip
+    assert code == 0, err
+    table = [line.split() for line in out.splitlines()]
+    assert [row[0] for row in table[1:4]] == ["0", "1", "mean"]
+    assert "--set compressor.name=learned --set compressor.file=maps.safetensors" in err
+    data = json.loads((tmp_path / "recall.json").read_text("utf-8"))
+    assert (data["model"], data["preset"], data["for"]) == ("random:llama", "tiny-random", "esa")
+    assert data["ranks"] == [6, 6]
+    assert data["held_out"] == round(0.2 * data["tokens"])
+    assert data["k"] == [8, data["held_out"] // 2]
+    assert "".join(table[0]) == "layerR" + "".join(f"{m}@{data['k'][1]}" for m in METHODS)
+    methods = data["methods"]
+    assert set(methods) == {"closed-form", "pca", "learned"}
+    for name, method in methods.items():
+        layers = method["layers"]
+        assert [len(at_ks) for at_ks in layers] == [2, 2]
+        for at in range(2):
+            assert method["mean"][at] == pytest.approx(sum(layer[at] for layer in layers) / 2)
+            assert f"{method['mean'][at]:.3f}" in out, name
+    best = max(methods, key=lambda name: methods[name]["mean"][1])
+    assert data["written"] == {"file": "maps.safetensors", "method": best}
+    assert (tmp_path / "recall.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "recall.html").read_text("utf-8")
+    assert f"recall@{data['k'][1]} per layer, tiny-random" in page
+    assert all(name in page for name in methods)
+    metadata = Learned("maps.safetensors").metadata
+    assert metadata["method"] == best
+    assert json.loads(metadata["ranks"]) == [6, 6]
+    assert of_file(metadata) is not None
+    use = ["--set", "compressor.name=learned", "--set", "compressor.file=maps.safetensors"]
+    code, answer, err = esa("ask", "note.md", "When?", *TINY, *use)
+    assert code == 0, err
+    assert answer.strip()
+
+
+def test_one_method(esa: Esa) -> None:
+    code, out, err = esa(
+        "calibrate", "note.md", *TINY, "--json", "-q", "--method", "learned", "--rank", "4",
+        "--loss", "rank", "--epochs", "1", "--tokens", "300",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data["tokens"] == 300
+    assert data["ranks"] == [4, 4]
+    assert set(data["methods"]) == {"learned"}
+    assert data["training"]["loss"] == "rank"
+    assert Path("compressor.safetensors").is_file()
+    assert data["written"]["file"] == "compressor.safetensors"
+
+
+def test_ctrl_c_keeps_what_was_read(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["calibrate", "note.md", *TINY, "--rank", "4", "--epochs", "1", "--json"]
+    whole = json.loads(esa(*command, "--out", "whole.safetensors")[1])
+    add, parts = Shards.add, []
+
+    def interrupted(self: Shards, *rows: Any) -> None:
+        add(self, *rows)
+        parts.append(self.tokens)
+        if len(parts) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Shards, "add", interrupted)
+    code, out, err = esa(*command, "--out", "cut.safetensors")
+    assert (code, out) == (130, "")
+    assert "cut.work keeps what was done" in err
+    assert err.endswith("esa: interrupted\n")
+    code, out, err = esa(*command, "--out", "cut.safetensors")
+    assert code == 0
+    assert "256 of" in err
+    again = json.loads(out)
+    assert parts[:3] == [128, 256, 384]
+    assert {**again, "written": None} == {**whole, "written": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["nosuch.md"], 3, "nosuch.md"),
+        (["note.md", "--method", "lerned"], 2, "did you mean 'learned'?"),
+        (["note.md", "--loss", "l1"], 2, "--loss 'l1' is unknown"),
+        (["note.md", "--out", "nosuch/maps.safetensors"], 2, "there is no folder"),
+        (["note.md", "--plot", "."], 2, "--plot . is a folder"),
+        (["note.md", "--report", "."], 2, "--report . is a folder"),
+        (["note.md", "--for", "qest"], 2, "did you mean 'quest'?"),
+        (["note.md", "--out", "note.md"], 2, "--out note.md is one of the documents"),
+        (["note.md", "--work", "note.md"], 2, "--work note.md is one of the documents"),
+        (["note.md", "--recall-out", "note.md"], 2, "--recall-out note.md is one of the documents"),
+        (["note.md", "--plot", "note.md"], 2, "--plot note.md is one of the documents"),
+        (["note.md", "--report", "./note.md"], 2, "is one of the documents"),
+        ([".", "--report", "note.md"], 2, "--report note.md is one of the documents"),
+        (["note.md", "--out", "other.md"], 2, "did not make it"),
+        (["note.md", "--work", "other.md"], 2, "--work other.md is not a folder"),
+        (["note.md", "--work", "other.md/work"], 2, "there is no folder"),
+        (["note.md", "--out", "a.x", "--recall-out", "./a.x"], 2, "--out and --recall-out are"),
+        (["note.md", "--plot", "a.x", "--report", "a.x"], 2, "--plot and --report are both a.x"),
+        (["note.md", "--out", "maps.work"], 2, "--out and --work are both maps.work"),
+        (["note.md", "--work", "a", "--out", "a"], 2, "--out and --work are both a"),
+        (["note.md", "--tokens", "20"], 2, "too few"),
+        (["note.md", "--set", "window.chnk=3"], 4, "chunk"),
+    ],
+)
+def test_mistakes(esa: Esa, options: list[str], code: int, words: str, tmp_path: Path) -> None:
+    """Before anything is read, and nothing is overwritten."""
+    (tmp_path / "other.md").write_text("Somebody's own.\n", "utf-8")
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    found, out, err = esa("calibrate", *options, *TINY)
+    assert (found, out) == (code, ""), err
+    assert words in err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize("option", ["--plot", "--report"])
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_read(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = esa("calibrate", "note.md", *TINY, option, "recall.file")
+    assert (code, out) == (2, "")
+    assert f"{option} needs matplotlib" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["note.md"]
+
+
+def test_what_is_cut_is_said_and_written_as_it_is(esa: Esa) -> None:
+    short = ["calibrate", "note.md", *TINY, "--json", "--method", "pca", "--tokens", "200"]
+    code, out, err = esa(*short, "--rank", "999", "--k", "8", "--k", "1024")
+    assert code == 0, err
+    data = json.loads(out)
+    (width,) = {row[1] for row in shapes("compressor.safetensors")}
+    assert data["ranks"] == [width] * 2
+    assert json.loads(Learned("compressor.safetensors").metadata["ranks"]) == [width] * 2
+    assert f"--rank 999: keys have {width} dimensions" in err
+    assert data["k"] == [8, 20]
+    assert "--k 1024: at most half of the 40 keys held out; k is 20" in err
+    assert "--k 8:" not in err
+    code, _, err = esa(*short, "--rank", str(width), "--k", "20")
+    assert code == 0
+    assert "--rank" not in err
+    assert "--k" not in err
+
+
+def shapes(file: str) -> list[tuple[int, ...]]:
+    return [tuple(maps.shape) for maps in load_file(file).values()]
+
+
+def test_no_room_and_damage_on_the_way(esa: Esa, tmp_path: Path) -> None:
+    """No bug is reported, and what the messages advise helps."""
+    short = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--rank", "2"]
+    assert esa(*short)[0] == 0
+    with small_files(20_000):
+        code, _, err = esa(*short, "--work", "other")
+    assert code == 6
+    assert "cannot be written: File too large" in err
+    part, *_ = sorted((tmp_path / "compressor.work").glob("part-*"))
+    good = part.read_bytes()
+    part.write_bytes(b"damaged")
+    code, _, err = esa(*short)
+    assert code == 2
+    assert f"{part.name} cannot be read" in err
+    assert "delete it" in err
+    part.unlink()
+    code, _, err = esa(*short)
+    assert code == 0, err
+    assert part.read_bytes() == good
+
+
+def test_a_work_folder_of_another_reading(esa: Esa) -> None:
+    short = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--rank", "2"]
+    assert esa(*short, "--tokens", "200")[0] == 0
+    code, _, err = esa(*short, "--tokens", "300")
+    assert code == 2
+    assert "another number of tokens" in err
+    assert esa(*short, "--tokens", "300", "--no-resume")[0] == 0
+
+
+def test_a_method_that_will_not_use_the_maps_is_refused(esa: Esa) -> None:
+    command = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--tokens", "200"]
+    vote = ["--for", "preset", "--set", "score.name=vote"]
+    for wanted in (["--for", "esa-vote"], ["--for", "infllm"], vote):
+        code, out, err = esa(*command, *wanted)
+        assert (code, out) == (2, "")
+        assert "scores with whole keys" in err
+        assert "score.shortlist" in err
+    assert not Path("compressor.work").exists()
+    assert esa(*command, *vote, "--set", "score.shortlist=20")[0] == 0
+    assert json.loads(Learned("compressor.safetensors").metadata["rotate"]) is True
+
+
+def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None:
+    """Whatever score the preset has."""
+    command = ["calibrate", "note.md", *TINY, "--method", "pca", "--tokens", "200"]
+    vote = ["--set", "score.name=vote", "--set", "score.shortlist=20"]
+    code, _, err = esa(*command, *vote)
+    assert code == 0
+    assert Learned("compressor.safetensors").metadata["rotate"] == "false"
+    use = next(line for line in err.splitlines() if line.startswith("  --")).split()
+    assert "sum" in use
+    made = preset.load("tiny-random", overrides_of(use))
+    method = build.method(made)
+    assert aim(method) == {"rotate": "false"}
+    assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
+    assert made.position == method_presets.apply("esa", preset.load("tiny-random")).position
+    assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
+
+
+def overrides_of(options: list[str]) -> list[str]:
+    """`esa ask` options as texts for `preset.load`."""
+    pairs = list(zip(options[::2], options[1::2], strict=True))
+    named = [f"{name[2:]}.name={value}" for name, value in pairs if name != "--set"]
+    return [*named, *(value for name, value in pairs if name == "--set")]
+
+
+def test_the_documented_options_use_the_maps() -> None:
+    text = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
+    (line,) = [one for one in text.splitlines() if "esa ask" in one and "=maps.safetensors" in one]
+    made = preset.load("smollm2-135m", overrides_of(line.split('"..." ')[1].split()))
+    method = build.method(made)
+    assert method.compressor == Learned("maps.safetensors")
+    assert isinstance(method.selector, TopK)
+    assert method.score.features
+    fitted = build.method(aimed("esa", preset.load("smollm2-135m")))
+    assert aim(method) == aim(fitted) == {"rotate": "false"}

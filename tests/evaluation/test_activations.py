@@ -1,0 +1,317 @@
+"""What calibration reads: queries and keys of each layer, kept on disk; resumed runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from calibration_tools import Killed, selective, small_files
+from conftest import ModelFactory
+from torch import Tensor
+
+from esa_cli.attention.compression import ClosedForm, NoCompression
+from esa_cli.attention.method import Method, Window
+from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.scoring import SumScore
+from esa_cli.errors import DocumentError, ResourceError, UsageError
+from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
+from esa_cli.evaluation.calibration.activations import collect, uncompressed
+from esa_cli.models import attach as seam
+
+TOKENS = 100
+FEED = 24
+IDS = [(7 * i * i + 3 * i) % 61 for i in range(TOKENS)]
+
+
+@pytest.fixture(autouse=True)
+def small_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", FEED)
+
+
+Model = Any
+
+
+def read(model: Model, folder: Path, method: Method | None = None, **options: Any) -> Shards:
+    shards = open_folder(folder, {"tokens": TOKENS}, wanted=TOKENS)
+    with seam.attach(model, uncompressed(method or selective())) as attachment:
+        collect(attachment, IDS, shards, **options)
+        assert attachment.watch is None
+    return shards
+
+
+def test_uncompressed_changes_nothing_else() -> None:
+    method = selective()
+    assert method.compressor != NoCompression()
+    plain = uncompressed(method)
+    assert plain.compressor == NoCompression()
+    assert (plain.window, plain.score, plain.position) == (
+        method.window, method.score, method.position,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_queries_and_keys_are_the_projections(
+    kind: str, make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """Against what the host's own projections gave during the same reading, folded by a loop."""
+    model = make_model(kind)
+    seen: dict[tuple[int, str], list[Tensor]] = {}
+    hooks = []
+    for layer, block in enumerate(model.base_model.layers):
+        for name in ("q_proj", "k_proj"):
+            kept = seen.setdefault((layer, name), [])
+            projection = getattr(block.self_attn, name)
+            hooks.append(
+                projection.register_forward_hook(lambda _m, _i, out, to=kept: to.append(out[0]))
+            )
+    shards = read(model, tmp_path / "work")
+    for hook in hooks:
+        hook.remove()
+    config = model.config
+    heads, groups, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    for layer in range(2):
+        queries, keys = shards.layer(layer)
+        assert queries.shape == keys.shape == (TOKENS, groups * dim)
+        torch.testing.assert_close(keys, torch.cat(seen[layer, "k_proj"]))
+        host = torch.cat(seen[layer, "q_proj"]).tolist()
+        for token in range(0, TOKENS, 9):
+            for group in range(groups):
+                share = range(group * heads // groups, (group + 1) * heads // groups)
+                for d in range(dim):
+                    want = sum(host[token][head * dim + d] for head in share)
+                    assert queries[token, group * dim + d].item() == pytest.approx(want, abs=1e-5)
+
+
+def test_queries_are_rotated_where_the_score_rotates(
+    make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """As the compressor that is fitted while a document is read sees them."""
+    model = make_model("llama")
+    shards = read(model, tmp_path / "work", selective(rotate=True))
+    queries, keys = shards.layer(0)
+    plain, _ = read(model, tmp_path / "plain", selective()).layer(0)
+    assert not torch.allclose(queries, plain)
+    fits: list[Any] = []
+
+    class Spy(ClosedForm):
+        def fit(self, layer: int, moments: Any) -> Any:
+            fits.append((layer, moments))
+            return super().fit(layer, moments)
+
+    method = Method(
+        window=Window(initial=2, selected=6, local=90, chunk=10),
+        score=SumScore(rotate=True),
+        compressor=Spy(rank=4, fit_tokens=50),
+        position=FixedDistance(64),
+    )
+    with seam.attach(model, method) as attachment:
+        cache = attachment.new_cache()
+        model.base_model(input_ids=torch.tensor([IDS[:50]]), past_key_values=cache)
+        cache.project()
+    moments = dict(fits)[0]
+    assert moments.count == 50
+    torch.testing.assert_close(
+        moments.queries, (queries[:50].T @ queries[:50]).double(), rtol=1e-4, atol=1e-3
+    )
+    torch.testing.assert_close(
+        moments.keys, (keys[:50].T @ keys[:50]).double(), rtol=1e-4, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_a_killed_reading_goes_on_where_it_was(
+    parts: int, make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """To the last bit, although later tokens select among the earlier."""
+    model = make_model("llama")
+    whole = read(model, tmp_path / "whole")
+    done: list[int] = []
+
+    def kill(tokens: int, of: int) -> None:
+        assert of == TOKENS
+        done.append(tokens)
+        if len(done) == parts:
+            raise Killed
+
+    with pytest.raises(Killed):
+        read(model, tmp_path / "cut", progress=kill)
+    # What a run leaves behind that dies while it writes.
+    (tmp_path / "cut/part-00000096-00000100.unfinished").write_bytes(b"half of it")
+    assert Shards(tmp_path / "cut").tokens == parts * FEED
+    again: list[int] = []
+    cut = read(model, tmp_path / "cut", progress=lambda tokens, of: again.append(tokens))
+    assert again == [*range((parts + 1) * FEED, TOKENS, FEED), TOKENS]
+    for layer in range(2):
+        for one, other in zip(whole.layer(layer), cut.layer(layer), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_later_layer_depends_on_what_was_selected(
+    make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """So the test above would notice a memory that was not filled again."""
+    model = make_model("llama")
+    few, many = (
+        read(model, tmp_path / str(k), replace(selective(), window=Window(2, k, 8, 10)))
+        for k in (6, 60)
+    )
+    assert torch.equal(few.layer(0)[1], many.layer(0)[1])
+    assert not torch.allclose(few.layer(1)[1], many.layer(1)[1])
+
+
+def test_nothing_is_read_twice_and_values_are_not_kept(
+    make_model: ModelFactory, tmp_path: Path
+) -> None:
+    model = make_model("llama")
+    shards = read(model, tmp_path / "work")
+    assert not list((tmp_path / "work").glob("values-*"))
+    floats = 2 * 2 * TOKENS * 16
+    assert 4 * floats < shards.nbytes < 4 * floats + 10_000
+    calls: list[int] = []
+    read(model, tmp_path / "work", progress=lambda tokens, of: calls.append(tokens))
+    assert calls == []
+
+
+def test_a_disk_that_is_too_small(
+    make_model: ModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("llama")
+    needed = 3 * 2 * 16 * 4 * TOKENS
+
+    class Disk:
+        free = needed - 1
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Disk)
+    with pytest.raises(ResourceError, match=r"37\.5 KiB"):
+        read(model, tmp_path / "work")
+    Disk.free = needed
+    assert read(model, tmp_path / "work").tokens == TOKENS
+
+
+def rows(count: int) -> Any:
+    """Queries, keys and values of one layer, (count, 3)."""
+    return [[torch.randn(count, 3)] for _ in range(3)]
+
+
+def test_a_folder_belongs_to_one_reading(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    shards = open_folder(work, {"text": "a", "window": {"local": 4}})
+    shards.add(*rows(5))
+    assert open_folder(work, {"text": "a", "window": {"local": 4}}).tokens == 5
+    with pytest.raises(UsageError, match="another window"):
+        open_folder(work, {"text": "a", "window": {"local": 5}})
+    with pytest.raises(UsageError, match="another text"):
+        open_folder(work, {"window": {"local": 4}})
+    (work / "maps-pca-000-0.safetensors").touch()
+    (work / "part-5-9.unfinished").touch()
+    (work / "part-of-mine.txt").touch()
+    assert open_folder(work, {"text": "b"}, resume=False).tokens == 0
+    assert {path.name for path in work.iterdir()} == {"esa-calibration.json", "part-of-mine.txt"}
+    with pytest.raises(UsageError, match="another text"):
+        open_folder(work, {"text": "a"})
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cat.png").write_bytes(b"cat")
+    for resume in (True, False):
+        with pytest.raises(UsageError, match="not a folder that"):
+            open_folder(tmp_path / "photos", {}, resume)
+        with pytest.raises(UsageError, match="not a folder that"):
+            open_folder(tmp_path / "photos/cat.png", {}, resume)
+    assert (tmp_path / "photos/cat.png").read_bytes() == b"cat"
+
+
+def test_parts_behind_a_gap_do_not_count(tmp_path: Path) -> None:
+    shards = open_folder(tmp_path / "work", {})
+    for _ in range(3):
+        shards.add(*rows(4))
+    (tmp_path / "work/part-00000004-00000008.safetensors").unlink()
+    assert Shards(tmp_path / "work").tokens == 4
+
+
+def test_a_file_that_only_looks_like_a_part(tmp_path: Path) -> None:
+    shards = open_folder(tmp_path / "work", {})
+    shards.add(*rows(4))
+    (tmp_path / "work/part-of-mine.safetensors").touch()
+    assert Shards(tmp_path / "work").tokens == 4
+
+
+def test_a_broken_part_is_named(tmp_path: Path) -> None:
+    shards = open_folder(tmp_path / "work", {})
+    shards.add(*rows(4))
+    values = tmp_path / "work/values-00000000-00000004.safetensors"
+    values.write_bytes(values.read_bytes()[:-1])
+    with pytest.raises(UsageError, match="values-00000000-00000004"):
+        next(shards.memories())
+    (tmp_path / "work/part-00000000-00000004.safetensors").write_bytes(b"cut off")
+    with pytest.raises(UsageError, match="part-00000000-00000004") as refused:
+        shards.layer(0)
+    assert "delete it" in refused.value.hint
+
+
+@pytest.mark.parametrize("lost", ["part-00000024-00000048", "part-00000096-00000100"])
+def test_a_part_that_was_deleted_after_the_end_is_made_again(
+    lost: str, make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """From the first token on: what would fill the memory again is gone by then."""
+    model = make_model("llama")
+    whole = [read(model, tmp_path / "work").layer(layer) for layer in range(2)]
+    (tmp_path / "work" / f"{lost}.safetensors").unlink()
+    done: list[int] = []
+    again = read(model, tmp_path / "work", progress=lambda tokens, of: done.append(tokens))
+    assert done[0] == FEED
+    for layer in range(2):
+        assert all(map(torch.equal, whole[layer], again.layer(layer)))
+
+
+def test_a_part_that_was_deleted_before_the_end_is_all_that_is_read_again(
+    make_model: ModelFactory, tmp_path: Path
+) -> None:
+    model = make_model("llama")
+    whole = read(model, tmp_path / "whole")
+
+    def kill(tokens: int, of: int) -> None:
+        if tokens == 3 * FEED:
+            raise Killed
+
+    with pytest.raises(Killed):
+        read(model, tmp_path / "cut", progress=kill)
+    (tmp_path / "cut/values-00000024-00000048.safetensors").unlink()
+    done: list[int] = []
+    cut = read(model, tmp_path / "cut", progress=lambda tokens, of: done.append(tokens))
+    assert done[0] == 2 * FEED
+    for layer in range(2):
+        assert all(map(torch.equal, whole.layer(layer), cut.layer(layer)))
+
+
+def test_no_room_while_a_part_is_written(tmp_path: Path) -> None:
+    shards = open_folder(tmp_path / "work", {})
+    shards.add(*rows(4))
+    with small_files(2000), pytest.raises(ResourceError, match="File too large") as refused:
+        shards.add(*rows(400))
+    assert "--work" in refused.value.hint
+    assert not list((tmp_path / "work").glob("*.unfinished"))
+    assert Shards(tmp_path / "work").tokens == shards.tokens == 4
+    with small_files(3), pytest.raises(ResourceError, match=r"esa-calibration\.json"):
+        open_folder(tmp_path / "other", {"text": "a"})
+
+
+def test_a_place_that_may_not_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DocumentError, match="cannot be written: Not a directory"):
+        open_folder(tmp_path / "file/work", {})
+
+
+@pytest.mark.parametrize("held", [b'{"text": "a', b"[1]", b"\xff\xfe", b""])
+def test_damaged_settings_of_a_folder(held: bytes, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    open_folder(work, {"text": "a"}).add(*rows(4))
+    (work / "esa-calibration.json").write_bytes(held)
+    with pytest.raises(UsageError, match=r"esa-calibration\.json cannot be read") as refused:
+        open_folder(work, {"text": "a"})
+    assert "--no-resume" in refused.value.hint
+    assert open_folder(work, {"text": "a"}, resume=False).tokens == 0

@@ -1,0 +1,297 @@
+"""Maps fitted and trained on one layer, their recall, and the study of all layers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import torch
+from calibration_tools import Killed, selective, small_files
+from conftest import build_model
+from torch import Tensor
+
+from esa_cli.attention.compression import Linear, closed_form
+from esa_cli.attention.learned_maps import Learned
+from esa_cli.errors import ResourceError
+from esa_cli.evaluation.calibration import fit_maps as fitting
+from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
+from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
+from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
+from esa_cli.evaluation.calibration.fit_maps import FitSettings, moments_of
+from esa_cli.evaluation.calibration.key_recall import HeldOutTokens, limited, recall, spaced
+from esa_cli.evaluation.calibration.train_maps import (
+    TrainingSettings,
+    rank_loss,
+    square_loss,
+    train,
+)
+from esa_cli.models.fingerprint import fingerprint
+
+WIDTH = 12
+
+
+def samples(count: int = 400, seed: int = 3) -> tuple[Tensor, Tensor]:
+    """Queries and keys (count, WIDTH) with uneven spectra and a mean, as real ones have."""
+    random = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(2, WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    spread = torch.logspace(0.5, -1.5, WIDTH)
+    queries = torch.randn(count, WIDTH, generator=random) * spread @ mixed[0] + 0.3
+    keys = torch.randn(count, WIDTH, generator=random) * spread @ mixed[1]
+    return queries, keys
+
+
+def eq6(queries: Tensor, keys: Tensor, maps: Linear) -> float:
+    """Eq. 6 over every query with every key."""
+    full = queries.double() @ keys.double().T
+    short = maps.queries(queries.double()) @ maps.keys(keys.double()).T
+    return (full - short).square().sum().item()
+
+
+def test_square_loss_is_eq_6() -> None:
+    queries, keys = (x[:9] for x in samples())
+    maps = Linear(torch.randn(WIDTH, 3), torch.randn(WIDTH, 3))
+    lists = (reference.plain(x) for x in (queries, keys, maps.query_map, maps.key_map))
+    got = square_loss(queries @ keys.T, maps.queries(queries) @ maps.keys(keys).T)
+    assert got.item() * 81 == pytest.approx(reference.eq6_error(*lists), rel=1e-4)
+
+
+def kl_by_loops(full: list[list[float]], reduced: list[list[float]]) -> float:
+    total = 0.0
+    for f, r in zip(full, reduced, strict=True):
+        mean = sum(f) / len(f)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in f) / len(f))
+        f_sum = sum(math.exp(x / spread) for x in f)
+        r_sum = sum(math.exp(x / spread) for x in r)
+        for x, y in zip(f, r, strict=True):
+            wanted, got = math.exp(x / spread) / f_sum, math.exp(y / spread) / r_sum
+            total += wanted * math.log(wanted / got)
+    return total / len(full)
+
+
+def test_rank_loss_is_the_divergence_of_softmaxes() -> None:
+    full, reduced = 5 * torch.randn(4, 7), 5 * torch.randn(4, 7)
+    want = kl_by_loops(reference.plain(full), reference.plain(reduced))
+    assert rank_loss(full, reduced).item() == pytest.approx(want, rel=1e-4)
+    assert rank_loss(full, full).item() == pytest.approx(0, abs=1e-6)
+    shifted = full + torch.randn(4, 1)
+    assert rank_loss(full, shifted).item() == pytest.approx(0, abs=1e-5), "Eq. 3 takes it out again"
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_training_approaches_the_closed_form_and_never_beats_it(rank: int) -> None:
+    queries, keys = samples()
+    best = eq6(queries, keys, closed_form(moments_of(queries, keys), rank))
+    start = train(queries, keys, rank, TrainingSettings(epochs=0))
+    trained = train(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
+    assert best * (1 - 1e-4) <= eq6(queries, keys, trained)
+    assert eq6(queries, keys, trained) < best + 0.1 * (eq6(queries, keys, start) - best)
+
+
+@pytest.mark.parametrize("loss", ["mse", "rank"])
+@pytest.mark.parametrize("lr", [5e-4, 3.0])
+def test_trained_maps_are_no_worse_than_the_first_ones(loss: Any, lr: float) -> None:
+    """On the validation tokens, also where descent diverges."""
+    queries, keys = samples()
+    cut = 360
+    start, trained = (
+        train(queries, keys, 4, TrainingSettings(epochs, 64, lr, loss)) for epochs in (0, 20)
+    )
+    compare = {"mse": square_loss, "rank": rank_loss}[loss]
+    full = queries[cut:] @ keys[cut:].T
+    before, after = (
+        compare(full, maps.queries(queries[cut:]) @ maps.keys(keys[cut:]).T).item()
+        for maps in (start, trained)
+    )
+    assert after <= before
+
+
+def test_training_for_the_order_serves_the_many_not_the_loud() -> None:
+    """A tenth of the queries are ten times as large, in directions that the others do not use:
+    Eq. 6, and so the closed form, sees nothing else."""
+    queries, keys = torch.randn(2, 600, WIDTH)
+    queries[:, :6] *= 0.3
+    queries[::10] = 10 * queries[::10] * torch.tensor([1 / 0.3] * 6 + [0.1] * 6)
+    full = queries @ keys.T
+    square = closed_form(moments_of(queries, keys), 4)
+    order = train(queries, keys, 4, TrainingSettings(40, 64, 5e-3, "rank"))
+    by_square, by_order = (maps.queries(queries) @ maps.keys(keys).T for maps in (square, order))
+    assert rank_loss(full, by_order) < 0.8 * rank_loss(full, by_square)
+    assert recall(full, by_order, 60) > recall(full, by_square, 60) + 0.05
+
+
+def test_training_repeats_itself_by_its_seed() -> None:
+    queries, keys = samples(100)
+    one, same, other = (
+        train(queries, keys, 3, TrainingSettings(epochs=2, seed=seed)) for seed in (5, 5, 6)
+    )
+    assert torch.equal(one.query_map, same.query_map)
+    assert torch.equal(one.key_map, same.key_map)
+    assert not torch.allclose(one.query_map, other.query_map)
+
+
+def test_every_epoch_is_reported_and_outer_random_numbers_are_left_alone() -> None:
+    queries, keys = samples(60)
+    state = torch.get_rng_state()
+    calls: list[tuple[int, int]] = []
+    train(queries, keys, 2, TrainingSettings(epochs=3), lambda done, of: calls.append((done, of)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("count", [2, 3, 129])
+def test_training_on_very_few_tokens(count: int) -> None:
+    maps = train(*samples(count), 3, TrainingSettings(epochs=1))
+    assert torch.isfinite(maps.query_map).all()
+
+
+def recall_by_loops(full: list[list[float]], reduced: list[list[float]], k: int) -> float:
+    shares = []
+    for f, r in zip(full, reduced, strict=True):
+        best = [sorted(range(len(x)), key=lambda i, x=x: -x[i])[:k] for x in (f, r)]
+        shares.append(len(set(best[0]) & set(best[1])) / k)
+    return sum(shares) / len(shares)
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 20])
+def test_recall_is_the_loops(k: int) -> None:
+    full = torch.randn(6, 20)
+    reduced = full + torch.randn(6, 20)
+    want = recall_by_loops(reference.plain(full), reference.plain(reduced), k)
+    assert recall(full, reduced, k) == pytest.approx(want)
+    assert recall(full, full * 3, k) == 1.0
+    assert recall(full, -full, k) == pytest.approx(recall_by_loops(
+        reference.plain(full), reference.plain(-full), k
+    ))  # fmt: skip
+
+
+def test_recall_of_held_out_tokens() -> None:
+    """Whole maps find everything; a map onto one dimension does not."""
+    queries, keys = samples(120)
+    apart = HeldOutTokens(queries[90:], keys[90:])
+    full = apart.scores()
+    torch.testing.assert_close(full, queries[90:] @ keys[90:].T)
+    assert recall(full, apart.reduced(Linear(torch.eye(WIDTH), torch.eye(WIDTH))), 5) == 1.0
+    one = closed_form(moments_of(queries[:90], keys[:90]), 1)
+    assert recall(full, apart.reduced(one), 5) < 0.9
+
+
+def test_k_is_limited_to_half_of_the_keys() -> None:
+    assert limited([1024, 5], 40) == [5, 20]
+    assert limited([1024, 4096], 40) == [20]
+    assert limited([7], 1) == [1]
+
+
+def test_rows_are_spaced_evenly() -> None:
+    rows = torch.arange(100.0)[:, None]
+    assert spaced(rows, 4)[:, 0].tolist() == [0, 33, 66, 99]
+    assert torch.equal(spaced(rows, 100), rows)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Shards:
+    """Three layers of samples, the last one of rank 2."""
+    kept = open_folder(tmp_path / "study", {})
+    layers = [samples(300, seed) for seed in range(3)]
+    low = torch.randn(WIDTH, 2) @ torch.randn(2, WIDTH)
+    layers[2] = (layers[2][0], layers[2][1] @ low)
+    for at in range(0, 300, 100):
+        queries = [q[at : at + 100] for q, _ in layers]
+        keys = [k[at : at + 100] for _, k in layers]
+        kept.add(queries, keys, keys)
+    return kept
+
+
+QUICK = TrainingSettings(epochs=2, lr=1e-2)
+
+
+def test_study_measures_what_was_not_fitted_on(shards: Shards) -> None:
+    found = study(shards, [4, 4, 4], FitSettings(training=QUICK), [8, 1000])
+    assert (found.tokens, found.held_out, found.ks) == (300, 60, [8, 30])
+    queries, keys = shards.layer(1)
+    maps = closed_form(moments_of(queries[:240], keys[:240]), 4)
+    torch.testing.assert_close(found.results["closed-form"].maps[1].key_map, maps.key_map)
+    full = queries[240:] @ keys[240:].T
+    short = maps.queries(queries[240:]) @ maps.keys(keys[240:]).T
+    for at, k in enumerate((8, 30)):
+        want = recall_by_loops(reference.plain(full), reference.plain(short), k)
+        assert found.results["closed-form"].series(at=at)[1] == pytest.approx(want, abs=1e-3)
+    want = eq6(queries[240:], keys[240:], maps) / full.square().sum().item()
+    assert found.results["closed-form"].error[1] == pytest.approx(want, rel=1e-3)
+    assert found.best == "closed-form"
+    assert found.results["closed-form"].series()[2] > 0.99, "a layer of rank 2 loses nothing"
+
+
+def test_an_interrupted_study_ends_as_one_without_a_break(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = FitSettings(training=QUICK)
+    whole = study(shards, [3, 3, 3], settings, [8]).as_dict()
+    for path in shards.folder.glob("maps-*"):
+        path.unlink()
+    trainings: list[int] = []
+
+    def dying(queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings) -> Linear:
+        trainings.append(training.seed)
+        if len(trainings) == 2:
+            raise Killed
+        return train(queries, keys, rank, training)
+
+    monkeypatch.setattr(fitting, "train", dying)
+    with pytest.raises(Killed):
+        study(shards, [3, 3, 3], settings, [8])
+    assert study(shards, [3, 3, 3], settings, [8]).as_dict() == whole
+    assert len(trainings) == 4, "the layer that was finished is not trained again"
+    assert len(set(trainings)) == 3, "every layer has a seed of its own"
+
+
+@pytest.mark.parametrize("broken", ["cut off", "empty", "something else"])
+def test_damaged_maps_are_fitted_again(broken: str, shards: Shards) -> None:
+    settings = FitSettings(("pca",))
+    whole = study(shards, [3, 3, 3], settings, [8]).as_dict()
+    file, *_ = sorted(shards.folder.glob("maps-*"))
+    good, part = file.read_bytes(), next(shards.folder.glob("part-*")).read_bytes()
+    file.write_bytes({"cut off": good[:-1], "empty": b"", "something else": part}[broken])
+    assert study(shards, [3, 3, 3], settings, [8]).as_dict() == whole
+    assert file.read_bytes() == good
+
+
+def saved_by_job(shards: Shards, done: CalibrationStudy, path: Path) -> None:
+    model = fingerprint(build_model("llama"))
+    unused: Any = None
+    job = CalibrationJob(unused, unused, selective(), [], shards, model, {})
+    job.save(path, done, FitSettings(("pca",)))
+
+
+def test_no_room_for_the_maps_leaves_those_that_were_there(shards: Shards, tmp_path: Path) -> None:
+    done = study(shards, [3, 3, 3], FitSettings(("pca",)), [8])
+    path, link = tmp_path / "maps.safetensors", tmp_path / "link.safetensors"
+    saved_by_job(shards, done, path)
+    before = path.read_bytes()
+    with small_files(500), pytest.raises(ResourceError, match=r"maps\.safetensors") as refused:
+        saved_by_job(shards, done, path)
+    assert "--out" in refused.value.hint
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob(".maps*"))
+    link.symlink_to(path)
+    saved_by_job(shards, done, link)
+    assert link.is_symlink()
+    assert Learned(str(path)).metadata["method"] == "pca"
+
+
+def test_what_shapes_maps_is_not_taken_for_the_same(shards: Shards) -> None:
+    only = FitSettings(("learned",), QUICK)
+    one = study(shards, [3, 3, 3], only, [8]).results["learned"].maps
+    other = study(shards, [3, 2, 3], FitSettings(("learned",), TrainingSettings(epochs=1)), [8])
+    maps = other.results["learned"].maps
+    assert [m.query_map.shape[1] for m in maps] == [3, 2, 3]
+    assert not torch.allclose(maps[0].query_map, one[0].query_map)
+
+
+def test_a_rank_beyond_the_dimensions_is_all_of_them(shards: Shards) -> None:
+    found = study(shards, [100] * 3, FitSettings.of("pca", {}), [8])
+    assert list(found.results) == ["pca"]
+    assert found.results["pca"].maps[0].query_map.shape == (WIDTH, WIDTH)
+    assert found.results["pca"].mean() == 1.0

@@ -1,0 +1,189 @@
+"""Fingerprints: which model, and which queries, a file of maps is for."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from calibration_tools import selective
+from conftest import build_model
+
+from esa_cli.attention.compression import ClosedForm, Linear, NoCompression
+from esa_cli.attention.learned_maps import Learned, save_learned
+from esa_cli.attention.method import Method
+from esa_cli.attention.positions import FixedDistance
+from esa_cli.errors import ModelError, PresetError
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.fingerprint import KEY, aim, check, fingerprint, of_file
+
+
+def test_the_fingerprint_knows_the_model() -> None:
+    model = build_model("llama")
+    found = fingerprint(model)
+    assert (found.kind, found.layers, found.heads, found.groups, found.dim) == ("llama", 2, 6, 2, 8)
+    assert fingerprint(build_model("llama")) == found
+    assert of_file({KEY: found.as_text()}) == found
+    assert of_file({}) is None
+    assert fingerprint(build_model("llama", seed=1)) != found
+    assert fingerprint(build_model("llama", num_hidden_layers=3)) != found
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj"])
+@pytest.mark.parametrize("layer", [0, -1])
+def test_the_fingerprint_changes_with_a_weight(name: str, layer: int) -> None:
+    model = build_model("llama")
+    before = fingerprint(model)
+    weight = getattr(model.base_model.layers[layer].self_attn, name).weight
+    weight[3, 5] = -weight[3, 5]
+    assert fingerprint(model).weights != before.weights
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_fingerprint_outlives_rounding(dtype: torch.dtype) -> None:
+    model = build_model("llama")
+    weight = model.base_model.layers[0].self_attn.q_proj.weight
+    weight[0, 0], weight[0, 1] = -1e-12, 1e-12
+    before = fingerprint(model)
+    assert fingerprint(model.to(dtype)) == before
+
+
+def plain_digest(model: Any) -> str:
+    """Of a host whose weights are plain, as files of maps have it since the first version."""
+    digest = hashlib.sha256()
+    for layer in (model.model.layers[0], model.model.layers[-1]):
+        for name in ("q_proj", "k_proj"):
+            rows = getattr(layer.self_attn, name).weight.tolist()
+            signs = (math.copysign(1, number) < 0 for row in rows for number in row)
+            digest.update(bytes(signs))
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fingerprint_of_plain_weights_is_their_signs(kind: str, dtype: torch.dtype) -> None:
+    model = build_model(kind).to(dtype)
+    assert fingerprint(model).weights == plain_digest(model)
+
+
+class Packed(torch.nn.Module):
+    """A quantised projection: its weight is no tensor, or is not there at all."""
+
+    def __init__(self, linear: Any, method: bool) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().max() / 127)
+        self.register_buffer("codes", (linear.weight / self.scale).round().to(torch.int8))
+        if method:
+            self.weight = lambda: self.codes * self.scale
+
+
+def packed(seed: int = 0, method: bool = True) -> Any:
+    model: Any = build_model("llama", seed)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj"):
+            setattr(layer.self_attn, name, Packed(getattr(layer.self_attn, name), method))
+    return model
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_the_fingerprint_of_packed_weights(method: bool) -> None:
+    model = packed(method=method)
+    before = fingerprint(model)
+    assert fingerprint(packed(method=method)) == before
+    assert fingerprint(packed(1, method)) != before
+    model.model.layers[-1].self_attn.k_proj.codes[3, 5] += 1
+    changed = fingerprint(model)
+    assert changed != before
+    model.model.layers[0].self_attn.q_proj.scale *= 2
+    assert fingerprint(model) != changed
+
+
+def test_the_fingerprint_of_weights_of_eight_bits() -> None:
+    model: Any = build_model("llama")
+    module = model.model.layers[0].self_attn.q_proj
+    module.weight = torch.nn.Parameter(module.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    before = fingerprint(model)
+    assert fingerprint(model) == before
+    module.weight.view(torch.uint8)[3, 5] ^= 1
+    assert fingerprint(model) != before
+
+
+def test_a_projection_that_shows_no_weights_has_no_fingerprint() -> None:
+    model: Any = build_model("llama")
+    model.model.layers[-1].self_attn.k_proj = torch.nn.Identity()
+    with pytest.raises(ModelError, match="shows no weights"):
+        fingerprint(model)
+
+
+def test_weights_that_are_not_in_memory_have_no_fingerprint() -> None:
+    model: Any = build_model("llama")
+    model.model.layers[1].mlp.to("meta")
+    with pytest.raises(ModelError, match="offloaded") as refused:
+        fingerprint(model)
+    assert "whole" in refused.value.hint
+
+
+def saved(path: Path, metadata: dict[str, str] | None) -> Learned:
+    save_learned(path, [Linear(torch.randn(16, 4), torch.randn(16, 4))] * 2, metadata)
+    return Learned(str(path))
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    mine, other = build_model("llama"), build_model("qwen3")
+    learned = saved(tmp_path / "maps.safetensors", {KEY: fingerprint(mine).as_text()})
+    check(learned, mine)
+    with pytest.raises(PresetError, match=r"maps\.safetensors was made for a llama .*a qwen3 of"):
+        check(learned, other)
+    changed = build_model("llama", seed=1)
+    with pytest.raises(PresetError) as refused:
+        check(learned, changed)
+    for model in (mine, changed):
+        assert fingerprint(model).weights[:8] in refused.value.message
+
+
+def test_files_that_say_nothing_and_other_compressors_pass(tmp_path: Path) -> None:
+    model = build_model("llama")
+    for compressor in (saved(tmp_path / "a.safetensors", None), ClosedForm(), NoCompression()):
+        check(compressor, model)
+        check(compressor, model, selective(rotate=True))
+
+
+def at_distance(distance: int) -> Method:
+    return replace(selective(rotate=True), position=FixedDistance(distance))
+
+
+@pytest.mark.parametrize(
+    ("made", "used", "words"),
+    [
+        (selective(), at_distance(64), "not rotated; this method's are rotated to distance 64"),
+        (at_distance(64), selective(), "rotated to distance 64; this method's are not rotated"),
+        (at_distance(64), at_distance(63), "distance 64; this method's are rotated to distance 63"),
+    ],
+)
+def test_a_file_for_other_queries_is_refused(
+    made: Method, used: Method, words: str, tmp_path: Path
+) -> None:
+    model = build_model("llama")
+    learned = saved(tmp_path / "a.safetensors", aim(made))
+    check(learned, model)
+    check(learned, model, made)
+    with pytest.raises(PresetError, match=words) as refused:
+        check(learned, model, used)
+    assert "--for" in refused.value.hint
+    check(learned, model, replace(used, score=VoteScore()))
+
+
+def test_the_distance_of_unrotated_queries_does_not_matter(tmp_path: Path) -> None:
+    learned = saved(tmp_path / "a.safetensors", aim(selective()))
+    check(learned, build_model("llama"), replace(selective(), position=FixedDistance(9)))
+
+
+@pytest.mark.parametrize("text", ["no json", "[1]", '{"kind": "llama"}'])
+def test_an_illegible_fingerprint(text: str, tmp_path: Path) -> None:
+    learned = saved(tmp_path / "a.safetensors", {KEY: text})
+    with pytest.raises(PresetError, match="legibly"):
+        check(learned, build_model("llama"))
