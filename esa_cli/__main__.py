@@ -14,15 +14,12 @@ import signal
 import sys
 from typing import TextIO
 
-from esa_cli.errors import INTERRUPTED, EsaError, ResourceError
+from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, EsaError, ResourceError
+from esa_cli.system.files import NO_ROOM
 from esa_cli.system.machine import memory_ran_out
 
-BUG = 1
-USAGE = 2
-PIPE_CLOSED = 141
-"""What a shell reports for a program that wrote to a closed pipe."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""How writing fails where nothing more can be written: a full disk, a stream opened to read."""
+UNWRITABLE = (*NO_ROOM, errno.EIO, errno.EBADF)
+"""errno of an output that takes no more: besides a full disk, a stream opened for reading."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -124,7 +121,7 @@ def _out_of_memory(error: Exception) -> ResourceError | None:
 
 def _no_room(error: Exception) -> ResourceError | None:
     """Answers and tables that cannot be written; files that can be named say so themselves."""
-    if not isinstance(error, OSError) or error.errno not in NO_ROOM:
+    if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
         return None
     what = error.filename or "the output"
     return ResourceError(

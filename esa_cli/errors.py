@@ -1,32 +1,44 @@
-"""The errors `esa` raises on purpose, and the exit code each one ends the command with.
+"""The errors that `esa` raises on purpose, and the exit codes of its commands.
 
-    EsaError                what a person can act on; everything else is a bug
-    ├── UsageError      2   a question, option or argument that makes no sense
-    │   └── LengthError     a question and its answer are too long for the model's window
-    │       └── HistoryError    with the turns before it; perhaps not with fewer
-    ├── DocumentError   3   a document that cannot be read
-    ├── PresetError     4   a preset, or an override of one, that does not hold
-    ├── PluginError     4   a selector, score, compressor or position encoding that does not hold
-    ├── ModelError      5   a model that is missing, broken or not supported
-    └── ResourceError   6   not enough memory or disk for what was asked
+    EsaError                    the user can act on it; any other exception is a bug
+    ├── UsageError          2   a question, option or argument that makes no sense
+    │   └── LengthError         question and answer exceed the model's window
+    │       └── HistoryError    they do so with the earlier turns; fewer turns may fit
+    ├── DocumentError       3   a document cannot be read, or an output file written
+    │   └── LibraryError        the library or a stored document cannot be used
+    │       ├── ForeignVersionError   a file of another version of esa
+    │       └── UnreadableError       the system refuses to read a file, which may be intact
+    ├── PresetError         4   a preset, or an override of one, is invalid
+    ├── PluginError         4   a selector, score, compressor or position encoding is invalid
+    ├── ModelError          5   a model is missing, broken or not supported
+    └── ResourceError       6   not enough memory or disk space
+        └── DiskError           no space on the library's disk
 
-Ctrl-C ends with 130. Every message says what was wrong, and `hint` says what to try.
+Every message says what was wrong, and `hint` says what to try.
 """
 
 from __future__ import annotations
 
+BUG = 1
+"""Exit code after an exception that is not an EsaError."""
+USAGE = 2
+PARTIAL = 7
+"""Exit code of a command that finished, but some of its questions got an error for an answer."""
 INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+PIPE_CLOSED = 141
+"""Exit code after writing to a closed pipe, as a shell reports it."""
 
 
 class EsaError(Exception):
-    """Something a person can act on.
+    """An error that the user can act on.
 
     Args:
         message: what was wrong, in one sentence.
         hint: what to try next; empty when the message says it all.
     """
 
-    exit_code = 1
+    exit_code = BUG
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -35,19 +47,31 @@ class EsaError(Exception):
 
 
 class UsageError(EsaError):
-    exit_code = 2
+    exit_code = USAGE
 
 
 class LengthError(UsageError):
-    """What a shorter question, or a wider window, would mend."""
+    """A question and its answer exceed the model's window."""
 
 
 class HistoryError(LengthError):
-    """What fewer earlier turns would mend."""
+    """Question, answer and earlier turns exceed the model's window; fewer turns may fit."""
 
 
 class DocumentError(EsaError):
     exit_code = 3
+
+
+class LibraryError(DocumentError):
+    """The library, or a document stored in it, cannot be used."""
+
+
+class ForeignVersionError(LibraryError):
+    """The file was written by another version of esa, and shows no damage."""
+
+
+class UnreadableError(LibraryError):
+    """The system refuses to read the file; its contents may be intact."""
 
 
 class PresetError(EsaError):
@@ -64,6 +88,10 @@ class ModelError(EsaError):
 
 class ResourceError(EsaError):
     exit_code = 6
+
+
+class DiskError(ResourceError):
+    """There is no space on the library's disk."""
 
 
 def first_line(error: BaseException) -> str:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
-from esa_cli.errors import ResourceError
+from esa_cli.errors import DiskError, ResourceError
 from esa_cli.qa.reply import Asker
-from esa_cli.storage.library import DiskError
 
 MOST_RECENT = 16
 """Documents that stay open after their question, the latest used."""

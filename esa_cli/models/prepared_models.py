@@ -12,7 +12,6 @@ removed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -28,7 +27,8 @@ import platformdirs
 from esa_cli.errors import ModelError, ResourceError, UsageError
 from esa_cli.models import hub
 from esa_cli.models.model_reference import ModelRef, as_reference
-from esa_cli.system.files import lacks_room
+from esa_cli.system.digest import text_digest
+from esa_cli.system.files import lacks_room, replacing
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import Progress, silent
 
@@ -77,7 +77,7 @@ def slug(ref: ModelRef) -> str:
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
-        stem, key = ref.text, _sha256(ref.text)
+        stem, key = ref.text, text_digest(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
             stat = ref.path.stat()
@@ -86,14 +86,10 @@ def slug(ref: ModelRef) -> str:
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
             ) from error
         stem = ref.path.stem
-        key = _sha256(f"{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}")
+        key = text_digest(f"{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}")
     else:
         raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def path_of(ref: str | ModelRef) -> Path | None:
@@ -160,7 +156,7 @@ def remove(ref: str | ModelRef) -> int:
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
         part = _part(folder)
         # Renamed first: a kill during the deletion must not leave what looks like a model.
-        os.replace(folder, part)
+        folder.rename(part)
         shutil.rmtree(part, ignore_errors=True)
     return size
 
@@ -228,14 +224,10 @@ def build(
 def _fill_and_rename(ref: ModelRef, folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
     for left in folder.parent.glob(f".{folder.name}.*.part"):
         shutil.rmtree(left, ignore_errors=True)
-    part = _part(folder)
-    try:
+    with replacing(folder, _part(folder)) as part:
         part.mkdir()
         marker = {"reference": ref.text, **fill(part)}
         marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
         (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
         if folder.exists():  # it was damaged, or it would have been used
             shutil.rmtree(folder)
-        os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

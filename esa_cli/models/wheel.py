@@ -21,7 +21,7 @@ from typing import IO
 
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.model_reference import ModelRef
-from esa_cli.system.files import lacks_room
+from esa_cli.system.files import lacks_room, replacing
 from esa_cli.system.progress import Progress, silent
 
 _CHUNK = 1 << 20
@@ -161,9 +161,8 @@ def _extract(ref: ModelRef, source: Path, target: Path, progress: Progress) -> N
 def _copy_checked(
     ref: ModelRef, stream: IO[bytes], size: int, target: Path, progress: Progress
 ) -> None:
-    part = target.with_name(target.name + ".part")
     digest = hashlib.sha256()
-    try:
+    with replacing(target, target.with_name(target.name + ".part")) as part:
         with part.open("wb") as out:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
@@ -176,6 +175,3 @@ def _copy_checked(
                 "do not use it: the package index or the file given to --from may have been "
                 "tampered with; fetch it again from a source you trust",
             )
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)

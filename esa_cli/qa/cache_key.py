@@ -20,6 +20,7 @@ from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import looking_at, state
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
+from esa_cli.system.digest import text_digest
 
 FORMAT = 3
 """Raised when rows read by an older version would differ."""
@@ -105,4 +106,4 @@ def _tokens(tokenizer: Any) -> str:
     """How a tokenizer cuts text."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return text_digest(text)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
-from esa_cli.errors import UsageError
+from esa_cli.errors import LibraryError, UsageError
 from esa_cli.models.inspection import devices, rows_dtype
 from esa_cli.qa.archive import layout, maps, provenance, restored, storable
 from esa_cli.qa.cache_key import identity, model_facts
 from esa_cli.qa.session import Session
-from esa_cli.storage.library import SEGMENT, Entry, Layout, Library, LibraryError
+from esa_cli.storage.library import SEGMENT, Entry, Layout, Library
 from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.told import Progress, asking, hearing
 

@@ -13,7 +13,7 @@ from typing import Any
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.qa.preset import Prompt
 from esa_cli.qa.reply import Turn
-from esa_cli.system.surrogates import has_halves
+from esa_cli.system.surrogates import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
 """Private-use characters, which no template contains."""
@@ -176,7 +176,7 @@ class PromptTokens:
             raise UsageError(
                 "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
-        if has_halves(text):
+        if has_lone_surrogate(text):
             raise UsageError("the question is not UTF-8", "type it again in a terminal that is")
         between, lead = self._between_turns() if later else (self._between, self._lead)
         pieces = (

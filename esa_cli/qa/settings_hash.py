@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 from esa_cli.methods.source_hashes import PARTS, contents, sources
 from esa_cli.qa import build_method
 from esa_cli.qa.preset import Preset
+from esa_cli.system.digest import text_digest
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
@@ -26,4 +26,4 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
             files[f"{kind}.file"] = contents(facts[kind])["file"]
     if files:  # so that what has none keeps the hash that rows were written with
         facts["files"] = files
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return text_digest(json.dumps(facts, sort_keys=True))[:16]

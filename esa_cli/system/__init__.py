@@ -1,1 +1,1 @@
-"""TODO room."""
+"""The machine: memory, files, JSON lines, YAML, digests and progress callbacks."""

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from esa_cli.apps.batch.batch_questions import Question
 from esa_cli.errors import UsageError
-from esa_cli.system.files import writing
+from esa_cli.system.files import writing_errors
 
 OTHER = "choose another --out, or delete the file"
 BEGIN, BEGIN_EARLY = b'{"id": ', b'{"index": '
@@ -163,7 +163,7 @@ class Answers:
 
 def _writing(path: Path) -> AbstractContextManager[None]:
     room = "free some space; the same command goes on"
-    return writing(path, room, "name a file in a folder you may write to")
+    return writing_errors(path, room, "name a file in a folder you may write to")
 
 
 def _forget_failed(path: Path, part: Path) -> None:

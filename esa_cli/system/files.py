@@ -1,27 +1,25 @@
-"""What a disk says when a file cannot be written, in words that a person can act on.
-
-It does not know what is in the files. One who writes says only what to try.
-"""
+"""Atomic file writing, and operating-system errors as messages with a hint."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esa_cli.errors import DocumentError, ResourceError
+from esa_cli.errors import DocumentError, EsaError, ResourceError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a used up quota, a limit on the length of a file."""
+"""errno of a full disk, of an exceeded quota, and of a limit on a file's length."""
 _NUMBER = re.compile(r"\(os error (\d+)\)")
-"""Safetensors hands on what the system said only as a text with its number."""
+"""Safetensors gives the system's errno only in its message."""
 
 
-def number(error: Exception) -> int | None:
-    """The system's number of what went wrong, where it said one."""
+def _errno(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
     found = _NUMBER.search(str(error))
@@ -29,41 +27,71 @@ def number(error: Exception) -> int | None:
 
 
 def lacks_room(error: Exception) -> bool:
-    """Whether there was no room for what was to be written."""
-    return number(error) in NO_ROOM
+    """Whether writing failed for lack of disk space."""
+    return _errno(error) in NO_ROOM
 
 
 @contextmanager
-def writing(
-    path: Path, room: str, other: str, *, also: type[Exception] = OSError
+def writing_errors(
+    target: Path | str,
+    room: str,
+    other: str,
+    *,
+    also: type[Exception] = OSError,
+    no_room: type[EsaError] = ResourceError,
+    failed: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns what is said about writing at `path` into one clear error.
+    """Turns errors of writing `target` into one that the user can act on.
 
     Args:
-        room: what to try where there is none. other: what to try in any other case.
-        also: a kind of error, beside the system's, that tells the same.
+        target: a file; or words for many files, and then the message names the one that failed.
+        room: hint where space is missing. other: hint for any other error.
+        also: an exception besides OSError that reports writing errors.
 
     Raises:
-        ResourceError: no room. DocumentError: anything else.
+        no_room: space is missing. failed: any other error.
     """
     try:
         yield
     except (OSError, also) as error:
-        said = number(error)
-        message = f"{path} cannot be written: {os.strerror(said) if said else error}"
+        number = _errno(error)
+        reason = getattr(error, "strerror", None) or (os.strerror(number) if number else error)
+        message = f"{target} cannot be written: {reason}"
+        if isinstance(target, str):
+            file = getattr(error, "filename", None)
+            message = f"{target} cannot be changed: {reason}" + (f" ({file})" if file else "")
         if lacks_room(error):
-            raise ResourceError(message, room) from error
-        raise DocumentError(message, other) from error
+            raise no_room(message, room) from error
+        raise failed(message, other) from error
+
+
+@contextmanager
+def replacing(path: Path, part: Path | None = None, *, durable: bool = False) -> Iterator[Path]:
+    """Yields a temporary path; what the block makes there becomes `path` when it ends well.
+
+    If it fails, `path` is as before and nothing is left at the temporary path.
+
+    Args:
+        path: a file, or a folder that does not exist.
+        part: the temporary path; by default beside `path`, with its suffix.
+        durable: flush the file to disk first, so that a power cut leaves one or the other.
+
+    Raises:
+        OSError.
+    """
+    part = part or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        yield part
+        if durable:
+            with part.open("r+b") as file:
+                os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Puts `content` at `path`, at once: it is never half there. Raises OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Writes a text file atomically and durably. Raises OSError."""
+    with replacing(path, durable=True) as part:
+        part.write_text(content, "utf-8")

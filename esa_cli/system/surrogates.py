@@ -1,8 +1,11 @@
-"""Texts that are none: what is not UTF-8 comes from a terminal or a JSON file as half a letter."""
+"""Detects lone surrogates (U+D800-U+DFFF).
+
+They enter through command-line arguments that are not UTF-8 or through JSON escapes, and no
+tokenizer accepts them.
+"""
 
 from __future__ import annotations
 
 
-def has_halves(text: str) -> bool:
-    """Whether a text has half of a surrogate pair in it, which no tokenizer takes."""
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
+def has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

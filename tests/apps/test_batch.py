@@ -26,12 +26,12 @@ from esa_cli.apps.batch.batch_questions import read
 from esa_cli.apps.batch.batch_run import run
 from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
-from esa_cli.apps.cli.commands.ask_lines import PARTIAL, ask_lines
+from esa_cli.apps.cli.commands.ask_lines import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.open_books import MOST_SCHEDULED
 from esa_cli.documents.document import read_document
-from esa_cli.errors import DocumentError, ResourceError, UsageError
+from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
 from esa_cli.system import answers as answers_file
 from esa_cli.system.answers import Answers
 

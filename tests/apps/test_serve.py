@@ -37,10 +37,17 @@ from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.server_app import Limits, make_app
 from esa_cli.apps.server.worker import Cancelled, Full, Job, Worker
-from esa_cli.errors import DocumentError, ModelError, ResourceError, UsageError
+from esa_cli.errors import (
+    DocumentError,
+    ForeignVersionError,
+    LibraryError,
+    ModelError,
+    ResourceError,
+    UsageError,
+)
 from esa_cli.qa.reply import Turn
-from esa_cli.storage.library import Library, LibraryError
-from esa_cli.storage.library.checksummed_file import ForeignVersionError, on_disk
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.checksummed_file import on_disk
 
 TOKEN = "let-me-in"
 UNUSABLE = "cannot be used; its log has more"

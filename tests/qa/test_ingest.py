@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from esa_cli import Document, Esa, models
-from esa_cli.errors import ModelError
+from esa_cli.errors import LibraryError, ModelError
 from esa_cli.models.inspection import devices, rows_dtype
 from esa_cli.qa import ingest as book
 from esa_cli.qa import preset
-from esa_cli.storage.library import Entry, Library, LibraryError
+from esa_cli.storage.library import Entry, Library
 from esa_cli.version import __version__
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 25

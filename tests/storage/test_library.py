@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from esa_cli.attention.compression import Linear, flatten_keys
-from esa_cli.errors import ResourceError
-from esa_cli.storage.library import Entry, ForeignVersionError, Layout, Library, LibraryError
+from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
+from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer

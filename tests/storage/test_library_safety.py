@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
-from esa_cli.errors import ResourceError
-from esa_cli.storage.library import Entry, Library, LibraryError, UnreadableError, maintenance
+from esa_cli.errors import LibraryError, ResourceError, UnreadableError
+from esa_cli.storage.library import Entry, Library, maintenance
 from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
-from esa_cli.errors import DocumentError, EsaError, ResourceError
-from esa_cli.system import files as disk
+from esa_cli.errors import DiskError, DocumentError, EsaError, LibraryError, ResourceError
+from esa_cli.system.files import replacing, write_whole, writing_errors
 
 PLACE = Path("some") / "file"
 
@@ -19,8 +20,8 @@ PLACE = Path("some") / "file"
     ("error", "kind", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), ResourceError, "No space left"),
-        (OSError(errno.EDQUOT, "quota"), ResourceError, os.strerror(errno.EDQUOT)),
-        (OSError(errno.EFBIG, "large"), ResourceError, "too large"),
+        (OSError(errno.EDQUOT, "quota"), ResourceError, "quota"),
+        (OSError(errno.EFBIG, "File too large"), ResourceError, "too large"),
         (PermissionError(errno.EACCES, "Permission denied"), DocumentError, "Permission denied"),
         (OSError("no number"), DocumentError, "no number"),
         (SafetensorError("Error: I/O error (os error 28)"), ResourceError, "No space left"),
@@ -29,7 +30,7 @@ PLACE = Path("some") / "file"
     ],
 )
 def test_what_hinders_writing_is_said(error: Exception, kind: type[EsaError], said: str) -> None:
-    with pytest.raises(kind, match=said) as caught, disk.writing(
+    with pytest.raises(kind, match=said) as caught, writing_errors(
         PLACE, "room", "other", also=SafetensorError
     ):  # fmt: skip
         raise error
@@ -38,7 +39,7 @@ def test_what_hinders_writing_is_said(error: Exception, kind: type[EsaError], sa
 
 
 def test_other_errors_pass_through() -> None:
-    with pytest.raises(ValueError, match="a bug"), disk.writing(PLACE, "", ""):
+    with pytest.raises(ValueError, match="a bug"), writing_errors(PLACE, "", ""):
         raise ValueError("a bug")
 
 
@@ -46,7 +47,7 @@ def test_a_failed_write_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "talk.md"
-    disk.write_whole(path, "before é")
+    write_whole(path, "before é")
     assert path.read_text("utf-8") == "before é"
 
     def full(file: int) -> None:
@@ -54,6 +55,39 @@ def test_a_failed_write_leaves_what_was_there(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        disk.write_whole(path, "after")
+        write_whole(path, "after")
     assert path.read_text("utf-8") == "before é"
     assert [one.name for one in tmp_path.iterdir()] == ["talk.md"]
+
+
+def half_a_file(part: Path) -> None:
+    part.write_text("half")
+    raise KeyboardInterrupt
+
+
+def half_a_folder(part: Path) -> None:
+    part.mkdir()
+    half_a_file(part / "file")
+
+
+@pytest.mark.parametrize("fill", [half_a_file, half_a_folder])
+def test_what_is_not_finished_disappears(tmp_path: Path, fill: Callable[[Path], None]) -> None:
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "place") as part:
+        fill(part)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_appears_whole_too(tmp_path: Path) -> None:
+    with replacing(tmp_path / "model") as part:
+        part.mkdir()
+        (part / "config.json").write_text("{}")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "config.json"]
+
+
+def test_several_files_are_described_and_the_one_that_failed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LibraryError) as caught, writing_errors(
+        "the library", "room", "other", no_room=DiskError, failed=LibraryError
+    ):  # fmt: skip
+        (tmp_path / "none" / "file").write_text("")
+    assert caught.value.message.startswith("the library cannot be changed: No such file")
+    assert caught.value.message.endswith(f"({tmp_path / 'none' / 'file'})")

@@ -10,7 +10,6 @@ asked becomes a question with a fault, so that the others go on. Reads no docume
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from typing import Any
 
 from esa_cli.documents.document import Meant, meant
 from esa_cli.errors import DocumentError
-from esa_cli.system.surrogates import has_halves
+from esa_cli.system.digest import text_digest
+from esa_cli.system.surrogates import has_lone_surrogate
 
 _LIKELY = ("documents", "docs")
 """Other keys may stand there and mean nothing; but one like these is a slip, and the question would
@@ -100,7 +100,7 @@ def _question(
     text, own = row.get("question"), row.get("documents")
     fault = fault or _fault(row, bool(sources.default.sources))
     if fault:
-        shown = text if isinstance(text, str) and not has_halves(text) else ""
+        shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
         return Question(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
     assert isinstance(text, str)
     named = sources.default.paths if own is None else tuple(own)
@@ -138,11 +138,11 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
         return '"documents" is not a list of paths'
     if own is not None and "-" in own:
         return "standard input (-) cannot be a document here"
-    if has_halves(json.dumps(row, ensure_ascii=False)):
+    if has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         return "half a surrogate pair, which is no character"
     return ""
 
 
 def _key(parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text_digest(text)[:16]

@@ -62,7 +62,7 @@ def library_books(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
     Raises:
         UsageError: there is none.
     """
-    from esa_cli.storage.library import LibraryError
+    from esa_cli.errors import LibraryError
 
     books = []
     # Not the last used first: asking uses them, and the next answer would come of another order.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system import files as disk
+from esa_cli.system.files import write_whole, writing_errors
 
 OTHER = "name a file in a folder you may write to"
 
@@ -70,17 +70,11 @@ def write(path: Path, text: str) -> None:
     with writing(path):
         place = path.resolve()  # a link stays one
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
-            disk.write_whole(place, text)
+            write_whole(place, text)
         else:
             place.write_text(text, "utf-8")
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says about writing a file into what a person can act on.
-
-    Raises:
-        ResourceError: no room. DocumentError: anything else.
-    """
-    with disk.writing(path, "free some space, or name another place", OTHER):
-        yield
+def writing(path: Path) -> AbstractContextManager[None]:
+    """As `writing_errors`, with the hints of a command's output files."""
+    return writing_errors(path, "free some space, or name another place", OTHER)

@@ -12,9 +12,8 @@ from typing import Any
 
 from esa_cli.apps.open_books import OpenBooks, Progress
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.errors import DocumentError
+from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.qa.reply import Asker
-from esa_cli.storage.library import LibraryError
 
 
 class AllowedDocuments:

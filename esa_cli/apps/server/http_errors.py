@@ -7,8 +7,14 @@ for the server's log.
 from __future__ import annotations
 
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
-from esa_cli.storage.library import DiskError, LibraryError
+from esa_cli.errors import (
+    DiskError,
+    DocumentError,
+    EsaError,
+    LibraryError,
+    ResourceError,
+    UsageError,
+)
 
 
 def of_server(error: Exception) -> bool:

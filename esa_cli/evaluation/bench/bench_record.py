@@ -8,12 +8,13 @@ short. It knows nothing of chat templates but whether the official code uses one
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from esa_cli.system.digest import text_digest
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Record:
     def digest(self) -> str:
         """Tells records apart, what is right included: ids are places in a file for some."""
         fields = {name: value for name, value in vars(self).items() if name != "id"}
-        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
+        return text_digest(json.dumps(fields))[:16]
 
 
 class Benchmark(Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError
-from esa_cli.system.surrogates import has_halves
+from esa_cli.system.surrogates import has_lone_surrogate
 
 FOLDERS = ("", "data")
 """Where files lie below the folder a person names."""
@@ -40,7 +40,7 @@ class Row:
 
     def _whole(self, key: str, value: str) -> str:
         """JSON can spell half a letter, which no tokenizer takes."""
-        if has_halves(value):
+        if has_lone_surrogate(value):
             raise self.wrong(f"{key!r} has half of a surrogate pair in it")
         return value
 

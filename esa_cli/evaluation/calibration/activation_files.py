@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from esa_cli.errors import UsageError
-from esa_cli.system.calibration_saving import whole, writing
+from esa_cli.system.files import replacing, writing_errors
 
 SETTINGS = "esa-calibration.json"
 MAPS = "maps"
@@ -37,14 +37,20 @@ _PART, _VALUES, _SUFFIX, _UNFINISHED = "part", "values", ".safetensors", ".unfin
 _SPAN = re.compile(rf"{_PART}-(\d+)-(\d+)")
 
 
-def save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file that is whole or not there.
+def saving_errors(path: Path, option: str) -> AbstractContextManager[None]:
+    """As `writing_errors`, safetensors' own among them; the hints name the command's option."""
+    return writing_errors(
+        path,
+        f"free some space, or name a place on another disk with {option}",
+        f"name a place that you may write to with {option}",
+        also=SafetensorError,
+    )
 
-    Raises:
-        ResourceError, DocumentError: as `saving.writing`.
-    """
-    with whole(path, path.with_suffix(_UNFINISHED), "--work") as unfinished:
-        save_file(dict(tensors), str(unfinished))
+
+def save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file atomically. Raises ResourceError, DocumentError."""
+    with saving_errors(path, "--work"), replacing(path, path.with_suffix(_UNFINISHED)) as part:
+        save_file(dict(tensors), str(part))
 
 
 class Shards:
@@ -164,10 +170,10 @@ def open_folder(
 
     Raises:
         UsageError: the folder holds another run's data, or something else altogether.
-        ResourceError, DocumentError: as `saving.writing`.
+        ResourceError, DocumentError: the folder cannot be written.
     """
     file = folder / SETTINGS
-    with writing(folder, "--work"):
+    with saving_errors(folder, "--work"):
         if folder.exists() and not file.is_file() and not _is_empty(folder):
             raise UsageError(
                 f"{folder} is not a folder that `esa calibrate` made", "name another with --work"
@@ -176,8 +182,9 @@ def open_folder(
             _empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
     if not file.is_file():
-        with whole(file, file.with_suffix(_UNFINISHED), "--work") as unfinished:
-            unfinished.write_text(json.dumps(settings, indent=2, sort_keys=True), "utf-8")
+        text = json.dumps(settings, indent=2, sort_keys=True)
+        with saving_errors(file, "--work"), replacing(file, file.with_suffix(_UNFINISHED)) as part:
+            part.write_text(text, "utf-8")
     kept, now = _settings(file), json.loads(json.dumps(settings))
     for key in sorted({*kept, *now}):
         if kept.get(key) != now.get(key):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
+from esa_cli.evaluation.calibration.activation_files import Shards, open_folder, saving_errors
 from esa_cli.evaluation.calibration.activations import Progress, collect, uncompressed
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
@@ -24,7 +23,8 @@ from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.system.calibration_saving import whole, writing
+from esa_cli.system.digest import text_digest
+from esa_cli.system.files import replacing
 from esa_cli.version import __version__
 
 LEAST = 64
@@ -82,7 +82,7 @@ class CalibrationJob:
         """Writes the best method's maps, with what they were made of.
 
         Raises:
-            ResourceError, DocumentError: as `saving.writing`.
+            ResourceError, DocumentError: the file cannot be written.
         """
         trained = asdict(fitting.training) if done.best == "learned" else {}
         metadata = {
@@ -95,13 +95,12 @@ class CalibrationJob:
             "reading": json.dumps(self.settings, sort_keys=True),
         }
         maps, place = done.results[done.best].maps, path.resolve()  # a link stays one
-        if not os.access(place.parent, os.W_OK):
-            with writing(path, "--out"):
+        with saving_errors(path, "--out"):
+            if not os.access(place.parent, os.W_OK):
                 save_learned(place, maps, metadata)
-            return
-        part = place.with_name(f".{place.name}.{os.getpid()}.part")
-        with whole(place, part, "--out") as unfinished:
-            save_learned(unfinished, maps, metadata)
+                return
+            with replacing(place) as part:
+                save_learned(part, maps, metadata)
 
 
 def aimed(name: str, preset: Preset) -> Preset:
@@ -138,7 +137,7 @@ def open_job(
     parts = ("window", "selector", "score", "position", "reading", "prompt", "kernel")
     settings = {
         "model": of_model.as_text(),
-        "text": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+        "text": text_digest(text),
         "number of tokens": len(ids),
         "dtype": str(loaded.dtype),
         **{part: chosen[part] for part in parts},

@@ -6,7 +6,6 @@ interrupted run, or one with another method, does not fit a layer twice.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,6 +19,7 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, Moments, closed_form, pca
 from esa_cli.evaluation.calibration.activation_files import MAPS, save
 from esa_cli.evaluation.calibration.train_maps import TrainingSettings, train
+from esa_cli.system.digest import text_digest
 
 METHODS = ("closed-form", "pca", "learned")
 
@@ -67,7 +67,7 @@ def maps_file(folder: Path, layer: int, rank: int, method: str, training: Traini
     shaping = {"method": method, "rank": rank}
     if method == "learned":
         shaping |= asdict(training)
-    digest = hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()[:12]
+    digest = text_digest(json.dumps(shaping, sort_keys=True))[:12]
     return folder / f"{MAPS}-{method}-{layer:03}-{digest}.safetensors"
 
 

@@ -4,7 +4,6 @@ before it is in its place. It extends the preset that the heads were found with.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.qa.preset import find, load, merge, parse_override
 from esa_cli.qa.preset_files import SUFFIXES
+from esa_cli.system.files import replacing
 from esa_cli.system.machine import in_home
 from esa_cli.system.strict_yaml import written
 
@@ -60,16 +60,9 @@ def write(path: Path, given: str, overrides: Sequence[str], heads: Heads, about:
         data = merge(data, parse_override(text))
     data = merge(data, {"score": {"heads": [list(pair) for pair in heads]}})
     whole = {"extends": _parent(given, path), "description": f"{given} with chosen heads", **data}
-    part = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(f"{MARK}: {about}\n{written(whole)}")
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path, durable=True) as part:
+        part.write_text(f"{MARK}: {about}\n{written(whole)}", "utf-8")
         load(str(part.absolute()))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _parent(given: str, path: Path) -> str:

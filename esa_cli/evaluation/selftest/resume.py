@@ -8,7 +8,6 @@ behind them, and whose rule the document was read by.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,10 @@ from esa_cli.evaluation.selftest.run_plan import Settings, groups
 from esa_cli.evaluation.tasks.task_sample import Question, Sample
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.settings_hash import settings_hash
+from esa_cli.system.digest import text_digest
 from esa_cli.system.jsonl import Journal
 
 KEY = ("test", "method", "length", "sample", "question")
-
-
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def same_reading(journal: Journal, settings: Settings, preset: Preset) -> None:
@@ -62,7 +58,7 @@ class Kept:
     sample: Sample
 
     def __post_init__(self) -> None:
-        now, sample = text_hash(self.sample.text), self.sample
+        now, sample = text_digest(self.sample.text)[:16], self.sample
         here = (sample.test, sample.length, sample.index)
         for row in self.journal.rows:
             if (row["test"], row["length"], row["sample"]) == here and row.get("document") != now:

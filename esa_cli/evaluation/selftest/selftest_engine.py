@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.needle_recall import Recall, Share, positions, why
 from esa_cli.evaluation.selftest.preconditions import all_in_view, askable
-from esa_cli.evaluation.selftest.resume import Kept, text_hash
+from esa_cli.evaluation.selftest.resume import Kept
 from esa_cli.evaluation.selftest.run_plan import (
     DENSE,
     Group,
@@ -33,6 +33,7 @@ from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
 from esa_cli.qa.settings_hash import settings_hash
+from esa_cli.system.digest import text_digest
 from esa_cli.system.jsonl import Journal
 
 
@@ -221,7 +222,7 @@ class Engine:
             "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
             "before": session.tokenizer.decode(session.prompt.head()),
             "prompt": session.prompt.text(question.text, question.prime),
-            "document": text_hash(sample.text),
+            "document": text_digest(sample.text)[:16],
             "answer": answer.text,
             "expected": list(question.answers),
             "score": round(score, 4),

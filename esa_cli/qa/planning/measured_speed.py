@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
 from esa_cli.models.prepared_models import home
+from esa_cli.system.files import replacing
 
 
 def rates_file() -> Path:
@@ -37,11 +37,7 @@ def recall(key: str) -> float | None:
 def remember(key: str, rate: float) -> None:
     """Keeps `rate`, in operations per second; whatever goes wrong is passed over."""
     path = rates_file()
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temp.write_text(json.dumps({**_read(), key: rate}, indent=1) + "\n", "utf-8")
-            os.replace(temp, path)
-        finally:
-            temp.unlink(missing_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps({**_read(), key: rate}, indent=1) + "\n", "utf-8")

@@ -5,12 +5,6 @@ Importing this imports no torch; `esa_cli.storage.library.document_files` and `.
 
 from __future__ import annotations
 
-from esa_cli.storage.library.checksummed_file import (
-    DiskError,
-    ForeignVersionError,
-    LibraryError,
-    UnreadableError,
-)
 from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.library_paths import default_root
 from esa_cli.storage.library.maintenance import PruneResult
@@ -19,13 +13,9 @@ from esa_cli.storage.library.row_layout import SEGMENT, Layout
 
 __all__ = [
     "SEGMENT",
-    "DiskError",
     "Entry",
-    "ForeignVersionError",
     "Layout",
     "Library",
-    "LibraryError",
     "PruneResult",
-    "UnreadableError",
     "default_root",
 ]

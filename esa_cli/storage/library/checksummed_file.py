@@ -7,39 +7,22 @@ no byte of the file can change unseen. Knows nothing about documents, tokens or 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from esa_cli.errors import DocumentError, ResourceError
-from esa_cli.system.files import lacks_room
+from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, UnreadableError
+from esa_cli.system.files import replacing, writing_errors
 
 FORMAT = 1
 LINE_BYTES = 200
 """No first line of a sealed file is longer, in this format or one to come."""
 LOOK = "check who may read it, and the disk; then try again"
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
-
-
-class LibraryError(DocumentError):
-    """A stored document, or the library itself, cannot be used."""
-
-
-class DiskError(ResourceError):
-    """The disk of the library has no room."""
-
-
-class ForeignVersionError(LibraryError):
-    """The file was written by another version of esa; it is whole as far as can be told."""
-
-
-class UnreadableError(LibraryError):
-    """The system does not give the file out, now; nothing is known against what is in it."""
 
 
 def again(key: str) -> str:
@@ -128,15 +111,8 @@ def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
         owner: the key of the document whose lock the caller holds; no two write for one owner.
     """
     temp = path.with_name(f".{path.name}.{owner}.part")
-    try:
-        with open(temp, "wb", buffering=0) as file:
-            yield _Whole(file)  # type: ignore[misc]
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temp.unlink()
-        raise
+    with replacing(path, temp, durable=True), open(temp, "wb", buffering=0) as file:
+        yield _Whole(file)  # type: ignore[misc]
     sync_folder(path.parent)
 
 
@@ -178,23 +154,13 @@ def readable(root: Path) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def on_disk(root: Path) -> Iterator[None]:
-    """Turns what the system says about changing the library into what a person can act on.
-
-    Raises:
-        ResourceError: no room. LibraryError: anything else.
-    """
-    try:
-        yield
-    except OSError as error:
-        said = error.strerror or str(error)
-        where = "free some space, `esa library prune`, or point ESA_LIBRARY to another disk"
-        if lacks_room(error):
-            raise DiskError(f"no room for the library in {root}: {said}", where) from error
-        raise LibraryError(
-            f"the library in {root} cannot be changed: {said}"
-            + (f" ({error.filename})" if error.filename else ""),
-            "check who may write there and whether another esa has it open, or point ESA_LIBRARY "
-            "to another folder",
-        ) from error
+def on_disk(root: Path) -> AbstractContextManager[None]:
+    """Turns errors of writing the library into a DiskError (no space) or LibraryError."""
+    return writing_errors(
+        f"the library in {root}",
+        "free some space, `esa library prune`, or point ESA_LIBRARY to another disk",
+        "check who may write there and whether another esa has it open, or point ESA_LIBRARY "
+        "to another folder",
+        no_room=DiskError,
+        failed=LibraryError,
+    )

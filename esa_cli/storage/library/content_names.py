@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from esa_cli.storage.library.checksummed_file import FORMAT
 from esa_cli.storage.library.row_layout import Layout
+from esa_cli.system.digest import text_digest
 
 
 def _hash(*parts: bytes) -> bytes:
@@ -24,18 +25,9 @@ def _hash(*parts: bytes) -> bytes:
     return state.digest()
 
 
-def text_bytes(text: str) -> bytes:
-    """UTF-8; half characters, which a document can hold by mistake, pass."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text_bytes(text)).hexdigest()
-
-
 def document_key(identity: str, text: str) -> str:
     """The key of a document: its text, read in the way that `identity` stands for."""
-    return _hash(b"document", bytes([FORMAT]), identity.encode(), text_hash(text).encode()).hex()
+    return _hash(b"document", bytes([FORMAT]), identity.encode(), text_digest(text).encode()).hex()
 
 
 def _token_bytes(ids: Sequence[int]) -> bytes:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.errors import EsaError, ResourceError
+from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.checksummed_file import LibraryError, on_disk
+from esa_cli.storage.library.checksummed_file import on_disk
 from esa_cli.storage.library.disk_store import DiskStore, layers_over
 from esa_cli.storage.library.document_files import (
     NO_FIT,
@@ -35,6 +35,7 @@ from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.reservations import needed_files, reserve
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Layer, Segment, write_segment
+from esa_cli.system.digest import text_bytes, text_digest
 
 
 class Writer:
@@ -182,7 +183,7 @@ class Writer:
         if rest:
             self._write(rest, projections)
         packed = pack_tokens(self.ids, offsets)
-        digests = self._write_small(text=chain.text_bytes(text), tokens=packed)
+        digests = self._write_small(text=text_bytes(text), tokens=packed)
         made = self._described(text, digests)
         known: dict[str, Any] = {"marks": tuple(marks), "provenance": dict(provenance or {})}
         self.entry = self._commit(replace(made, head=head, **known))
@@ -198,7 +199,7 @@ class Writer:
             fit=self._fit,
             sizes=self._sizes(),
             digests=digests,
-            text_sha256=chain.text_hash(text),
+            text_sha256=text_digest(text),
             characters=len(text),
             created=entries.now(),
         )

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esa_cli.errors import DiskError, LibraryError
 from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import maintenance
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.checksummed_file import DiskError, LibraryError, on_disk
+from esa_cli.storage.library.checksummed_file import on_disk
 from esa_cli.storage.library.library_paths import LibraryPaths, default_root, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import Layout

@@ -26,7 +26,8 @@ from pathlib import Path
 import filelock
 import platformdirs
 
-from esa_cli.storage.library.checksummed_file import LibraryError, on_disk, readable
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library.checksummed_file import on_disk, readable
 from esa_cli.system.machine import in_home
 
 ROOT = "ESA_LIBRARY"

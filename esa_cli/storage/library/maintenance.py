@@ -15,15 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from esa_cli.errors import LibraryError, UnreadableError
 from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.checksummed_file import (
-    LOOK,
-    LibraryError,
-    UnreadableError,
-    on_disk,
-    sync_folder,
-)
+from esa_cli.storage.library.checksummed_file import LOOK, on_disk, sync_folder
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.reservations import needed_files

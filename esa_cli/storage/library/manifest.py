@@ -8,14 +8,9 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.checksummed_file import (
-    ForeignVersionError,
-    LibraryError,
-    UnreadableError,
-    damaged,
-    readable,
-)
+from esa_cli.storage.library.checksummed_file import damaged, readable
 from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
 from esa_cli.storage.library.row_layout import Layout
 

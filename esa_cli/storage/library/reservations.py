@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from esa_cli.errors import LibraryError, UnreadableError
 from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.checksummed_file import LibraryError, UnreadableError
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 

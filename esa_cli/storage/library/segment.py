@@ -22,8 +22,9 @@ import torch
 import xxhash
 from torch import Tensor
 
+from esa_cli.errors import LibraryError
 from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.checksummed_file import LibraryError, damaged
+from esa_cli.storage.library.checksummed_file import damaged
 from esa_cli.storage.library.int8_rows import decode, encode
 from esa_cli.storage.library.row_layout import Layout, Section
 

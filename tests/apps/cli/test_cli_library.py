@@ -363,7 +363,7 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk(esa: Esa, tmp_path: Path) -
     for command in (["ingest", "gate.txt"], ["ask", "gate.txt", QUESTION, "--keep"]):
         code, said = forked(*command, first=limit, then=lambda number: None)
         assert code == 6, said
-        assert f"no room for the library in {tmp_path / 'library'}: File too large" in said
+        assert f"the library in {tmp_path / 'library'} cannot be changed: File too large" in said
         assert "esa library prune" in said
         assert files(tmp_path / "library") == before
     assert esa("ingest", "gate.txt").code == 0

@@ -5,7 +5,6 @@ Everything that can be wrong without the model is found out before it is loaded.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,9 @@ from esa_cli.apps.cli.preflight import Known, Place, look
 from esa_cli.apps.cli.request import Request
 from esa_cli.apps.cli.terminal import Reporter, print_json
 from esa_cli.documents.document import Document, Gathered, join
+from esa_cli.errors import PARTIAL
 from esa_cli.qa import preset
+from esa_cli.system.digest import text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -116,14 +117,10 @@ def _known(
     build.method(chosen)
     known = look(chosen, Place.of(request.device, request.dtype), reporter)
     there = {entry.text_sha256 for entry in library.entries()}
-    new = [one for one in documents if _sha256(one.text) not in there]
+    new = [one for one in documents if text_digest(one.text) not in there]
     if new and not ways.keep:
         known.plan(chosen, known.tokens(join(new))).check()
     return known
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _lines(
@@ -135,7 +132,7 @@ def _lines(
     reporter: Reporter,
     as_json: bool,
 ) -> int:
-    from esa_cli.apps.cli.commands.ask_lines import PARTIAL, ask_lines
+    from esa_cli.apps.cli.commands.ask_lines import ask_lines
 
     wrong = ask_lines(
         esa, books, named.numbered_lines(sys.stdin), sys.stdout, as_json, reporter=reporter,

@@ -74,13 +74,13 @@ def ask(
     from esa_cli.apps.cli.commands.answer import Ways, run
     from esa_cli.apps.cli.request import Request, split
     from esa_cli.errors import UsageError
-    from esa_cli.system.surrogates import has_halves
+    from esa_cli.system.surrogates import has_lone_surrogate
 
     if stdin and report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")
     ways = Ways(keep, library, evidence, report, stdin, method=method)
     documents, question = split(arguments or [], library=library, lines=stdin)
-    if has_halves(question):
+    if has_lone_surrogate(question):
         raise UsageError("the question is not UTF-8", "set the terminal to UTF-8 and type it again")
     options.load_plugins(plugins)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}

@@ -16,9 +16,6 @@ from esa_cli.qa.reply import Asker
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
 
-PARTIAL = 7
-"""Exit code when some questions got no answer; the others did."""
-
 
 def ask_lines(
     asker: Asker,

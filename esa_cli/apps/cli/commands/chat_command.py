@@ -11,8 +11,8 @@ import typer
 from esa_cli.apps.cli import by_method, options
 from esa_cli.apps.cli import inputs as books
 from esa_cli.apps.cli.commands.ask_command import MaxTokens, Seed, Temperature
-from esa_cli.apps.cli.commands.ask_lines import PARTIAL
 from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.errors import PARTIAL
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter

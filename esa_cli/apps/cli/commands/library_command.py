@@ -14,7 +14,8 @@ from esa_cli.apps.cli.terminal import one_line
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
-    from esa_cli.storage.library import Entry, Library, LibraryError
+    from esa_cli.errors import LibraryError
+    from esa_cli.storage.library import Entry, Library
 
 app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
 _BAD = ("damaged", "unreadable")
@@ -109,7 +110,7 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
 
 
 def _state(found: Sequence[LibraryError]) -> str:
-    from esa_cli.storage.library import UnreadableError
+    from esa_cli.errors import UnreadableError
 
     if not found:
         return "good"
@@ -119,7 +120,7 @@ def _state(found: Sequence[LibraryError]) -> str:
 
 def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
     """Raises LibraryError where a document is not good."""
-    from esa_cli.storage.library import LibraryError, UnreadableError
+    from esa_cli.errors import LibraryError, UnreadableError
 
     of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
     damaged, hidden = of["damaged"], of["unreadable"]

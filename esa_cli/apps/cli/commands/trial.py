@@ -6,7 +6,6 @@ preset -> tests and methods by name -> files -> haystack -> journal -> model's s
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 import sys
@@ -25,6 +24,7 @@ from esa_cli.evaluation.report import result_rows as rows
 from esa_cli.evaluation.tasks import PROBES, Haystack, probe
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
 from esa_cli.qa import method_presets, preset
+from esa_cli.system.digest import text_digest
 from esa_cli.system.jsonl import Journal
 from esa_cli.version import __version__
 
@@ -177,7 +177,7 @@ def _header(
     from esa_cli.evaluation.selftest.run_plan import dense_length
 
     settings = asdict(trial.settings)
-    text = hashlib.sha256(haystack.text.encode()).hexdigest()[:16] if haystack.text else None
+    text = text_digest(haystack.text)[:16] if haystack.text else None
     kept = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
     return {
         "esa": __version__,
