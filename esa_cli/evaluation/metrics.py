@@ -1,21 +1,42 @@
-"""Scores of LongBench and RULER, each 0 to 1, as their official code computes them.
+"""Scores of the public benchmarks, each 0 to 1, as the benchmarks' official code computes them.
 
-Held to: LongBench's `metrics.py` and `eval.py`, the package `rouge` 1.0.1 and the pure-Python ratio
-of `fuzzywuzzy` that LongBench's requirements install, RULER's `eval/synthetic/constants.py`.
-Their oddities are kept, because published scores have them, and are named where they are.
+LongBench's `metrics.py` and `eval.py`, RULER's `eval/synthetic/constants.py`, InfiniteBench's
+`src/compute_scores.py`, InfLLM's `infinitebench_eval.py` for Code.Debug, Counting-Stars'
+`viz.ipynb`, NeedleBench's evaluators in OpenCompass (the benchmark's version 1). Oddities of the
+official code are kept, because published scores have them, and each is named at its function.
 """
 
 from __future__ import annotations
 
+import importlib
+import math
+import random
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import Any
+
+from esa_cli.errors import UsageError
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_LETTERS = "ABCD"
+_STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
+
+
+def library(name: str) -> Any:
+    """Imports a module of the extra `bench`. Raises UsageError when it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise UsageError(
+            f"this benchmark's score needs {package}, which is not installed",
+            "pip install 'esa-cli[bench]'",
+        ) from error
 
 
 def normal_words(text: str) -> list[str]:
@@ -33,26 +54,23 @@ def qa_f1(output: str, gold: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _share(numbers: Sequence[str], gold: str) -> float:
+def number_share(output: str, gold: str) -> float:
+    """The share of the numbers in the output that are the right one."""
+    numbers = re.findall(r"\d+", output)
     return numbers.count(gold) / len(numbers) if numbers else 0.0
 
 
-def count(output: str, gold: str) -> float:
-    """The share of the numbers in the output that are the right one."""
-    return _share(re.findall(r"\d+", output), gold)
-
-
-def retrieval(output: str, gold: str) -> float:
+def paragraph_share(output: str, gold: str) -> float:
     """The same for the number in `Paragraph 7`. A gold answer without one scores 0."""
     number = re.search(r"Paragraph (\d+)", gold)
-    return count(output, number[1]) if number else 0.0
+    return number_share(output, number[1]) if number else 0.0
 
 
-def classification(output: str, gold: str, classes: Sequence[str]) -> float:
+def class_share(output: str, gold: str, classes: Sequence[str]) -> float:
     """One over the class names in the output, if the right one is among them.
 
-    Names that are a part of the right one are taken out first. The official loop takes them out of
-    the list it is walking, so each removal spares the next name; so does this one.
+    Names that are a part of the right one are removed first. The official loop removes them from
+    the list it iterates over, so each removal skips the next name; so does this one.
     """
     named = [name for name in classes if name in output]
     at = 0
@@ -64,10 +82,10 @@ def classification(output: str, gold: str, classes: Sequence[str]) -> float:
 
 
 def code_similarity(output: str, gold: str) -> float:
-    """Likeness of the first line that is no comment and no fence, in whole per cent.
+    """difflib's similarity of the first line without comment or fence, in whole per cent.
 
-    It is difflib's: `fuzzywuzzy` takes another measure, twice the longest common subsequence, only
-    where python-Levenshtein is installed, and LongBench does not ask for that.
+    `fuzzywuzzy` uses another measure, twice the longest common subsequence, only where
+    python-Levenshtein is installed, and LongBench does not require that.
     """
     lines = output.lstrip("\n").split("\n")
     line = next((one for one in lines if not any(m in one for m in ("`", "#", "//"))), "")
@@ -77,60 +95,155 @@ def code_similarity(output: str, gold: str) -> float:
 
 
 def rouge_l(output: str, gold: str) -> float:
-    """ROUGE-L F of the package `rouge`: over texts, by distinct words.
-
-    Each pair of sentences gives the words of a longest common subsequence; all of them together,
-    each once, are what is common. Precision and recall count distinct words.
-    """
-    said, right = _sentences(output), _sentences(gold)
-    if not said or not right:
+    """ROUGE-L F of the package `rouge`; 0 where it fails, as LongBench has it."""
+    rouge = library("rouge").Rouge(metrics=["rouge-l"])
+    try:
+        return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
+    except (ValueError, RecursionError):  # no words, or more than a thousand in a sentence
         return 0.0
-    common: set[str] = set()
-    for one in right:
-        for other in said:
-            common |= _common_words(one, other)
-    precision = len(common) / len({word for sentence in said for word in sentence})
-    recall = len(common) / len({word for sentence in right for word in sentence})
-    return 2 * precision * recall / (precision + recall + 1e-8)
-
-
-def _sentences(text: str) -> list[list[str]]:
-    """Cut at full stops. White space between two of them is a sentence of one empty word."""
-    return [" ".join(part.split()).split(" ") for part in text.split(".") if part]
-
-
-def _common_words(one: list[str], other: list[str]) -> set[str]:
-    """The words of one longest common subsequence; of several the one `rouge` finds."""
-    lengths = [[0] * (len(other) + 1)]
-    for word in one:
-        above, row = lengths[-1], [0]
-        for j, second in enumerate(other):
-            row.append(above[j] + 1 if word == second else max(above[j + 1], row[j]))
-        lengths.append(row)
-    words: set[str] = set()
-    i, j = len(one), len(other)
-    while i and j:
-        if one[i - 1] == other[j - 1]:
-            i, j = i - 1, j - 1
-            words.add(one[i])
-        elif lengths[i - 1][j] > lengths[i][j - 1]:
-            i -= 1
-        else:
-            j -= 1
-    return words
 
 
 def first_line(output: str) -> str:
-    """What LongBench scores of few-shot tasks, whose models go on with further examples."""
+    """The line that LongBench scores in few-shot tasks, where models add further examples."""
     return output.lstrip("\n").split("\n")[0]
 
 
 def match_all(output: str, answers: Sequence[str]) -> float:
-    """RULER: the share of the answers that the output holds, in any case of letters."""
+    """RULER: the share of the answers that are in the output, letter case aside."""
     said = _CONTROL.sub("\n", output.strip()).lower()
     return sum(answer.lower() in said for answer in answers) / len(answers)
 
 
 def match_part(output: str, answers: Sequence[str]) -> float:
-    """RULER's questions: whether the output holds any of the answers."""
+    """RULER's questions: whether any of the answers is in the output."""
     return float(match_all(output, answers) > 0)
+
+
+def _spaced(text: str, marks: Sequence[str]) -> str:
+    """Replaces each mark by a space, and runs of spaces by one."""
+    for mark in marks:
+        text = text.replace(mark, " ")
+    return re.sub(" +", " ", text)
+
+
+def first_integer_match(output: str, gold: str) -> float:
+    """PassKey and Number: the first run of digits is the answer, digit by digit."""
+    found = re.search("[0-9]+", output)
+    return float(found is not None and found[0] == gold)
+
+
+def first_number_match(output: str, gold: str) -> float:
+    """Math.Find: the first number has the answer's value."""
+    found = re.search(r"\d+(?:\.\d+)?", output)
+    return float(found is not None and float(found[0]) == float(gold))
+
+
+def is_number(gold: str) -> bool:
+    """Whether `first_number_match` can compare with it."""
+    try:
+        return math.isfinite(float(gold))
+    except ValueError:
+        return False
+
+
+def contains_word(output: str, gold: str) -> float:
+    """Retrieve.KV: the answer is one of the words."""
+    return float(gold in _spaced(output, "\n:\"'.,?!{}").split())
+
+
+def _behind(text: str, phrases: Sequence[str]) -> str | None:
+    """The text after the first of the phrases that occurs; None without one."""
+    for phrase in phrases:
+        _, found, rest = text.partition(phrase)
+        if found:
+            return rest
+    return None
+
+
+def multiple_choice(output: str, answers: Sequence[str]) -> float:
+    """En.MC: the first letter if it is one of A to D, else the one named as the answer.
+
+    Args:
+        answers: the right option's text and its letter.
+    """
+    text = output.strip()
+    if not text:
+        return 0.0
+    if text[0] in _LETTERS:
+        return float(text[0] in answers)
+    if text in answers:
+        return 1.0
+    text = _spaced(text, "\n\"'.,?!{}")
+    named = _behind(text, ("answer is:", "answer:", "answer is", "option is"))
+    if named is not None:
+        return float(named[1:].startswith(tuple(answers)))  # behind a space
+    letter = next((one for one in text.split() if one in _LETTERS), "")
+    return float(letter in answers)
+
+
+def code_debug(output: str, answers: Sequence[str]) -> float:
+    """Code.Debug by InfLLM's rule: an option `B.` or `B:`, or the one named as the answer.
+
+    Without either, the rule guesses a letter, seeded with the function's name. So an empty answer
+    is right once in four, where InfiniteBench's own rule gives 0. The paper reports 22.59 (89 of
+    394) for models that score 0 in all other tasks, which shows guesses.
+
+    Args:
+        answers: the function's name and its letter.
+    """
+    name, letter = answers
+    if output[:2] in (f"{letter}.", f"{letter}:"):
+        return 1.0
+    text = _spaced(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
+    called = False
+    for phrases in (("answer is:", "is:", "answer:"), ("answer is", "error is")):
+        named = _behind(text, phrases)
+        if named is None:
+            continue
+        called = True
+        if named[1:].startswith((letter, name)):
+            return 1.0
+        text = named[1:] if named else text
+    return 0.0 if called else float(random.Random(name).choice(_LETTERS) == letter)
+
+
+def listed_stars(output: str, most: int) -> set[int]:
+    """Counting-Stars: the first `most` numbers of the list after `"little_penguin":`.
+
+    Args:
+        output: with the prompt's beginning of the list, which need not be closed.
+    """
+    found = _STARS.search(output)
+    return {int(number) for number in re.findall(r"\d{1,9}", found[1])[:most]} if found else set()
+
+
+def searching_score(said: set[int], right: Sequence[int]) -> float:
+    """The share of the right counts in the answer."""
+    return sum(count in said for count in right) / len(right)
+
+
+def reasoning_score(said: set[int], right: Sequence[int], mistaken: Sequence[int]) -> float:
+    """Each right count gives 1, 0.5 beside its mistaken count; that alone gives 0.25."""
+    value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
+    pairs = zip(right, mistaken, strict=True)
+    return sum(value[a in said, r in said] for a, r in pairs) / len(right)
+
+
+def needle_score(output: str, keyword: str, sentence: str) -> float:
+    """NeedleBench S-RT: 1 with the keyword, else a fifth of the edit similarity."""
+    if keyword in output:
+        return 1.0
+    said, right = "".join(output.split()), "".join(sentence.split())
+    distance = library("rapidfuzz.distance").Levenshtein
+    return 0.2 * float(distance.normalized_similarity(said, right))
+
+
+def keyword_share(output: str, keywords: Sequence[str]) -> float:
+    """NeedleBench M-RT: the share of the keywords in the output, letter case counting."""
+    return sum(keyword in output for keyword in keywords) / len(keywords)
+
+
+def word_share(output: str, answer: str) -> float:
+    """NeedleBench M-RS: the share of the answer's words in the output, letter case aside."""
+    words, said = answer.lower().split(), output.lower()
+    return sum(one in said for one in words) / len(words) if words else 0.0

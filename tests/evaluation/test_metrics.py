@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 import pytest
 
-from esa_cli.evaluation import metrics, scorers
+from esa_cli.errors import UsageError
+from esa_cli.evaluation import metrics
 
 
 def near(value: float) -> object:
@@ -29,25 +33,25 @@ def test_qa_f1(output: str, gold: str, score: float) -> None:
 
 
 def test_count_is_the_share_of_right_numbers() -> None:
-    assert metrics.count("3 or 12, I say 3", "3") == 2 / 3
-    assert metrics.count("13", "3") == 0
-    assert metrics.count("none", "3") == 0
+    assert metrics.number_share("3 or 12, I say 3", "3") == 2 / 3
+    assert metrics.number_share("13", "3") == 0
+    assert metrics.number_share("none", "3") == 0
 
 
 def test_retrieval_looks_at_numbers_only() -> None:
-    assert metrics.retrieval("Paragraph 7, not 12", "Paragraph 7") == 1 / 2
-    assert metrics.retrieval("seven", "Paragraph 7") == 0
-    assert metrics.retrieval("7", "no number") == 0
+    assert metrics.paragraph_share("Paragraph 7, not 12", "Paragraph 7") == 1 / 2
+    assert metrics.paragraph_share("seven", "Paragraph 7") == 0
+    assert metrics.paragraph_share("7", "no number") == 0
 
 
 def test_classification() -> None:
     names = ("Date", "Speed", "person", "Title of a person")
-    assert metrics.classification("Date or Speed", "Date", names) == 1 / 2
-    assert metrics.classification("Speed", "Date", names) == 0
+    assert metrics.class_share("Date or Speed", "Date", names) == 1 / 2
+    assert metrics.class_share("Speed", "Date", names) == 0
     # `person` is named as well, but as a part of the right name
-    assert metrics.classification("Title of a person", "Title of a person", names) == 1
+    assert metrics.class_share("Title of a person", "Title of a person", names) == 1
     # a, b and `a b c` are named; taking a out of the list spares b: one of two is right
-    assert metrics.classification("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
+    assert metrics.class_share("a b c", "a b c", ("a", "b", "a b c")) == 1 / 2
 
 
 @pytest.mark.parametrize(
@@ -106,23 +110,23 @@ def test_ruler_matches() -> None:
 
 
 def test_first_integer_is_compared_digit_by_digit() -> None:
-    assert scorers.first_integer("The pass key is 08335, I think; 1.", "08335") == 1
-    assert scorers.first_integer("8335", "08335") == 0
-    assert scorers.first_integer("12 08335", "08335") == 0
-    assert scorers.first_integer("", "08335") == 0
+    assert metrics.first_integer_match("The pass key is 08335, I think; 1.", "08335") == 1
+    assert metrics.first_integer_match("8335", "08335") == 0
+    assert metrics.first_integer_match("12 08335", "08335") == 0
+    assert metrics.first_integer_match("", "08335") == 0
 
 
 def test_first_number_is_compared_by_value() -> None:
-    assert scorers.first_number("It is 98.", "98") == 1
-    assert scorers.first_number("98.0", "98") == 1
-    assert scorers.first_number("98.5", "98") == 0
-    assert scorers.first_number("97, or 98", "98") == 0
-    assert scorers.first_number("many", "98") == 0
+    assert metrics.first_number_match("It is 98.", "98") == 1
+    assert metrics.first_number_match("98.0", "98") == 1
+    assert metrics.first_number_match("98.5", "98") == 0
+    assert metrics.first_number_match("97, or 98", "98") == 0
+    assert metrics.first_number_match("many", "98") == 0
 
 
 def test_word_of_a_key_value_answer() -> None:
-    assert scorers.word('{"k": "ab-12"}', "ab-12") == 1
-    assert scorers.word("ab-123", "ab-12") == 0
+    assert metrics.contains_word('{"k": "ab-12"}', "ab-12") == 1
+    assert metrics.contains_word("ab-123", "ab-12") == 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_word_of_a_key_value_answer() -> None:
     ],
 )
 def test_choice(output: str, right: bool) -> None:
-    assert scorers.choice(output, ("the cook", "B")) == right
+    assert metrics.multiple_choice(output, ("the cook", "B")) == right
 
 
 @pytest.mark.parametrize(
@@ -158,44 +162,64 @@ def test_choice(output: str, right: bool) -> None:
     ],
 )
 def test_code_debug(output: str, right: bool) -> None:
-    assert scorers.code_debug(output, ("func_a", "B")) == right
+    assert metrics.code_debug(output, ("func_a", "B")) == right
 
 
 def test_code_debug_guesses_one_letter_where_none_is_named() -> None:
     for output in ("", "C", "I do not know"):
-        right = [letter for letter in "ABCD" if scorers.code_debug(output, ("func_a", letter))]
+        right = [letter for letter in "ABCD" if metrics.code_debug(output, ("func_a", letter))]
         assert right == ["B"], "the guess for func_a"
     # Something was called the answer, so nothing is guessed.
-    assert scorers.code_debug("The answer is:", ("func_a", "B")) == 0
+    assert metrics.code_debug("The answer is:", ("func_a", "B")) == 0
 
 
 def test_stars_are_the_numbers_of_the_list() -> None:
-    assert scorers.stars("15, 117, 42]}\n```\nThere are 3.", 32) == {15, 117, 42}
-    assert scorers.stars("15, 117, 42]}", 2) == {15, 117}
-    assert scorers.stars('```json\n{"little_penguin": [3, 4]}\n[9]', 32) == {3, 4}
-    assert scorers.stars("15, 117", 32) == {15, 117}
-    assert scorers.stars("none", 32) == set()
+    prime = '```json\n{"little_penguin": ['
+    assert metrics.listed_stars(f"{prime}15, 117, 42]}}\n```\nThere are 3.", 32) == {15, 117, 42}
+    assert metrics.listed_stars(f"{prime}15, 117, 42]}}", 2) == {15, 117}
+    assert metrics.listed_stars(f"{prime}3, 4]}}\n[9]", 32) == {3, 4}
+    assert metrics.listed_stars(f"{prime}15, 117", 32) == {15, 117}
+    assert metrics.listed_stars(f"{prime}none", 32) == set()
+    assert metrics.listed_stars("15, 117", 32) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("rouge", lambda: metrics.rouge_l("a", "a")),
+        ("rapidfuzz", lambda: metrics.needle_score("a", "b", "c")),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    name: str, score: Callable[[], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, f"{name}.distance", None)
+    with pytest.raises(UsageError, match=f"needs {name}") as caught:
+        score()
+    assert caught.value.hint == "pip install 'esa-cli[bench]'"
 
 
 def test_searching_is_the_share_found() -> None:
-    assert scorers.searching({1, 3, 9}, (1, 2, 3, 4)) == 2 / 4
+    assert metrics.searching_score({1, 3, 9}, (1, 2, 3, 4)) == 2 / 4
 
 
 def test_reasoning_pays_less_with_the_mistake() -> None:
     # 1: right alone, 1. 2 with 6: 0.5. 3 without, 7 said: 0.25. 4: neither, 0. Of four.
-    assert scorers.reasoning({1, 2, 6, 7}, (1, 2, 3, 4), (5, 6, 7, 8)) == 1.75 / 4
+    assert metrics.reasoning_score({1, 2, 6, 7}, (1, 2, 3, 4), (5, 6, 7, 8)) == 1.75 / 4
 
 
 def test_a_needle_gives_a_fifth_for_likeness() -> None:
-    assert scorers.needle("It is the Dream Bubble!", "Dream Bubble", "whatever") == 1
+    assert metrics.needle_score("It is the Dream Bubble!", "Dream Bubble", "whatever") == 1
     # kitten to sitting: 3 changes, the longer has 7 letters; spaces do not count
-    assert scorers.needle("kit ten", "Bubble", "sit\nting") == near(0.2 * (1 - 3 / 7))
-    assert scorers.needle("", "Bubble", "sitting") == 0
+    assert metrics.needle_score("kit ten", "Bubble", "sit\nting") == near(0.2 * (1 - 3 / 7))
+    assert metrics.needle_score("", "Bubble", "sitting") == 0
 
 
 def test_needles_and_words_found() -> None:
     assert (
-        scorers.needles("A Dream Bubble, a ghost pearl", ("Dream Bubble", "Ghost Pearl")) == 1 / 2
+        metrics.keyword_share("A Dream Bubble, a ghost pearl", ("Dream Bubble", "Ghost Pearl"))
+        == 1 / 2
     )
-    assert scorers.needle_words("the DREAM", "Dream Bubble") == 1 / 2
-    assert scorers.needle_words("", "Dream Bubble") == 0
+    assert metrics.word_share("the DREAM", "Dream Bubble") == 1 / 2
+    assert metrics.word_share("", "Dream Bubble") == 0

@@ -12,9 +12,10 @@ import torch
 
 from esa_cli import models
 from esa_cli.attention.trace import Seen
+from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest import selftest_engine
-from esa_cli.evaluation.selftest.method_comparison import InView
+from esa_cli.evaluation.selftest.method_comparison import InView, selected_passages
 from esa_cli.evaluation.selftest.needle_recall import Recall, positions, selected, why
 from esa_cli.evaluation.selftest.resume import KEY, same_reading
 from esa_cli.evaluation.selftest.run_plan import (
@@ -29,6 +30,7 @@ from esa_cli.evaluation.selftest.selftest_engine import Engine
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
+from esa_cli.qa.books import AskedBook
 from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.jsonl import Journal
@@ -512,3 +514,21 @@ def test_positions_of_characters() -> None:
     assert positions(spans, 4, 8, head=10) == range(11, 13)
     assert positions(spans, 0, 1, head=10) == range(10, 11)
     assert positions(spans, 12, 14, head=10) == range(0)
+
+
+def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:
+    text = "One is here. Two stands there.\n\nThree goes away! Four remains? " * 40
+    spans = torch.tensor([(at, at + 1) for at in range(len(text))])
+    document = Document("", text, source="", encoding="", bytes=0)
+    book = AskedBook(document, spans, range(2, 2 + len(text)))
+    counts = torch.zeros(len(text) + 5)
+    for weight, at in enumerate((205, 900, 1500, 2100), 1):
+        counts[2 + at] = weight
+    counts[0] = 99.0  # not a token of the text
+    found = selected_passages(counts, book, 3)
+    assert [round(one.weight, 6) for one in found] == [0.4, 0.3, 0.2]
+    for one, at in zip(found, (2100, 1500, 900), strict=True):
+        assert one.start <= at < one.end
+        assert f"{one.text(text)} " in f"{text} ".replace("\n\n", " ")
+        assert one.text(text)[-1] in ".!?"
+    assert selected_passages(torch.zeros_like(counts), book, 3) == []

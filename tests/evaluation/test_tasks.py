@@ -21,8 +21,7 @@ from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.haystack_text import start_of
 from esa_cli.evaluation.tasks.key_value_task import places
 from esa_cli.evaluation.tasks.needle_task import answered, load_needles
-from esa_cli.evaluation.tasks.number_task import runs
-from esa_cli.evaluation.tasks.passkey_task import NOISE
+from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
 from esa_cli.evaluation.tasks.planting import even, plant, sentence_ends
 from esa_cli.evaluation.tasks.stable_random import Dice
 from esa_cli.evaluation.tasks.stars_task import sprinkle

@@ -1,7 +1,7 @@
 """Public long-context benchmarks: their prompts, their files, their scores.
 
-One module a benchmark; `metrics.py` and `scorers.py` hold the scores, `runner.py` the loop that can
-be taken up again, `table.py` the tables. Nothing here knows a model, a preset or the terminal.
+One module a benchmark; `evaluation/metrics.py` has the scores, `bench_runner.py` the loop that can
+be resumed, `report/bench_table.py` the tables.
 """
 
 from __future__ import annotations

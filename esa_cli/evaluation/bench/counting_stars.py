@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from esa_cli.evaluation import scorers
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
 from esa_cli.evaluation.bench.bench_record import Record, Task
 
@@ -83,7 +83,7 @@ def _record(row: files.Row, task: str) -> Record:
 def score(record: Record, output: str) -> float:
     """The mean over the counts."""
     right = [int(count) for count in record.answers]
-    said = scorers.stars(record.prime + output, len(right))
+    said = metrics.listed_stars(record.prime + output, len(right))
     if record.task.startswith("reasoning"):
-        return scorers.reasoning(said, right, record.data["mistaken"])
-    return scorers.searching(said, right)
+        return metrics.reasoning_score(said, right, record.data["mistaken"])
+    return metrics.searching_score(said, right)

@@ -2,7 +2,7 @@
 
 Prompts and answer lengths are InfLLM's (`benchmark/config/`), which differ from the benchmark's own
 in Retrieve.KV and Code.Debug: the paper compares itself with InfLLM and gives no others. Scores are
-the benchmark's own, but for Code.Debug (see `scorers.code_debug`).
+the benchmark's own, but for Code.Debug (see `metrics.code_debug`).
 
 The compact form of PassKey and Number gives the numbers of noise lines in place of the context.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from esa_cli.evaluation import scorers
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
 from esa_cli.evaluation.bench.bench_record import Record, Task, split
 
@@ -101,7 +101,7 @@ def _record(row: files.Row, task: str) -> Record:
     answers = row.texts("answer")
     if task in CHOICES:
         answers = _choice(row, answers)
-    if task == "math_find" and not scorers.is_number(answers[0]):
+    if task == "math_find" and not metrics.is_number(answers[0]):
         raise row.wrong("'answer' is not a number")
     parts = split(PROMPTS[task], _context(row, task), **_fields(row, task))
     longest = 100 if task == "kv_retrieval" else 32
@@ -149,17 +149,17 @@ def _fields(row: files.Row, task: str) -> dict[str, str]:
 
 
 _SCORES = {
-    "kv_retrieval": scorers.word,
-    "math_find": scorers.first_number,
-    "number_string": scorers.first_integer,
-    "passkey": scorers.first_integer,
+    "kv_retrieval": metrics.contains_word,
+    "math_find": metrics.first_number_match,
+    "number_string": metrics.first_integer_match,
+    "passkey": metrics.first_integer_match,
 }
 
 
 def score(record: Record, output: str) -> float:
     """0 or 1."""
     if record.task == "code_debug":
-        return scorers.code_debug(output, record.answers)
+        return metrics.code_debug(output, record.answers)
     if record.task == "longbook_choice_eng":
-        return scorers.choice(output, record.answers)
+        return metrics.multiple_choice(output, record.answers)
     return _SCORES[record.task](output, record.answers[0])

@@ -137,8 +137,8 @@ _SCORES = {
     "qmsum": metrics.rouge_l,
     "multi_news": metrics.rouge_l,
     "samsum": metrics.rouge_l,
-    "passage_retrieval_en": metrics.retrieval,
-    "passage_count": metrics.count,
+    "passage_retrieval_en": metrics.paragraph_share,
+    "passage_count": metrics.number_share,
     "lcc": metrics.code_similarity,
     "repobench-p": metrics.code_similarity,
 }
@@ -155,7 +155,9 @@ def there(folder: Path) -> list[str]:
 
 
 def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
-    """The first `limit` records of each task. Raises DocumentError."""
+    """The first `limit` records of each task. Raises DocumentError, UsageError."""
+    if any(_SCORES.get(task) is metrics.rouge_l for task in tasks):
+        metrics.library("rouge")
     for task in tasks:
         yield from islice(_records(folder, task), limit)
 
@@ -201,6 +203,6 @@ def score(record: Record, output: str) -> float:
         output = metrics.first_line(output)
     if record.task == "trec":
         classes = record.data["classes"]
-        return max(metrics.classification(output, gold, classes) for gold in record.answers)
+        return max(metrics.class_share(output, gold, classes) for gold in record.answers)
     rule = _SCORES.get(record.task, metrics.qa_f1)
     return max(rule(output, gold) for gold in record.answers)

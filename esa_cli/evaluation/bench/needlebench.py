@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation import scorers
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
 from esa_cli.evaluation.bench.bench_record import Record, Task
 from esa_cli.evaluation.bench.needlebench_haystack import (
@@ -73,6 +73,8 @@ def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Reco
     build = {"s-rt": _single, "m-rt": _parallel, "m-rs": _chained}
     # The tokenizer may have to be fetched; a missing file is found before.
     haystack = None
+    if any(task.startswith("s-rt") for task in tasks):
+        metrics.library("rapidfuzz.distance")
     for task in tasks:
         kind, _, k = task.rpartition("-")
         material = _chains(folder) if kind == "m-rs" else _needles(folder)
@@ -147,7 +149,7 @@ def _chains(folder: Path) -> list[dict[str, Any]]:
 def score(record: Record, output: str) -> float:
     """The mean over needles or words."""
     if record.task.startswith("s-rt"):
-        return scorers.needle(output, record.answers[0], record.data["needle"])
+        return metrics.needle_score(output, record.answers[0], record.data["needle"])
     if record.task.startswith("m-rt"):
-        return scorers.needles(output, record.answers)
-    return scorers.needle_words(output, record.answers[0])
+        return metrics.keyword_share(output, record.answers)
+    return metrics.word_share(output, record.answers[0])

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.trace import Seen
-from esa_cli.evaluation.passages import Passage, best
+from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import Group
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.qa import build_method as build
+from esa_cli.qa.books import AskedBook
+from esa_cli.qa.evidence import heaviest
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Answer, Session
 from esa_cli.system.machine import peak_memory
@@ -43,6 +45,18 @@ class InView:
 
 
 @dataclass(frozen=True)
+class SelectedPassage:
+    """Characters [start, end) of the text, and their share of all selections."""
+
+    start: int
+    end: int
+    weight: float
+
+    def text(self, document: str) -> str:
+        return document[self.start : self.end]
+
+
+@dataclass(frozen=True)
 class Compared:
     """What one method made of the question.
 
@@ -58,7 +72,7 @@ class Compared:
     answer_s: float
     cache_bytes: int
     peak_bytes: int
-    passages: list[Passage] = field(default_factory=list)
+    passages: list[SelectedPassage] = field(default_factory=list)
 
 
 def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, InView]:
@@ -68,6 +82,17 @@ def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, InV
         return session.ask(question, max_new_tokens=most), view
     finally:
         session.attachment.watch = None
+
+
+def selected_passages(counts: Tensor, book: AskedBook, count: int) -> list[SelectedPassage]:
+    """The `count` passages that were selected most, whole sentences, none overlapping.
+
+    Args:
+        counts: (N,) as of `InView`, for the N tokens of the cache that `book.rows` point into.
+    """
+    total = float(counts[book.rows.start : book.rows.stop].sum())
+    best = heaviest(counts, [book], count)
+    return [SelectedPassage(one.start, one.end, one.weight / total) for one in best]
 
 
 def compare(
@@ -89,8 +114,10 @@ def compare(
     """
     out = []
     with Session(loaded.model, loaded.tokenizer, preset) as session:
-        spans = session.prompt.offsets(text)
+        spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
         head = len(session.prompt.head())
+        document = Document("", text, source="", encoding="", bytes=0)
+        book = AskedBook(document, spans, range(head, head + len(spans)))
         for group in groups:
             session.forget()
             session.use(group.presets[0])
@@ -113,7 +140,7 @@ def compare(
                         answer.total_s,
                         session.cache.nbytes,
                         peak_memory(str(loaded.device)),
-                        best(view.counts[head:], spans, text, count),
+                        selected_passages(view.counts, book, count),
                     )
                 )
     return out

@@ -16,9 +16,8 @@ from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.key_value_task import KeyValue
 from esa_cli.evaluation.tasks.multi_needle_task import ManyNeedles
 from esa_cli.evaluation.tasks.needle_task import SingleNeedle
-from esa_cli.evaluation.tasks.number_task import NUMBER
 from esa_cli.evaluation.tasks.own_document_task import OwnDocument
-from esa_cli.evaluation.tasks.passkey_task import PASSKEY
+from esa_cli.evaluation.tasks.passkey_task import NUMBER, PASSKEY
 from esa_cli.evaluation.tasks.ruler_niah_task import MagicNumbers
 from esa_cli.evaluation.tasks.stars_task import Stars
 from esa_cli.evaluation.tasks.task_sample import Fact, Probe, Question, Request, Sample

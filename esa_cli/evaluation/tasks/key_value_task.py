@@ -10,10 +10,10 @@ haystack plays no part.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from esa_cli.errors import UsageError
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import depths_of, fact_at
 from esa_cli.evaluation.tasks.stable_random import Dice
 from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
@@ -22,7 +22,6 @@ HEAD, TAIL = "JSON data:\n{", "}"
 BEFORE = "Extract the value corresponding to the specified key{key} in the JSON object below.\n\n"
 AFTER = "\n\n\n{question} "
 QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
-PUNCTUATION = re.compile(r"[\n:\"'.,?!{}]")
 LONGEST = 100
 
 
@@ -98,4 +97,4 @@ class KeyValue:
         )
 
     def score(self, question: Question, output: str) -> float:
-        return float(question.answers[0] in PUNCTUATION.sub(" ", output).split())
+        return metrics.contains_word(output, question.answers[0])

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, together, word_ends
 from esa_cli.evaluation.tasks.stable_random import Dice
 from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
@@ -161,4 +162,4 @@ class ManyNeedles:
         )
 
     def score(self, question: Question, output: str) -> float:
-        return sum(answer in output for answer in question.answers) / len(question.answers)
+        return metrics.keyword_share(output, question.answers)

@@ -1,20 +1,21 @@
-"""A key hidden in a long text: InfiniteBench Retrieve.PassKey. `number.py` is the same with digits.
+"""Keys and numbers hidden in a long text: InfiniteBench Retrieve.PassKey and Retrieve.Number.
 
 Source: InfiniteBench (Zhang et al., 2024), with InfLLM's prompts and length of answers; the score
 is whether the first run of digits in the output is the key. The exact form hides one key in the
-benchmark's own noise, the same line over and over; the key stands at one of 59 depths, from the
-very beginning to the very end. The shared form reads one document for many keys. Several keys would
-make the benchmark's question ambiguous, so each belongs to a gate of one colour, and the text
-around them is the request's haystack. Depths that are asked for hold in both.
+benchmark's own noise, the same line over and over; the key is at one of 59 depths, from the very
+beginning to the very end. The shared form reads one document for many keys. Several keys would make
+the benchmark's question ambiguous, so each belongs to a gate of one colour, and the text around
+them is the request's haystack. Depths that are asked for are used in both. The ten digits of
+Retrieve.Number come in runs, so that a copy has to be counted right.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from esa_cli.errors import UsageError
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import depths_of, document, fact_at, room
 from esa_cli.evaluation.tasks.stable_random import Dice
 from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
@@ -24,6 +25,8 @@ NOISE = (
 )
 DEPTHS = 59
 LONGEST = 32
+DIGITS = 10
+LONGEST_RUN = 5
 AFTER = "\n\n{question}"
 COLOURS = (
     "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "coral", "crimson",
@@ -60,7 +63,7 @@ class Hidden:
             yield self._alone(request, index)
 
     def score(self, question: Question, output: str) -> float:
-        return float(first_digits(output) == question.answers[0])
+        return metrics.first_integer_match(output, question.answers[0])
 
     def _alone(self, request: Request, index: int) -> Sample:
         key = self.draw(Dice(self.name, request.length, request.seed, index))
@@ -101,10 +104,12 @@ class Hidden:
         return Sample(self.name, request.length, 0, text, facts, questions, self.before, AFTER)
 
 
-def first_digits(output: str) -> str:
-    """The first run of digits; leading zeros count."""
-    found = re.search(r"[0-9]+", output)
-    return found[0] if found else ""
+def runs(dice: Dice) -> str:
+    """Ten digits in runs of one to five."""
+    out = ""
+    while len(out) < DIGITS:
+        out += dice.digits(1) * (1 + dice.below(LONGEST_RUN))
+    return out[:DIGITS]
 
 
 PASSKEY = Hidden(
@@ -118,4 +123,18 @@ PASSKEY = Hidden(
     fact="The pass key{gate} is {key}. Remember it. {key} is the pass key{gate}.",
     question="What is the pass key{gate}?",
     draw=lambda dice: dice.digits(5),
+)
+
+NUMBER = Hidden(
+    name="number",
+    about="Ten-digit numbers hidden in a long text, one question about each.",
+    source="InfiniteBench Retrieve.Number (Zhang et al., 2024)",
+    differs="Many numbers stand in one document, each named after a gate, in the test's own text; "
+    "the exact form has one number in repeated lines of noise.",
+    before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
+    "quiz you about the important information there.\n\n",
+    fact="The sequence of digits{gate} is {key}. Remember it. "
+    "{key} is the sequence of digits{gate}.",
+    question="What is the sequence of digits{gate}?",
+    draw=runs,
 )

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from esa_cli.errors import UsageError
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import depths_of, document
 from esa_cli.evaluation.tasks.stable_random import Dice
 from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
@@ -138,5 +139,4 @@ class MagicNumbers:
         return Sample(self.name, request.length, 0, text, facts, questions, MANY, AFTER)
 
     def score(self, question: Question, output: str) -> float:
-        found = [answer.lower() in output.lower() for answer in question.answers]
-        return sum(found) / len(found)
+        return metrics.match_all(output, question.answers)

@@ -15,10 +15,10 @@ read once: each is about another animal, and the other animals' stars distract.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from esa_cli.errors import UsageError
+from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.haystack_text import SLACK
 from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, fact_at, together
 from esa_cli.evaluation.tasks.stable_random import Dice
@@ -38,7 +38,6 @@ QUESTION = (
 )
 AFTER = "\n\n\n\n{question}"
 PRIME = '```json\n{{"little_{who}": ['
-LIST = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 WORDS_PER_TOKEN = 0.8
 EXACT_STARS, SHARED_STARS = 32, 8
 LARGEST = 255
@@ -59,12 +58,6 @@ def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fa
         parts[at - 1 : at + 1] = (parts[at - 1] + star + "".join(parts[at : at + 1])).split(" ")
     out = " ".join(parts)
     return out, tuple(fact_at(out, out.index(star) + 1, star.strip()) for star in stars)
-
-
-def predicted(output: str, most: int) -> set[int]:
-    """The numbers of the answer's list, the first `most` of them."""
-    found = LIST.search(output)
-    return {int(number) for number in re.findall(r"\d+", found[1])[:most]} if found else set()
 
 
 def ask(
@@ -153,13 +146,8 @@ class Stars:
         return sprinkle("\n\n".join(parts), count, stars)
 
     def score(self, question: Question, output: str) -> float:
-        """Searching: the share of stars found. Reasoning: half a point if the mistake is there too,
-        a quarter for the mistake alone."""
-        m = len(question.answers)
-        found = predicted(output, m)
-        right = [int(answer) in found for answer in question.answers]
-        if "mistaken" not in question.data:
-            return sum(right) / m
-        wrong = [number in found for number in question.data["mistaken"]]
-        worth = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
-        return sum(worth[both] for both in zip(right, wrong, strict=True)) / m
+        right = [int(answer) for answer in question.answers]
+        found = metrics.listed_stars(output, len(right))
+        if "mistaken" in question.data:
+            return metrics.reasoning_score(found, right, question.data["mistaken"])
+        return metrics.searching_score(found, right)
