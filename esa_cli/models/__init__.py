@@ -1,6 +1,7 @@
-"""Models: what a reference names, where it is kept, and how it is fetched, converted and loaded.
+"""Models of transformers: found, fetched, converted, loaded, attached to and generating.
 
-Importing this package imports neither torch nor transformers; loading or converting does.
+No other room imports transformers. Importing this package imports neither torch nor transformers;
+loading or converting does.
 """
 
 from esa_cli.models.load import LoadedModel, load

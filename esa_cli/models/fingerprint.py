@@ -1,14 +1,13 @@
-"""Tells whether maps are used with the model, and with queries as, they were made for.
+"""Fingerprints of models, and the check that learned maps fit the model and the method's queries.
 
-A fingerprint holds the model's numbers of layers and heads, and a sha256 over the signs of the
-query and key weights of its first and last layer. Signs, because they outlive every rounding: the
-same model in float32, bfloat16 and float16 has one fingerprint. It does not notice a change that
-turns no sign there; a model that was trained on has thousands of weights near zero that do turn.
-Quantised weights have no signs to see: all their bytes count, and in another quantisation the same
-model has another fingerprint.
+A fingerprint is a model's numbers of layers and heads, and a sha256 over the signs of the query
+and key weights of its first and last layer. Signs survive every rounding: the same model in
+float32, bfloat16 and float16 has one fingerprint. A change that turns no sign there is not noticed;
+training turns thousands, since many weights are near zero. Quantised weights show no signs: all
+their bytes count, so each quantisation of a model has another fingerprint.
 
-The aim of maps is whether the score rotates its queries, and to which distance: maps that were
-fitted on other queries lose more than they say.
+A file of maps also says whether the score rotated its queries, and to which distance: maps used on
+other queries than they were fitted to have a larger error than the file says.
 """
 
 from __future__ import annotations
@@ -17,26 +16,30 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.attention.method import Method
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.inspection import PLAIN, check_in_memory, looking_at, plain_weight, state
-
-if TYPE_CHECKING:
-    from esa_cli.attention.method import Method
+from esa_cli.models.inspection import (
+    LOADED_PLAIN,
+    check_in_memory,
+    plain_weight,
+    state_tensors,
+    weight_errors,
+)
 
 KEY = "fingerprint"
-"""The metadata entry of a compressor file that holds the fingerprint of its model."""
+"""Metadata entry of a file of maps: the fingerprint of its model."""
 ROTATE, DISTANCE = "rotate", "distance"
-"""Those of its aim."""
+"""Metadata entries: whether the queries were rotated, and to which distance."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Sizes of a model (see `protocols` for the letters), and a hash of some of its weights."""
+    """Sizes of a model, and a hash of some of its weights."""
 
     kind: str
     layers: int
@@ -52,7 +55,7 @@ class Fingerprint:
         )
 
     def as_text(self) -> str:
-        """For a file's metadata, which holds nothing but texts."""
+        """JSON, for a file's metadata."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -83,20 +86,20 @@ def fingerprint(model: Any) -> Fingerprint:
 
 def _numbers(projection: Any) -> list[Tensor]:
     """Signs of a projection's weight; of packed weights all bytes, with what unpacks them."""
-    with looking_at("a projection"):
+    with weight_errors("a projection"):
         if (weight := plain_weight(projection)) is not None:
             return [torch.signbit(weight).to(torch.uint8)]
-        found = [tensor.reshape(-1).contiguous() for _, tensor in state(projection)]
+        found = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
         if not found:
-            raise ModelError("a projection of this model shows no weights", PLAIN)
+            raise ModelError("a projection of this model shows no weights", LOADED_PLAIN)
         return [tensor.view(torch.uint8) for tensor in found]
 
 
-def of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
-    """The fingerprint in a file's metadata; None when it carries none.
+def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
+    """The fingerprint in a file's metadata; None when it has none.
 
     Raises:
-        PresetError: it carries one that cannot be read.
+        PresetError: it cannot be read.
     """
     if KEY not in metadata:
         return None
@@ -104,13 +107,13 @@ def of_file(metadata: Mapping[str, str]) -> Fingerprint | None:
         return Fingerprint(**json.loads(metadata[KEY]))
     except (ValueError, TypeError) as error:
         raise PresetError(
-            "the compressor file does not say legibly which model it is for",
-            "make it again with `esa calibrate`",
+            "the compressor file's fingerprint of its model cannot be read",
+            "make the file again with `esa calibrate`",
         ) from error
 
 
-def aim(method: Method) -> dict[str, str]:
-    """What becomes of a query before the maps see it, as entries of a file's metadata."""
+def query_rotation(method: Method) -> dict[str, str]:
+    """How the method rotates queries before the maps reduce them, as metadata entries."""
     if not getattr(method.score, "rotate", False):
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
@@ -122,19 +125,19 @@ def _in_words(entries: Mapping[str, str]) -> str:
     return f"rotated to distance {entries.get(DISTANCE)}"
 
 
-def check(compressor: Any, model: Any, method: Method | None = None) -> None:
-    """Refuses a compressor whose file was made for another model or other queries; others pass.
+def check_maps(compressor: Any, model: Any, method: Method | None = None) -> None:
+    """Refuses learned maps that were made for another model or other queries.
 
     Args:
-        compressor: any; looked at when it has `metadata`, as `compressors.Learned` has.
-        method: what the compressor is used by; None: its queries are not looked at.
+        compressor: any; only one with `metadata`, such as `Learned`, can be refused.
+        method: the method that uses the compressor; None leaves its queries unchecked.
 
     Raises:
         PresetError: it names both models, or both kinds of queries.
     """
     metadata = getattr(compressor, "metadata", None) or {}
     file = getattr(compressor, "file", "the compressor file")
-    wanted = of_file(metadata)
+    wanted = fingerprint_in(metadata)
     if wanted is not None and wanted != (found := fingerprint(model)):
         raise PresetError(
             f"{file} was made for a {wanted}; this is a {found}",
@@ -142,11 +145,11 @@ def check(compressor: Any, model: Any, method: Method | None = None) -> None:
         )
     if method is None or not method.score.features or ROTATE not in metadata:
         return
-    aimed = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
-    if aimed != aim(method):
+    fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
+    if fitted != query_rotation(method):
         raise PresetError(
-            f"{file} was made for queries that are {_in_words(aimed)}; this method's are "
-            f"{_in_words(aim(method))}",
+            f"{file} was made for queries that are {_in_words(fitted)}; this method's are "
+            f"{_in_words(query_rotation(method))}",
             "set score.rotate and position.distance as then, or make a file for this method with "
             "`esa calibrate --for`",
         )

@@ -1,8 +1,7 @@
-"""What can be seen of a model in memory: where each layer is, of what type the rows of its memory
-come, and the state of modules that keep no plain weight.
+"""Inspection of a loaded model: each layer's device, the type of its keys and values, its weights.
 
-Knows transformers' and accelerate's models by their torch modules only. A model on several devices
-was not measured: the tests stand in another device with `meta`.
+It reads transformers' and accelerate's models through their torch modules only. Tests stand in a
+second device with `meta`; a model on several devices was not measured.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from torch import Tensor
 
 from esa_cli.errors import ModelError, first_line
 
-PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
-"""What to try where weights cannot be looked at."""
+LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
+"""A hint for weights that cannot be read."""
 
 
 def offloaded(model: Any) -> bool:
-    """Whether some of its weights are not in memory: accelerate fetches them when they are used."""
+    """Whether some weights are not in memory: accelerate fetches them when they are used."""
     return any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
 
 
 def check_in_memory(model: Any) -> None:
-    """Raises ModelError when some of a model's weights are kept elsewhere."""
+    """Raises ModelError when some of a model's weights are not in memory."""
     if offloaded(model):
         raise ModelError(
             "some of this model's weights are offloaded, and esa cannot tell which model it is",
@@ -35,8 +34,8 @@ def check_in_memory(model: Any) -> None:
         )
 
 
-def devices(model: Any) -> list[torch.device]:
-    """Where each layer's keys and values are made: the device of its value projection."""
+def layer_devices(model: Any) -> list[torch.device]:
+    """The device of each layer's keys and values: that of its value projection."""
     return [_device(layer.self_attn.v_proj, model.device) for layer in model.base_model.layers]
 
 
@@ -46,7 +45,7 @@ def _device(module: Any, otherwise: torch.device) -> torch.device:
     return otherwise
 
 
-def rows_dtype(model: Any) -> torch.dtype:
+def kv_dtype(model: Any) -> torch.dtype:
     """The type of keys and values: that of the value projections' outputs.
 
     Raises:
@@ -69,25 +68,25 @@ def _dtype(module: Any, otherwise: torch.dtype) -> torch.dtype:
 
 
 def plain_weight(module: Any) -> Tensor | None:
-    """A module's weight where its numbers stand as they are; None where they are packed."""
+    """A module's weight if it is an unpacked floating-point tensor, else None."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1:
         return weight.detach()
     return None
 
 
-def state(module: Any, known: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of all that a module keeps: parameters, buffers, packed weights unpacked.
+def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each parameter, buffer and unpacked weight of a module.
 
     Args:
         known: names that are left out.
 
     Raises:
-        ModelError: it keeps something else.
+        ModelError: its state contains something other than tensors.
     """
     for name, part in module.named_modules():
         own: dict[str, Any] = {}
-        # What `state_dict` is made of: all of a model's at once would unpack it a second time.
+        # `state_dict` consists of these; calling it on a whole model would unpack it twice.
         part._save_to_state_dict(own, f"{name}." if name else "", False)
         for key in sorted(own):
             if key not in known:
@@ -102,14 +101,16 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         for i, one in enumerate(value):
             yield from _tensors(f"{name}.{i}", one)
     elif not (value is None or isinstance(value, (torch.dtype, bool, int, float, str))):
-        raise ModelError(f"{name} of this model is a {type(value).__name__}, not a tensor", PLAIN)
+        raise ModelError(
+            f"{name} of this model must be a tensor, got {type(value).__name__}", LOADED_PLAIN
+        )
 
 
 @contextmanager
-def looking_at(name: str) -> Iterator[None]:
-    """Raises ModelError where torch cannot do with a weight what it does with plain numbers."""
+def weight_errors(name: str) -> Iterator[None]:
+    """Raises ModelError where torch cannot process a weight as plain numbers."""
     try:
         yield
     except (RuntimeError, TypeError, AttributeError) as error:
         message = f"{name} of this model cannot be read: {first_line(error)}"
-        raise ModelError(message, PLAIN) from error
+        raise ModelError(message, LOADED_PLAIN) from error

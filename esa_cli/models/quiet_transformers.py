@@ -1,7 +1,7 @@
-"""Keeps transformers quiet, and quick to import, while esa loads a model.
+"""Context managers that make transformers silent, and quicker to import and load.
 
-It changes process-wide settings (log level, progress bars, warnings, the garbage collector) only
-inside its context managers, and does not know of other threads that rely on them meanwhile.
+They change process-wide settings (log level, progress bars, warnings, the garbage collector) while
+they are open: other threads see the change too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage collection inside. Importing torch and transformers makes so many objects that
-    collecting during it costs a quarter of the time and frees nothing."""
+    """Pauses garbage collection, which takes a quarter of the time of importing torch and
+    transformers, and frees nothing of theirs."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -31,7 +31,7 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Only errors from transformers and no progress bars inside; settings are restored after."""
+    """Lets transformers log errors only and show no progress bar; restores both settings."""
     # Through Any: these functions of transformers carry no annotations.
     logging: Any = importlib.import_module("transformers.utils.logging")
 
@@ -50,5 +50,5 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def stderr_swallowed() -> contextlib.AbstractContextManager[object]:
-    """For the one bar that transformers draws whatever its settings are: reading a GGUF file."""
+    """Hides the progress bar that transformers draws for a GGUF file whatever its settings are."""
     return contextlib.redirect_stderr(io.StringIO())

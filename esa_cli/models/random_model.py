@@ -1,7 +1,7 @@
-"""`random:llama`: a tiny Llama with random weights, for trying the tool out without a network.
+"""`random:llama`: a tiny Llama with seeded random weights, to try the tool without a network.
 
-Two layers, a tokenizer with one token a byte, and a ChatML template. It is the same on every
-machine, since it is seeded, and it answers nonsense.
+It has two layers, a tokenizer of bytes and a ChatML template; it is the same on every machine and
+answers nonsense.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ TEMPLATE = (
 
 
 def write_random(folder: Path) -> dict[str, Any]:
-    """Writes the model's files into an existing folder; returns what its marker should say.
-
-    Raises OSError.
-    """
+    """Writes the model's files into an existing folder; returns entries of its marker."""
     write_tokenizer(folder)
     write_weights(folder)
     return {"seed": SEED, "dtype": "float32"}

@@ -17,7 +17,7 @@ from typing import Any
 from esa_cli.attention.method import Method
 from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.fingerprint import fingerprint
-from esa_cli.models.inspection import looking_at, state
+from esa_cli.models.inspection import state_tensors, weight_errors
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.system.digest import text_digest
@@ -93,8 +93,8 @@ def _weights(model: Any) -> str:
     differs in nearly all of them. Of packed weights, too, which are no parameters."""
     digest = hashlib.sha256()
     known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, weight in chain(model.named_parameters(), state(model, known)):
-        with looking_at(name):
+    for name, weight in chain(model.named_parameters(), state_tensors(model, known)):
+        with weight_errors(name):
             flat = weight.detach().reshape(-1)
             some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)}".encode())

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import LibraryError, UsageError
-from esa_cli.models.inspection import devices, rows_dtype
+from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.qa.archive import layout, maps, provenance, restored, storable
 from esa_cli.qa.cache_key import identity, model_facts
 from esa_cli.qa.session import Session
@@ -99,7 +99,7 @@ class Books:
         Raises:
             ModelError: its layers compute in different types.
         """
-        dtype = str(rows_dtype(self.session.model)).removeprefix("torch.")
+        dtype = str(kv_dtype(self.session.model)).removeprefix("torch.")
         shape = self._model_facts["fingerprint"]
         return layout(self.session.attachment.method, shape, dtype, rows)
 
@@ -148,7 +148,7 @@ class Books:
     def _book(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
-        layers = stored.layers(devices(self.session.model))
+        layers = stored.layers(layer_devices(self.session.model))
         projections = stored.projections or [None] * len(layers)
         held = PrefilledDocument(stored.ids, layers, projections, entry.head)
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
@@ -212,7 +212,7 @@ class Books:
         known, key = self._key(document.text, self.rows)
         ids, head = session.prompt.document(document.text), len(session.prompt.head())
         spans = [(0, 0)] * head + session.prompt.offsets(document.text)
-        places = devices(self.session.model)
+        places = layer_devices(self.session.model)
         waiting, layout = asking(self.waiting, more, len(ids)), self.layout(self.rows)
         with library.write(key, known, ids, layout, waiting, places) as writer:
             if isinstance(writer, Entry):

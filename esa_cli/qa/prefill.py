@@ -16,8 +16,8 @@ from esa_cli.attention.compression import Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.models import fingerprint
 from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.fingerprint import check_maps
 from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa import build_method as build
 from esa_cli.qa.planning.costs import FEED
@@ -87,7 +87,7 @@ def fits(method: Method, model: Any) -> None:
     Raises:
         PresetError: its compressor or its heads were found for another model.
     """
-    fingerprint.check(method.compressor, model, method)
+    check_maps(method.compressor, model, method)
     last, layers = getattr(method.score, "last", None), model.config.num_hidden_layers
     if last is not None and last >= layers:
         raise PresetError(

@@ -19,7 +19,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.fingerprint import KEY, aim, check, fingerprint, of_file
+from esa_cli.models.fingerprint import KEY, check_maps, fingerprint, fingerprint_in, query_rotation
 
 
 def test_the_fingerprint_knows_the_model() -> None:
@@ -27,8 +27,8 @@ def test_the_fingerprint_knows_the_model() -> None:
     found = fingerprint(model)
     assert (found.kind, found.layers, found.heads, found.groups, found.dim) == ("llama", 2, 6, 2, 8)
     assert fingerprint(build_model("llama")) == found
-    assert of_file({KEY: found.as_text()}) == found
-    assert of_file({}) is None
+    assert fingerprint_in({KEY: found.as_text()}) == found
+    assert fingerprint_in({}) is None
     assert fingerprint(build_model("llama", seed=1)) != found
     assert fingerprint(build_model("llama", num_hidden_layers=3)) != found
 
@@ -135,12 +135,12 @@ def saved(path: Path, metadata: dict[str, str] | None) -> Learned:
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     mine, other = build_model("llama"), build_model("qwen3")
     learned = saved(tmp_path / "maps.safetensors", {KEY: fingerprint(mine).as_text()})
-    check(learned, mine)
+    check_maps(learned, mine)
     with pytest.raises(PresetError, match=r"maps\.safetensors was made for a llama .*a qwen3 of"):
-        check(learned, other)
+        check_maps(learned, other)
     changed = build_model("llama", seed=1)
     with pytest.raises(PresetError) as refused:
-        check(learned, changed)
+        check_maps(learned, changed)
     for model in (mine, changed):
         assert fingerprint(model).weights[:8] in refused.value.message
 
@@ -148,8 +148,8 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_files_that_say_nothing_and_other_compressors_pass(tmp_path: Path) -> None:
     model = build_model("llama")
     for compressor in (saved(tmp_path / "a.safetensors", None), ClosedForm(), NoCompression()):
-        check(compressor, model)
-        check(compressor, model, selective(rotate=True))
+        check_maps(compressor, model)
+        check_maps(compressor, model, selective(rotate=True))
 
 
 def at_distance(distance: int) -> Method:
@@ -168,22 +168,22 @@ def test_a_file_for_other_queries_is_refused(
     made: Method, used: Method, words: str, tmp_path: Path
 ) -> None:
     model = build_model("llama")
-    learned = saved(tmp_path / "a.safetensors", aim(made))
-    check(learned, model)
-    check(learned, model, made)
+    learned = saved(tmp_path / "a.safetensors", query_rotation(made))
+    check_maps(learned, model)
+    check_maps(learned, model, made)
     with pytest.raises(PresetError, match=words) as refused:
-        check(learned, model, used)
+        check_maps(learned, model, used)
     assert "--for" in refused.value.hint
-    check(learned, model, replace(used, score=VoteScore()))
+    check_maps(learned, model, replace(used, score=VoteScore()))
 
 
 def test_the_distance_of_unrotated_queries_does_not_matter(tmp_path: Path) -> None:
-    learned = saved(tmp_path / "a.safetensors", aim(selective()))
-    check(learned, build_model("llama"), replace(selective(), position=FixedDistance(9)))
+    learned = saved(tmp_path / "a.safetensors", query_rotation(selective()))
+    check_maps(learned, build_model("llama"), replace(selective(), position=FixedDistance(9)))
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"kind": "llama"}'])
 def test_an_illegible_fingerprint(text: str, tmp_path: Path) -> None:
     learned = saved(tmp_path / "a.safetensors", {KEY: text})
-    with pytest.raises(PresetError, match="legibly"):
-        check(learned, build_model("llama"))
+    with pytest.raises(PresetError, match="fingerprint of its model"):
+        check_maps(learned, build_model("llama"))

@@ -204,7 +204,9 @@ def test_what_cannot_be_looked_at_is_named(loaded: Any) -> None:
     assert "quantisation" in refused.value.hint
     two = copy.deepcopy(loaded.model)
     two.model.layers[0].mlp.extra = Keeps()
-    with pytest.raises(ModelError, match=r"mlp\.extra\._extra_state .* is a object"):
+    with pytest.raises(
+        ModelError, match=r"mlp\.extra\._extra_state .* must be a tensor, got object"
+    ):
         model_facts(two, loaded.tokenizer)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from esa_cli import Document, Esa, models
 from esa_cli.errors import LibraryError, ModelError
-from esa_cli.models.inspection import devices, rows_dtype
+from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.qa import ingest as book
 from esa_cli.qa import preset
 from esa_cli.storage.library import Entry, Library
@@ -219,28 +219,28 @@ def test_hosts_that_are_not_of_one_type_answer_as_without_a_library(
 
 def test_the_type_and_device_of_rows(loaded: Any) -> None:
     model = copy.deepcopy(loaded.model)
-    assert devices(model) == [CPU, CPU]
-    assert rows_dtype(model) == torch.float32
+    assert layer_devices(model) == [CPU, CPU]
+    assert kv_dtype(model) == torch.float32
     first, second = (layer.self_attn for layer in model.model.layers)
     second.v_proj.to("meta")
-    assert devices(model) == [CPU, META]
+    assert layer_devices(model) == [CPU, META]
     second.v_proj = Packed(first.v_proj).to("meta")
-    assert devices(model) == [CPU, META]
-    assert rows_dtype(model) == torch.float32, "packed numbers are not what comes out"
+    assert layer_devices(model) == [CPU, META]
+    assert kv_dtype(model) == torch.float32, "packed numbers are not what comes out"
     eight = first.v_proj.weight.to(torch.float8_e4m3fn)
     first.v_proj.weight = torch.nn.Parameter(eight, requires_grad=False)
-    assert rows_dtype(model) == torch.float32
+    assert kv_dtype(model) == torch.float32
     second.v_proj = torch.nn.Identity()
-    assert devices(model) == [CPU, CPU]
+    assert layer_devices(model) == [CPU, CPU]
     second.v_proj = torch.nn.Linear(2, 2).half()
     with pytest.raises(ModelError, match=r"different types \(float16, float32\)"):
-        rows_dtype(model)
+        kv_dtype(model)
 
 
 def test_each_layers_rows_are_where_the_layer_is(
     loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(book, "devices", lambda model: [CPU, META])
+    monkeypatch.setattr(book, "layer_devices", lambda model: [CPU, META])
     write, given = library.write, list[Any]()
 
     def noted(*args: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from esa_cli.evaluation.calibration.activations import Progress, collect, uncomp
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attach import attach
-from esa_cli.models.fingerprint import KEY, Fingerprint, aim, fingerprint
+from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
 from esa_cli.models.load import LoadedModel
 from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets
@@ -88,7 +88,7 @@ class CalibrationJob:
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.as_text(),
-            **aim(self.method),
+            **query_rotation(self.method),
             "method": done.best,
             "ranks": json.dumps(done.ranks),
             "training": json.dumps(trained, sort_keys=True),

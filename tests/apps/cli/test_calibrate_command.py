@@ -20,7 +20,7 @@ from esa_cli.attention.selection import TopK
 from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.evaluation.calibration.calibration_pipeline import aimed
 from esa_cli.evaluation.calibration.fit_maps import METHODS
-from esa_cli.models.fingerprint import aim, of_file
+from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets, preset
 
@@ -94,7 +94,7 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
     metadata = Learned("maps.safetensors").metadata
     assert metadata["method"] == best
     assert json.loads(metadata["ranks"]) == [6, 6]
-    assert of_file(metadata) is not None
+    assert fingerprint_in(metadata) is not None
     use = ["--set", "compressor.name=learned", "--set", "compressor.file=maps.safetensors"]
     code, answer, err = esa("ask", "note.md", "When?", *TINY, *use)
     assert code == 0, err
@@ -266,7 +266,7 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
     assert "sum" in use
     made = preset.load("tiny-random", overrides_of(use))
     method = build.method(made)
-    assert aim(method) == {"rotate": "false"}
+    assert query_rotation(method) == {"rotate": "false"}
     assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
     assert made.position == method_presets.apply("esa", preset.load("tiny-random")).position
     assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
@@ -288,4 +288,4 @@ def test_the_documented_options_use_the_maps() -> None:
     assert isinstance(method.selector, TopK)
     assert method.score.features
     fitted = build.method(aimed("esa", preset.load("smollm2-135m")))
-    assert aim(method) == aim(fitted) == {"rotate": "false"}
+    assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}
