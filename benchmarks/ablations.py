@@ -80,9 +80,9 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.evaluation.tasks import probe
+    from esa_cli.evaluation.tasks import find_task
     from esa_cli.evaluation.tasks.haystack_text import Haystack
-    from esa_cli.evaluation.tasks.task_sample import Request
+    from esa_cli.evaluation.tasks.task_sample import TaskRequest
     from esa_cli.qa import preset
     from esa_cli.qa.session import Session
 
@@ -92,8 +92,8 @@ def main() -> None:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     hay = Haystack.chronicle(0)
-    request = Request(arguments.length, size, hay, None, arguments.questions, 0, exact=False)
-    (sample,) = probe("needle").samples(request)
+    request = TaskRequest(arguments.length, size, hay, None, arguments.questions, 0, exact=False)
+    (sample,) = find_task("needle").samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")
     base = ["score.name=sum", "selector.name=topk"]

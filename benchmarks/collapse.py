@@ -79,7 +79,7 @@ def main() -> None:
     from esa_cli.qa import preset
     from esa_cli.qa.session import Session
 
-    needles = load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")[:16]
+    needles = load_needles(ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl")[:16]
     chosen = preset.load(arguments.preset, COMMON)
     loaded = models.load(chosen.model)
 

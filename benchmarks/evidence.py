@@ -172,7 +172,7 @@ def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str,
     facts = recipe.load_needles(ROOT / "examples" / "questions.jsonl")
     facts = [{**fact, "kind": "answerable"} for fact in facts]
     none = recipe.load_needles(ROOT / "benchmarks" / "unanswerable.jsonl")
-    needles = recipe.load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")
+    needles = recipe.load_needles(ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl")
     text = recipe.planted(recipe.paragraphs("chronicle"), needles[:16], size, 24000)
     planted = [
         {**needle, "fact": needle["needle"].rstrip("."), "kind": "answerable"}

@@ -88,7 +88,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli.qa.session import Session
 
     plan = yaml.safe_load(Path(arguments.plan).read_text("utf-8"))
-    needles = load_needles(ROOT / "esa_cli" / "probes" / "needles.jsonl")[:16]
+    needles = load_needles(ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl")[:16]
     first = preset.load(arguments.preset)
     loaded = models.load(arguments.model or first.model)
 

@@ -31,7 +31,7 @@ BARS = 240
 """Bars of the strip that shows where in a document the weight is."""
 
 
-class Run(NamedTuple):
+class ShadedText(NamedTuple):
     """Characters of one shade; `level` 0 is plain. `passage`: the number of the one it is in."""
 
     text: str
@@ -129,12 +129,12 @@ def _bars(spans: Tensor, weights: Tensor, length: int) -> list[tuple[int, float]
 
 def _blocks(
     text: str, heat: Sequence[tuple[int, int, int]], passages: Sequence[tuple[int, int, int]]
-) -> Iterator[list[Run]]:
+) -> Iterator[list[ShadedText]]:
     """The whole text in runs, in blocks that end at lines, never within a passage or a shade."""
     edges = {0, len(text)}
     edges |= {edge for start, end, _ in (*heat, *passages) for edge in (start, end)}
     places = sorted(edges)
-    block: list[Run] = []
+    block: list[ShadedText] = []
     size = warm = inside = 0
     for start, end in pairwise(places):
         while warm < len(heat) and heat[warm][1] <= start:
@@ -146,7 +146,7 @@ def _blocks(
         number = passages[inside][2] if held else None
         begins = held and passages[inside][0] == start
         for piece, ends in _lines(text[start:end], size, held or level > 0):
-            block.append(Run(piece, level, number, begins))
+            block.append(ShadedText(piece, level, number, begins))
             size += len(piece)
             if ends:
                 yield block

@@ -23,12 +23,12 @@ from esa_cli.apps.cli.commands import bench_output as bench_table
 from esa_cli.apps.cli.terminal import print_table
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import Record, download, needlebench, ruler
+from esa_cli.evaluation.bench import BenchRecord, download, needlebench, ruler
 from esa_cli.evaluation.bench import data_files as files
 from esa_cli.evaluation.bench import needlebench_haystack as haystack
 from esa_cli.evaluation.bench import task_selection as order
-from esa_cli.evaluation.bench.bench_runner import KEY, Reply, run
-from esa_cli.evaluation.bench.session_asker import Asker
+from esa_cli.evaluation.bench.bench_runner import KEY, BenchReply, run
+from esa_cli.evaluation.bench.session_asker import RecordAsker
 from esa_cli.evaluation.report import bench_table as table
 from esa_cli.qa import session
 from esa_cli.qa.preset import load
@@ -56,11 +56,11 @@ def longbench_row(name: str, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def records(name: str, folder: Path, *tasks: str, limit: int | None = None) -> list[Record]:
+def records(name: str, folder: Path, *tasks: str, limit: int | None = None) -> list[BenchRecord]:
     return list(bench.find(name).load(folder, tasks, limit))
 
 
-def whole(record: Record) -> str:
+def whole(record: BenchRecord) -> str:
     return record.before + record.document + record.question
 
 
@@ -186,7 +186,7 @@ def test_a_record_that_asks_nothing_is_found_before_any_is_asked(tmp_path: Path)
     row = {"task": "qasper", "prompt": context, "context_span": [0, len(context)], "answers": "a"}
     write(tmp_path / "longbench_mini.jsonl", [row])
     with pytest.raises(DocumentError, match="qasper, record '1' asks nothing"):
-        order.Order(bench.find("longbench"), tmp_path, ["qasper"]).survey()
+        order.TaskSelection(bench.find("longbench"), tmp_path, ["qasper"]).survey()
 
 
 def test_a_sample_of_longbench_has_the_tasks_that_are_in_it(tmp_path: Path) -> None:
@@ -503,13 +503,13 @@ def test_tasks_are_those_asked_or_those_there(tmp_path: Path) -> None:
     assert "hotpotqa" in caught.value.hint
     with pytest.raises(DocumentError, match="there is no folder"):
         order.tasks(longbench, tmp_path / "nowhere", None)
-    asked = order.Order(longbench, tmp_path, ["qasper", "trec"])
+    asked = order.TaskSelection(longbench, tmp_path, ["qasper", "trec"])
     assert len(asked.left_out()) == 14
 
 
 def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "qasper.jsonl", [longbench_row("a"), longbench_row("a")])
-    asked = order.Order(bench.find("longbench"), tmp_path, ["qasper"])
+    asked = order.TaskSelection(bench.find("longbench"), tmp_path, ["qasper"])
     with pytest.raises(DocumentError, match="two records 'a'"):
         asked.survey()
 
@@ -520,12 +520,12 @@ def test_files_without_records_are_refused(tmp_path: Path) -> None:
     for content in ("", "\n\n"):
         (tmp_path / "trec.jsonl").write_text(content)
         with pytest.raises(DocumentError, match=r"trec\.jsonl holds no records"):
-            order.Order(longbench, tmp_path, ["qasper", "trec"]).survey()
+            order.TaskSelection(longbench, tmp_path, ["qasper", "trec"]).survey()
     context = "A gate. " * 5
     row = {"prompt": context + "?", "context_span": [0, len(context)], "answers": "a"}
     write(tmp_path / "mini" / "longbench_mini.jsonl", [row | {"task": "qasper"}])
     with pytest.raises(DocumentError, match="holds no records of trec, lcc"):
-        order.Order(longbench, tmp_path / "mini", ["qasper", "trec", "lcc"]).survey()
+        order.TaskSelection(longbench, tmp_path / "mini", ["qasper", "trec", "lcc"]).survey()
     (tmp_path / "array.json").write_text("[]")
     with pytest.raises(DocumentError, match="holds no records"):
         files.array(tmp_path / "array.json")
@@ -544,10 +544,10 @@ def test_positions_are_stretched_as_in_the_paper_or_to_the_files_length(tmp_path
     row = {"index": 7, "input": NIAH, "outputs": ["12"], "length": 130_000}
     write(tmp_path / "vt/validation.jsonl", [row | {"input": "Memorize and track the chain(s) "
         "Question: Find all variables that are assigned"}])  # fmt: skip
-    survey = order.Order(bench.find("ruler"), tmp_path, ["vt"]).survey()
+    survey = order.TaskSelection(bench.find("ruler"), tmp_path, ["vt"]).survey()
     assert survey.length == 131_072
     write(tmp_path / "qasper.jsonl", [longbench_row("a")])
-    survey = order.Order(bench.find("longbench"), tmp_path, ["qasper"]).survey()
+    survey = order.TaskSelection(bench.find("longbench"), tmp_path, ["qasper"]).survey()
     assert survey == ({("qasper", "a"): 1}, 32_000)
 
 
@@ -589,9 +589,9 @@ def test_what_is_stretched_says_so_in_its_heading(length: int, heading: str) -> 
 # -- the loop
 
 
-def some(count: int) -> list[Record]:
+def some(count: int) -> list[BenchRecord]:
     return [
-        Record("longbench", "qasper", str(at), "b", f"d{at // 2}", "q", ("yes",), 8)
+        BenchRecord("longbench", "qasper", str(at), "b", f"d{at // 2}", "q", ("yes",), 8)
         for at in range(count)
     ]
 
@@ -601,11 +601,11 @@ def journal(path: Path, **settings: Any) -> Journal:
     return Journal(path, header, same=("settings",), key=KEY)
 
 
-def yes(record: Record) -> Reply:
-    return Reply("yes", 7)
+def yes(record: BenchRecord) -> BenchReply:
+    return BenchReply("yes", 7)
 
 
-def right(record: Record, output: str) -> float:
+def right(record: BenchRecord, output: str) -> float:
     return float(output in record.answers)
 
 
@@ -613,7 +613,7 @@ def test_every_row_is_kept_and_none_asked_twice(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     asked: list[str] = []
 
-    def ask(record: Record) -> Reply:
+    def ask(record: BenchRecord) -> BenchReply:
         if len(asked) == 2:
             raise KeyboardInterrupt
         asked.append(record.id)
@@ -669,7 +669,7 @@ def test_rows_of_other_data_are_refused(change: dict[str, Any], tmp_path: Path) 
     again = some(3)
     asked: list[str] = []
 
-    def ask(record: Record) -> Reply:
+    def ask(record: BenchRecord) -> BenchReply:
         asked.append(record.id)
         return yes(record)
 
@@ -733,15 +733,15 @@ class Recorder:
 
 def test_a_record_is_put_as_it_is_and_a_document_read_once() -> None:
     recorder = Recorder()
-    seen: list[Record] = []
-    asker = Asker(recorder, load("tiny-random"), seen.append)  # type: ignore[arg-type]
+    seen: list[BenchRecord] = []
+    asker = RecordAsker(recorder, load("tiny-random"), seen.append)  # type: ignore[arg-type]
     replies = [asker(record) for record in some(4)]
     assert recorder.read_texts == ["d0", "d1"]
     assert [record.id for record in seen] == ["0", "2"]
     assert recorder.prompts == [whole(record) for record in some(4)]
-    assert replies[0] == Reply("    a = 1", 13), "the margin is kept, for code"
+    assert replies[0] == BenchReply("    a = 1", 13), "the margin is kept, for code"
     assert recorder.options == {"prime": "", "max_new_tokens": 8, "temperature": 0.0}
-    plain = Record("longbench", "lcc", "9", "b", "d1", "q", ("x",), 8, chat=False)
+    plain = BenchRecord("longbench", "lcc", "9", "b", "d1", "q", ("x",), 8, chat=False)
     asker(plain)
     assert recorder.read_texts == ["d0", "d1", "d1"], "another prompt is another reading"
     assert not recorder.prompt.chat
@@ -749,8 +749,8 @@ def test_a_record_is_put_as_it_is_and_a_document_read_once() -> None:
 
 def test_a_question_without_room_is_left_out_before_its_document_is_read(tmp_path: Path) -> None:
     recorder = Recorder()
-    asker = Asker(recorder, load("tiny-random"), lambda record: None)  # type: ignore[arg-type]
-    long = Record("longbench", "qasper", "x", "b", "d9", "too long", ("yes",), 8)
+    asker = RecordAsker(recorder, load("tiny-random"), lambda record: None)  # type: ignore[arg-type]
+    long = BenchRecord("longbench", "qasper", "x", "b", "d9", "too long", ("yes",), 8)
     left: list[str] = []
     with journal(tmp_path / "rows.jsonl") as rows:
         with pytest.raises(LengthError, match="no room"):
@@ -770,7 +770,7 @@ def test_a_question_without_room_is_left_out_before_its_document_is_read(tmp_pat
 
 def test_a_reading_that_was_interrupted_is_done_again() -> None:
     recorder = Recorder()
-    asker = Asker(recorder, load("tiny-random"), lambda record: None)  # type: ignore[arg-type]
+    asker = RecordAsker(recorder, load("tiny-random"), lambda record: None)  # type: ignore[arg-type]
     read = recorder.read
 
     def interrupted(text: str, progress: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from esa_cli.evaluation.tasks import chronicle_task as chronicle
-from esa_cli.evaluation.tasks.chronicle_generator import Chronicler
+from esa_cli.evaluation.tasks.chronicle_generator import ChronicleGenerator
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -186,7 +186,7 @@ def test_background_is_the_demos_own(text: str) -> None:
 
 @pytest.mark.timeout(20)
 def test_a_surname_whose_first_names_are_used_up_is_passed_over() -> None:
-    chronicler = Chronicler(1)
+    chronicler = ChronicleGenerator(1)
     chronicler.vocabulary["surname"] = ["Used", "Free"]
     firsts = [*chronicler.material["women"], *chronicler.material["men"]]
     chronicler.names = {first + "Used" for first in firsts}

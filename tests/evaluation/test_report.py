@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esa_cli.errors import DocumentError, EsaError
-from esa_cli.evaluation.report import Run, Summary, figures, read, summarise
+from esa_cli.evaluation.report import RunResults, Summary, figures, read, summarise
 from esa_cli.evaluation.report import report_page as html
 from esa_cli.evaluation.report import terminal_tables as terminal
 from esa_cli.evaluation.report.statistics import depth_bin, wilson
@@ -84,7 +84,7 @@ def write(path: Path, *lines: object, end: str = "\n") -> Path:
 
 def test_a_file_is_its_header_and_its_rows(tmp_path: Path) -> None:
     run = read(write(tmp_path / "rows.jsonl", HEADER, row(), row("other"), HEADER))
-    assert run == Run(HEADER, (row(), row("other")), cut=False)
+    assert run == RunResults(HEADER, (row(), row("other")), cut=False)
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -364,7 +364,7 @@ class Page(HTMLParser):
 
 
 def full_page(*rows: dict[str, Any]) -> Page:
-    return Page(html.page(Run({**HEADER, "settings": {"a": 1}}, (*many(), *rows))))
+    return Page(html.page(RunResults({**HEADER, "settings": {"a": 1}}, (*many(), *rows))))
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +373,7 @@ def whole() -> Page:
 
 
 def test_the_page_loads_nothing() -> None:
-    text = html.page(Run(HEADER, tuple(many())))
+    text = html.page(RunResults(HEADER, tuple(many())))
     assert "http" not in text.replace("http-equiv", "")
     assert "url(" not in text.replace("url(#", "")
     assert "@import" not in text
@@ -391,7 +391,7 @@ def test_what_came_from_a_file_is_escaped() -> None:
         depth=0.5, recall={"mean": 1.0, "layers": [1.0]},
     )  # fmt: skip
     header = {**dict.fromkeys(html.FACTS, EVIL), "settings": {EVIL: EVIL}}
-    page = Page(html.page(Run(header, (evil, dense(test=EVIL)))))
+    page = Page(html.page(RunResults(header, (evil, dense(test=EVIL)))))
     assert len(page.texts["script"]) == 1
     assert not list(page.all("img"))
     for _, attributes in page.elements:
@@ -448,14 +448,14 @@ def test_long_and_broken_texts() -> None:
 
 def test_the_page_marks_what_was_not_asked() -> None:
     rows = (row("a", 8000, depth=0.05), row("b", 16000, depth=0.95))
-    page = Page(html.page(Run({}, rows)))
+    page = Page(html.page(RunResults({}, rows)))
     missing = [a for a in page.all("td") if a.get("class") == "none"]
     assert len(missing) == 2 + (40 - 2), "2 of 4 cells, and all but 2 tenths of 4 columns"
 
 
 @pytest.mark.parametrize("rows", [(), (dense(),), (row(),)], ids=["none", "dense", "one"])
 def test_pages_of_little(rows: tuple[Any, ...]) -> None:
-    page = Page(html.page(Run({}, rows)))
+    page = Page(html.page(RunResults({}, rows)))
     assert not page.open
     assert ("No questions were asked." in "".join(page.texts["p"])) == (not rows)
 

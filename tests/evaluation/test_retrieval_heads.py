@@ -31,8 +31,8 @@ from esa_cli.evaluation.calibration.head_ranking import (
 from esa_cli.evaluation.calibration.head_votes import ALL, Hearing
 from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, write
 from esa_cli.evaluation.calibration.retrieval_heads import Found, find, voting
-from esa_cli.evaluation.tasks import Haystack, probe
-from esa_cli.evaluation.tasks.task_sample import Request, Sample
+from esa_cli.evaluation.tasks import Haystack, find_task
+from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import load as load_model
 from esa_cli.qa import build_method as build
@@ -220,13 +220,13 @@ def tiny(*settings: str) -> Preset:
     return preset.load("tiny-random", [*VOTING, *settings])
 
 
-def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> Sample:
+def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     hay = Haystack.chronicle(0)
-    request = Request(tokens, size, hay, None, questions, 0, exact=False)
-    return next(iter(probe("needle").samples(request)))
+    request = TaskRequest(tokens, size, hay, None, questions, 0, exact=False)
+    return next(iter(find_task("needle").samples(request)))
 
 
 @pytest.fixture

@@ -16,19 +16,26 @@ from typing import Any
 import pytest
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.tasks import PROBES, Haystack, Question, Request, Sample, probe
+from esa_cli.evaluation.tasks import (
+    TASKS,
+    Haystack,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    find_task,
+)
 from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.haystack_text import start_of
 from esa_cli.evaluation.tasks.key_value_task import places
 from esa_cli.evaluation.tasks.needle_task import answered, load_needles
 from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
 from esa_cli.evaluation.tasks.planting import even, plant, sentence_ends
-from esa_cli.evaluation.tasks.stable_random import Dice
+from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.tasks.stars_task import sprinkle
 
 PACKAGE = Path(__file__).parents[2] / "esa_cli" / "evaluation" / "tasks"
 CHRONICLE = Haystack.chronicle(3)
-FORMS = [(name, exact) for name in PROBES if name != "own" for exact in (False, True)]
+FORMS = [(name, exact) for name in TASKS if name != "own" for exact in (False, True)]
 
 
 def words(text: str) -> int:
@@ -40,19 +47,19 @@ def pieces(text: str) -> int:
     return len(re.findall(r" ?[^\W\d]+| ?\d| ?[^\w\s]+|\s", text))
 
 
-def request(length: int = 3000, **changes: Any) -> Request:
+def request(length: int = 3000, **changes: Any) -> TaskRequest:
     given: dict[str, Any] = {
         "size": words, "haystack": CHRONICLE, "depths": None, "samples": 6, "seed": 1,
         "exact": False,
     }  # fmt: skip
-    return Request(length, **{**given, **changes})
+    return TaskRequest(length, **{**given, **changes})
 
 
-def samples(name: str, length: int = 3000, **changes: Any) -> list[Sample]:
-    return list(PROBES[name].samples(request(length, **changes)))
+def samples(name: str, length: int = 3000, **changes: Any) -> list[TaskSample]:
+    return list(TASKS[name].samples(request(length, **changes)))
 
 
-def prompt(sample: Sample) -> str:
+def prompt(sample: TaskSample) -> str:
     assert sample.after is not None
     question = sample.questions[0].text
     return sample.before + sample.text + sample.after.replace("{question}", question)
@@ -107,9 +114,9 @@ def test_the_right_answer_scores_1_and_silence_0(name: str, exact: bool) -> None
     for sample in samples(name, exact=exact):
         for question in sample.questions:
             said = question.answers[:1] if name == "needle" else question.answers
-            assert PROBES[name].score(question, f"{question.prime} {', '.join(said)}.") == 1
-            assert PROBES[name].score(question, question.prime) == 0
-            assert PROBES[name].score(question, "") == 0
+            assert TASKS[name].score(question, f"{question.prime} {', '.join(said)}.") == 1
+            assert TASKS[name].score(question, question.prime) == 0
+            assert TASKS[name].score(question, "") == 0
 
 
 @pytest.mark.parametrize(("name", "exact"), FORMS)
@@ -120,7 +127,7 @@ def test_as_many_questions_as_samples(name: str, exact: bool) -> None:
 
 
 def test_the_shared_form_reads_one_document_where_it_can() -> None:
-    counts = {name: len(samples(name, 9000)) for name in PROBES if name != "own"}
+    counts = {name: len(samples(name, 9000)) for name in TASKS if name != "own"}
     assert counts == {
         "needle": 1, "needles": 1, "stars": 1, "passkey": 1, "number": 1, "kv": 1, "niah": 1,
     }  # fmt: skip
@@ -157,17 +164,17 @@ def test_depths_are_even_if_none_are_asked_for() -> None:
 
 
 def test_tests_by_name() -> None:
-    assert list(PROBES) == [
+    assert list(TASKS) == [
         "needle", "needles", "stars", "passkey", "number", "kv", "niah", "own",
     ]  # fmt: skip
-    for name, one in PROBES.items():
-        assert probe(name) is one
+    for name, one in TASKS.items():
+        assert find_task(name) is one
         assert one.name == name
         assert one.about.endswith(".")
         assert one.differs.endswith(".")
         assert one.source
     with pytest.raises(UsageError, match="'passky'") as caught:
-        probe("passky")
+        find_task("passky")
     assert "'passkey'" in caught.value.hint
 
 
@@ -192,14 +199,14 @@ def test_too_many_samples_are_refused() -> None:
 
 
 def test_dice_stay_as_they_are() -> None:
-    dice = Dice("needle", 4000, 1, 0)
+    dice = StableRandom("needle", 4000, 1, 0)
     assert [dice.below(10) for _ in range(5)] == [8, 9, 2, 0, 5]
-    assert Dice("a", 1).uuid() == Dice("a", 1).uuid() != Dice("a", 2).uuid()
-    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", Dice("a").uuid())
+    assert StableRandom("a", 1).uuid() == StableRandom("a", 1).uuid() != StableRandom("a", 2).uuid()
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", StableRandom("a").uuid())
 
 
 def test_some_takes_each_item_at_most_once_and_any_of_them() -> None:
-    dice = Dice("some")
+    dice = StableRandom("some")
     seen: Counter[str] = Counter()
     for _ in range(300):
         drawn = dice.some("abcd", 2)
@@ -390,8 +397,8 @@ def test_needles_keep_their_order_at_every_length() -> None:
 
 
 def test_needle_scores() -> None:
-    question = Question("k", "?", ("copper lantern", "412"), (0,), 9)
-    score = PROBES["needle"].score
+    question = TaskQuestion("k", "?", ("copper lantern", "412"), (0,), 9)
+    score = TASKS["needle"].score
     assert score(question, "It is the Copper Lantern.") == 1
     assert score(question, "412 pounds") == 1
     assert score(question, "copper lanterns, 4123, 1412, a lantern of copper") == 0
@@ -486,8 +493,8 @@ def test_more_questions_than_a_document_holds_get_another(name: str, short: int)
 
 
 def test_needlebench_score() -> None:
-    question = Question("k", "?", ("Dream Lamp", "Iron Rose", "Owl"), (0, 1, 2), 9)
-    score = PROBES["needles"].score
+    question = TaskQuestion("k", "?", ("Dream Lamp", "Iron Rose", "Owl"), (0, 1, 2), 9)
+    score = TASKS["needles"].score
     assert score(question, "Dream Lamp、Owl") == pytest.approx(2 / 3)
     assert score(question, "dream lamp, IRON ROSE") == 0
     assert score(question, "The Iron Roses.") == pytest.approx(1 / 3)
@@ -583,16 +590,16 @@ def test_every_animal_is_asked_about_its_own_stars() -> None:
 
 
 def test_star_scores() -> None:
-    score = PROBES["stars"].score
+    score = TASKS["stars"].score
     prime = '```json\n{"little_penguin": ['
-    question = Question("searching", "?", ("15", "117", "42", "29"), (0, 1, 2, 3), 9, prime)
+    question = TaskQuestion("searching", "?", ("15", "117", "42", "29"), (0, 1, 2, 3), 9, prime)
     # Only the first four count, and 42 once.
     assert score(question, prime + "15, 42, 42, 7, 29]}") == 0.5
     assert score(question, prime + "29, 42, 117, 15]}\n```") == 1
     assert score(question, prime + "117, 15") == 0.5
     assert score(question, "15, 117, 42, 29") == 0
     data = {"mistaken": (1, 2, 3, 4)}
-    question = Question("reasoning", "?", ("10", "20", "30", "40"), (0, 1), 9, prime, data)
+    question = TaskQuestion("reasoning", "?", ("10", "20", "30", "40"), (0, 1), 9, prime, data)
     # 10 alone 1, 20 with its mistake 0.5; 30 and 40 not found, nor their mistakes.
     assert score(question, prime + "10, 2, 20]}") == pytest.approx(1.5 / 4)
     # The mistake of 30 alone 0.25.
@@ -636,8 +643,8 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
 
 def test_digits_are_the_first_run() -> None:
     for name in ("passkey", "number"):
-        question = Question("k", "?", ("08335",), (0,), 9)
-        score = PROBES[name].score
+        question = TaskQuestion("k", "?", ("08335",), (0,), 9)
+        score = TASKS[name].score
         assert score(question, "The pass key is 08335. Remember 12") == 1
         assert score(question, "8335") == 0
         assert score(question, "Gate 2: 08335") == 0
@@ -645,7 +652,7 @@ def test_digits_are_the_first_run() -> None:
 
 
 def test_numbers_come_in_runs() -> None:
-    numbers = [runs(Dice("runs", i)) for i in range(50)]
+    numbers = [runs(StableRandom("runs", i)) for i in range(50)]
     assert {len(number) for number in numbers} == {10}
     assert sum(a == b for number in numbers for a, b in pairwise(number)) > 100
 
@@ -687,8 +694,8 @@ def test_kv_places_are_different() -> None:
 
 
 def test_kv_score() -> None:
-    question = Question("k", "?", ("4f2a-91",), (0,), 9)
-    score = PROBES["kv"].score
+    question = TaskQuestion("k", "?", ("4f2a-91",), (0,), 9)
+    score = TASKS["kv"].score
     assert score(question, '"4f2a-91",') == 1
     assert score(question, "{key: '4f2a-91'}\n") == 1
     assert score(question, "4f2a-917") == 0
@@ -746,8 +753,8 @@ def test_shared_ruler_plants_all_kinds() -> None:
 
 
 def test_ruler_score() -> None:
-    question = Question("k", "?", ("1234567", "7654321", "Ab", "9"), (0,), 9)
-    score = PROBES["niah"].score
+    question = TaskQuestion("k", "?", ("1234567", "7654321", "Ab", "9"), (0,), 9)
+    score = TASKS["niah"].score
     assert score(question, "1234567, and aB, and 7654") == 0.5
     assert score(question, "12345678") == 0.25
     assert score(question, "nothing") == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.bench import counting_stars, infinitebench, longbench, needlebench, ruler
-from esa_cli.evaluation.bench.bench_record import Benchmark, Record, Task
+from esa_cli.evaluation.bench.bench_record import Benchmark, BenchRecord, BenchTask
 from esa_cli.system.registry import nearest
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -19,7 +19,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "needlebench": needlebench,
 }
 
-__all__ = ["BENCHMARKS", "Benchmark", "Record", "Task", "find"]
+__all__ = ["BENCHMARKS", "BenchRecord", "BenchTask", "Benchmark", "find"]
 
 
 def find(name: str) -> Benchmark:

@@ -18,7 +18,7 @@ from esa_cli.system.digest import text_digest
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchTask:
     """One row of a benchmark's table.
 
     Args:
@@ -33,7 +33,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Record:
+class BenchRecord:
     """One prompt and what a right answer is.
 
     Args:
@@ -64,7 +64,7 @@ class Record:
 class Benchmark(Protocol):
     """What each benchmark's module has."""
 
-    TASKS: tuple[Task, ...]
+    TASKS: tuple[BenchTask, ...]
     """In the order of the paper's table."""
     SOURCE: str
     """Where the official files come from, in a few words."""
@@ -77,7 +77,7 @@ class Benchmark(Protocol):
         """The tasks whose files are in `folder`."""
         ...
 
-    def load(self, folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+    def load(self, folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
         """The first `limit` records of each task, from the official files.
 
         Raises:
@@ -85,7 +85,7 @@ class Benchmark(Protocol):
         """
         ...
 
-    def score(self, record: Record, output: str) -> float:
+    def score(self, record: BenchRecord, output: str) -> float:
         """0 to 1."""
         ...
 

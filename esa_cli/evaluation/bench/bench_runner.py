@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.evaluation.bench.bench_record import Record
+from esa_cli.evaluation.bench.bench_record import BenchRecord
 from esa_cli.system.jsonl import Journal, is_share
 
 KEY = ("method", "task", "id")
 """What tells rows apart."""
 
 
-class Reply(NamedTuple):
+class BenchReply(NamedTuple):
     """What came back: the answer as it was written, and the tokens of the prompt."""
 
     text: str
@@ -35,7 +35,7 @@ def wrong(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def kept(record: Record, method: str, settings: str, journal: Journal) -> bool:
+def kept(record: BenchRecord, method: str, settings: str, journal: Journal) -> bool:
     """Whether the journal has the method's answer to this very record.
 
     Args:
@@ -62,16 +62,16 @@ def kept(record: Record, method: str, settings: str, journal: Journal) -> bool:
 
 
 def run(
-    records: Iterable[Record],
-    ask: Callable[[Record], Reply],
-    score: Callable[[Record, str], float],
+    records: Iterable[BenchRecord],
+    ask: Callable[[BenchRecord], BenchReply],
+    score: Callable[[BenchRecord, str], float],
     journal: Journal,
     *,
     method: str,
     settings: str = "",
     until: float | None = None,
     heard: Callable[[dict[str, Any]], None] | None = None,
-    left_out: Callable[[Record, LengthError], None] | None = None,
+    left_out: Callable[[BenchRecord, LengthError], None] | None = None,
 ) -> bool:
     """Asks what the journal does not hold yet; False when the time was up before the end.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import Record, Task
+from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask
 
 SOURCE = "the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars"
 NOTES: dict[str, str] = {}
@@ -22,8 +22,8 @@ LENGTH = 200_000
 KINDS = ("searching", "reasoning")
 VERSIONS = ((128, 32, 32), (256, 8, 32), (256, 16, 32), (256, 32, 32))
 """Thousands of tokens in the longest record, counts in each record, records."""
-TASKS: tuple[Task, ...] = tuple(
-    Task(f"{kind}-{k}k-{m}-{n}", f"({k}k, {m}, {n})", f"Counting-Stars, {kind}", n)
+TASKS: tuple[BenchTask, ...] = tuple(
+    BenchTask(f"{kind}-{k}k-{m}-{n}", f"({k}k, {m}, {n})", f"Counting-Stars, {kind}", n)
     for kind in KINDS
     for k, m, n in VERSIONS
 )
@@ -49,7 +49,7 @@ def there(folder: Path) -> list[str]:
     return [task.name for task in TASKS if files.find(folder, *_paths(task.name))]
 
 
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
     """The first `limit` records of each task. Raises DocumentError."""
     for task in tasks:
         path = files.need(folder, SOURCE, *_paths(task))
@@ -57,7 +57,7 @@ def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Reco
             yield _record(row, task)
 
 
-def _record(row: files.Row, task: str) -> Record:
+def _record(row: files.DataRow, task: str) -> BenchRecord:
     question = row.text("retrieval_question")
     document = row.text("question").removesuffix(question)
     if not question or document == row.data["question"]:
@@ -66,7 +66,7 @@ def _record(row: files.Row, task: str) -> Record:
     mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
     if task.startswith("reasoning") and len(mistaken) != len(right):
         raise row.wrong(f"{len(mistaken)} mistaken counts for {len(right)} right ones")
-    return Record(
+    return BenchRecord(
         "counting-stars",
         task,
         str(row.line),
@@ -80,7 +80,7 @@ def _record(row: files.Row, task: str) -> Record:
     )
 
 
-def score(record: Record, output: str) -> float:
+def score(record: BenchRecord, output: str) -> float:
     """The mean over the counts."""
     right = [int(count) for count in record.answers]
     said = metrics.listed_stars(record.prime + output, len(right))

@@ -20,7 +20,7 @@ FOLDERS = ("", "data")
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """One line of a file."""
 
     path: Path
@@ -90,7 +90,7 @@ def need(folder: Path, source: str, *names: str) -> Path:
     return path
 
 
-def rows(path: Path) -> Iterator[Row]:
+def rows(path: Path) -> Iterator[DataRow]:
     """The objects of a file of JSON lines; empty lines are skipped.
 
     Raises:
@@ -112,7 +112,7 @@ def rows(path: Path) -> Iterator[Row]:
         raise _nothing(path)
 
 
-def array(path: Path) -> list[Row]:
+def array(path: Path) -> list[DataRow]:
     """The objects of a file that is one JSON array; the line is the place in it."""
     try:
         data = json.loads(path.read_text("utf-8-sig"))
@@ -124,21 +124,21 @@ def array(path: Path) -> list[Row]:
         raise DocumentError(f"{path} is not a list of objects", "fetch the official file again")
     if not data:
         raise _nothing(path)
-    return [Row(path, place, one) for place, one in enumerate(data, start=1)]
+    return [DataRow(path, place, one) for place, one in enumerate(data, start=1)]
 
 
 def _nothing(path: Path) -> DocumentError:
     return DocumentError(f"{path} holds no records", "fetch the official file again")
 
 
-def _row(path: Path, line: int, text: bytes) -> Row:
+def _row(path: Path, line: int, text: bytes) -> DataRow:
     try:
         data = json.loads(text.decode())
     except UnicodeDecodeError as error:
-        raise Row(path, line, {}).wrong(f"not UTF-8: {error}") from error
+        raise DataRow(path, line, {}).wrong(f"not UTF-8: {error}") from error
     except (ValueError, RecursionError):  # broken, a number too long to be one, or nested too deep
         data = None
-    row = Row(path, line, data if isinstance(data, dict) else {})
+    row = DataRow(path, line, data if isinstance(data, dict) else {})
     if not isinstance(data, dict):
         raise row.wrong("not a JSON object")
     return row

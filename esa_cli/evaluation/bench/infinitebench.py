@@ -16,7 +16,7 @@ from pathlib import Path
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import Record, Task, split
+from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask, split
 
 SOURCE = "TASK.jsonl of the dataset xinrongzhang2022/InfiniteBench on the Hugging Face hub"
 NOTES: dict[str, str] = {
@@ -26,13 +26,13 @@ NOTES: dict[str, str] = {
 LENGTH = 200_000
 
 _ALL = "InfiniteBench"
-TASKS: tuple[Task, ...] = (
-    Task("kv_retrieval", "Retrieve.KV", _ALL, 500),
-    Task("math_find", "Math.Find", _ALL, 350),
-    Task("number_string", "Retrieve.Number", _ALL, 590),
-    Task("longbook_choice_eng", "En.MC", _ALL, 229),
-    Task("code_debug", "Code.Debug", _ALL, 394),
-    Task("passkey", "Retrieve.PassKey", _ALL, 590),
+TASKS: tuple[BenchTask, ...] = (
+    BenchTask("kv_retrieval", "Retrieve.KV", _ALL, 500),
+    BenchTask("math_find", "Math.Find", _ALL, 350),
+    BenchTask("number_string", "Retrieve.Number", _ALL, 590),
+    BenchTask("longbook_choice_eng", "En.MC", _ALL, 229),
+    BenchTask("code_debug", "Code.Debug", _ALL, 394),
+    BenchTask("passkey", "Retrieve.PassKey", _ALL, 590),
 )
 COMPACT = {"passkey": "infinitebench_passkey.jsonl", "number_string": "infinitebench_number.jsonl"}
 _OPTIONS = "A. {A}\nB. {B}\nC. {C}\nD. {D}"
@@ -89,7 +89,7 @@ def _names(task: str) -> list[str]:
     return [f"{task}.jsonl", *([COMPACT[task]] if task in COMPACT else [])]
 
 
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
     """The first `limit` records of each task. Raises DocumentError."""
     for task in tasks:
         path = files.need(folder, SOURCE, *_names(task))
@@ -97,7 +97,7 @@ def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Reco
             yield _record(row, task)
 
 
-def _record(row: files.Row, task: str) -> Record:
+def _record(row: files.DataRow, task: str) -> BenchRecord:
     answers = row.texts("answer")
     if task in CHOICES:
         answers = _choice(row, answers)
@@ -105,17 +105,19 @@ def _record(row: files.Row, task: str) -> Record:
         raise row.wrong("'answer' is not a number")
     parts = split(PROMPTS[task], _context(row, task), **_fields(row, task))
     longest = 100 if task == "kv_retrieval" else 32
-    return Record("infinitebench", task, str(row.line), *parts, answers=answers, longest=longest)
+    return BenchRecord(
+        "infinitebench", task, str(row.line), *parts, answers=answers, longest=longest
+    )
 
 
-def _context(row: files.Row, task: str) -> str:
+def _context(row: files.DataRow, task: str) -> str:
     if task in HIDDEN and "context" not in row.data:
         hidden = HIDDEN[task].format(key=row.texts("answer")[0])
         return NOISE * row.number("n_noise_before") + hidden + NOISE * row.number("n_noise_after")
     return row.text("content" if "content" in row.data else "context")
 
 
-def _choice(row: files.Row, answers: tuple[str, ...]) -> tuple[str, ...]:
+def _choice(row: files.DataRow, answers: tuple[str, ...]) -> tuple[str, ...]:
     """The right option and its letter."""
     options = row.texts("options")
     if len(options) != 4:
@@ -127,7 +129,7 @@ def _choice(row: files.Row, answers: tuple[str, ...]) -> tuple[str, ...]:
     return answers[0], "ABCD"[options.index(answers[0])]
 
 
-def _fields(row: files.Row, task: str) -> dict[str, str]:
+def _fields(row: files.DataRow, task: str) -> dict[str, str]:
     """What stands in the prompt's gaps."""
     if task == "code_debug":
         return dict(zip("ABCD", row.texts("options"), strict=True))
@@ -156,7 +158,7 @@ _SCORES = {
 }
 
 
-def score(record: Record, output: str) -> float:
+def score(record: BenchRecord, output: str) -> float:
     """0 or 1."""
     if record.task == "code_debug":
         return metrics.code_debug(output, record.answers)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import Record, Task, split
+from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask, split
 
 SOURCE = "TASK.jsonl from data.zip of the dataset THUDM/LongBench on the Hugging Face hub"
 NOTES: dict[str, str] = {}
@@ -24,23 +24,23 @@ MINI = "longbench_mini.jsonl"
 that prompt is not the official one, its question too."""
 
 _ALL = "LongBench"
-TASKS: tuple[Task, ...] = (
-    Task("narrativeqa", "NarrativeQA", _ALL, 200),
-    Task("qasper", "Qasper", _ALL, 200),
-    Task("multifieldqa_en", "MultiFieldQA-en", _ALL, 150),
-    Task("musique", "MuSiQue", _ALL, 200),
-    Task("hotpotqa", "HotpotQA", _ALL, 200),
-    Task("2wikimqa", "2WikiMultihopQA", _ALL, 200),
-    Task("gov_report", "GovReport", _ALL, 200),
-    Task("qmsum", "QMSum", _ALL, 200),
-    Task("multi_news", "MultiNews", _ALL, 200),
-    Task("trec", "TREC", _ALL, 200),
-    Task("triviaqa", "TriviaQA", _ALL, 200),
-    Task("samsum", "SAMSum", _ALL, 200),
-    Task("passage_retrieval_en", "PassageRetrieval-en", _ALL, 200),
-    Task("passage_count", "PassageCount", _ALL, 200),
-    Task("lcc", "LCC", _ALL, 500),
-    Task("repobench-p", "RepoBench-P", _ALL, 500),
+TASKS: tuple[BenchTask, ...] = (
+    BenchTask("narrativeqa", "NarrativeQA", _ALL, 200),
+    BenchTask("qasper", "Qasper", _ALL, 200),
+    BenchTask("multifieldqa_en", "MultiFieldQA-en", _ALL, 150),
+    BenchTask("musique", "MuSiQue", _ALL, 200),
+    BenchTask("hotpotqa", "HotpotQA", _ALL, 200),
+    BenchTask("2wikimqa", "2WikiMultihopQA", _ALL, 200),
+    BenchTask("gov_report", "GovReport", _ALL, 200),
+    BenchTask("qmsum", "QMSum", _ALL, 200),
+    BenchTask("multi_news", "MultiNews", _ALL, 200),
+    BenchTask("trec", "TREC", _ALL, 200),
+    BenchTask("triviaqa", "TriviaQA", _ALL, 200),
+    BenchTask("samsum", "SAMSum", _ALL, 200),
+    BenchTask("passage_retrieval_en", "PassageRetrieval-en", _ALL, 200),
+    BenchTask("passage_count", "PassageCount", _ALL, 200),
+    BenchTask("lcc", "LCC", _ALL, 500),
+    BenchTask("repobench-p", "RepoBench-P", _ALL, 500),
 )
 WITHOUT_CHAT = ("trec", "triviaqa", "samsum", "lcc", "repobench-p")
 FIRST_LINE = ("trec", "triviaqa", "samsum")
@@ -154,7 +154,7 @@ def there(folder: Path) -> list[str]:
     ]
 
 
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
     """The first `limit` records of each task. Raises DocumentError, UsageError."""
     if any(_SCORES.get(task) is metrics.rouge_l for task in tasks):
         metrics.library("rouge")
@@ -162,7 +162,7 @@ def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Reco
         yield from islice(_records(folder, task), limit)
 
 
-def _records(folder: Path, task: str) -> Iterator[Record]:
+def _records(folder: Path, task: str) -> Iterator[BenchRecord]:
     path = files.need(folder, SOURCE, f"{task}.jsonl", MINI)
     for row in files.rows(path):
         if path.name == MINI:
@@ -173,8 +173,10 @@ def _records(folder: Path, task: str) -> Iterator[Record]:
             yield _record(row, task, parts, row.data.get("_id"))
 
 
-def _record(row: files.Row, task: str, parts: tuple[str, str, str], name: object) -> Record:
-    return Record(
+def _record(
+    row: files.DataRow, task: str, parts: tuple[str, str, str], name: object
+) -> BenchRecord:
+    return BenchRecord(
         "longbench",
         task,
         str(name or row.line),
@@ -186,7 +188,7 @@ def _record(row: files.Row, task: str, parts: tuple[str, str, str], name: object
     )
 
 
-def _mini(row: files.Row, task: str) -> Record:
+def _mini(row: files.DataRow, task: str) -> BenchRecord:
     prompt, span = row.text("prompt"), row.numbers("context_span")
     start, stop = (span[0], span[-1]) if len(span) == 2 else (0, 0)
     if not 0 <= start < stop <= len(prompt):
@@ -197,7 +199,7 @@ def _mini(row: files.Row, task: str) -> Record:
     return _record(row, task, parts, None)
 
 
-def score(record: Record, output: str) -> float:
+def score(record: BenchRecord, output: str) -> float:
     """The best over the answers."""
     if record.task in FIRST_LINE:
         output = metrics.first_line(output)

@@ -15,13 +15,13 @@ from typing import Any
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import Record, Task
+from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask
 from esa_cli.evaluation.bench.needlebench_haystack import (
     CHAINS,
     ESSAYS,
     NEEDLES,
     REPEATS,
-    Haystack,
+    EssayHaystack,
     gpt4,
 )
 
@@ -46,8 +46,8 @@ _SIZES = {
     "s-rt": REPEATS * len(DEPTHS),
     "m-rs": REPEATS * len(DEPTHS) * len(CHAIN_NEEDLES),
 }
-TASKS: tuple[Task, ...] = tuple(
-    Task(f"{kind}-{k}k", f"{k}k", f"NeedleBench {kind.upper()}", size)
+TASKS: tuple[BenchTask, ...] = tuple(
+    BenchTask(f"{kind}-{k}k", f"{k}k", f"NeedleBench {kind.upper()}", size)
     for kind, size in _SIZES.items()
     for k in LENGTHS
 )
@@ -67,7 +67,7 @@ def there(folder: Path) -> list[str]:
     return [task.name for task in TASKS if task.name.startswith("m-rt")] if found else []
 
 
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
     """The first `limit` records of each task. Raises DocumentError, UsageError."""
     essays = [row.text("text") for row in files.rows(files.need(folder, SOURCE, ESSAYS))]
     build = {"s-rt": _single, "m-rt": _parallel, "m-rs": _chained}
@@ -78,10 +78,10 @@ def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Reco
     for task in tasks:
         kind, _, k = task.rpartition("-")
         material = _chains(folder) if kind == "m-rs" else _needles(folder)
-        haystack = haystack or Haystack(essays, gpt4())
+        haystack = haystack or EssayHaystack(essays, gpt4())
         records = build[kind](haystack, material, int(k.removesuffix("k")) * 1000)
         for at, (document, question, answers, data) in enumerate(islice(records, limit)):
-            yield Record(
+            yield BenchRecord(
                 "needlebench", task, str(at), BEFORE, document, question, answers, LONGEST,
                 data=data,
             )  # fmt: skip
@@ -91,7 +91,7 @@ Parts = tuple[str, str, tuple[str, ...], dict[str, Any]]
 """Document, question, answers, and what the score needs beside them."""
 
 
-def _single(haystack: Haystack, needles: list[dict[str, Any]], length: int) -> Iterator[Parts]:
+def _single(haystack: EssayHaystack, needles: list[dict[str, Any]], length: int) -> Iterator[Parts]:
     buffer = 800 if length == 8000 else 600
     for depth in DEPTHS:
         for hidden in haystack.single(needles, length - buffer, depth):
@@ -101,7 +101,9 @@ def _single(haystack: Haystack, needles: list[dict[str, Any]], length: int) -> I
             yield hidden.text, question, (needle["arg2"],), {"needle": needle["needle"]}
 
 
-def _parallel(haystack: Haystack, needles: list[dict[str, Any]], length: int) -> Iterator[Parts]:
+def _parallel(
+    haystack: EssayHaystack, needles: list[dict[str, Any]], length: int
+) -> Iterator[Parts]:
     buffer = {4000: 1000, 8000: 1300}.get(length, 3000)
     for hidden in haystack.parallel(needles, length - buffer, PARALLEL):
         asked = [needle["retrieval_question"] for needle in hidden.drawn]
@@ -111,7 +113,7 @@ def _parallel(haystack: Haystack, needles: list[dict[str, Any]], length: int) ->
         yield hidden.text, question, tuple(needle["arg2"] for needle in hidden.drawn), {}
 
 
-def _chained(haystack: Haystack, chains: list[dict[str, Any]], length: int) -> Iterator[Parts]:
+def _chained(haystack: EssayHaystack, chains: list[dict[str, Any]], length: int) -> Iterator[Parts]:
     buffer = 800 if length == 8000 else 600
     for count in CHAIN_NEEDLES:
         some = [chain for chain in chains if chain["derivation_count"] == count]
@@ -146,7 +148,7 @@ def _chains(folder: Path) -> list[dict[str, Any]]:
     return [row.data for row in chains]
 
 
-def score(record: Record, output: str) -> float:
+def score(record: BenchRecord, output: str) -> float:
     """The mean over needles or words."""
     if record.task.startswith("s-rt"):
         return metrics.needle_score(output, record.answers[0], record.data["needle"])

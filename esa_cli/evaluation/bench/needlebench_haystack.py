@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-class Hidden(NamedTuple):
+class NeedleText(NamedTuple):
     """A text, and the needles or the chain in it."""
 
     text: str
@@ -57,24 +57,26 @@ def gpt4() -> Tokenizer:
     return tokenizer
 
 
-class Haystack:
+class EssayHaystack:
     """Essays to hide needles in."""
 
     def __init__(self, essays: Sequence[str], tokenizer: Tokenizer) -> None:
         self.essays, self.tokenizer = list(essays), tokenizer
         self._known: dict[str, list[int]] = {}
 
-    def single(self, needles: list[dict[str, Any]], length: int, depth: int) -> Iterator[Hidden]:
+    def single(
+        self, needles: list[dict[str, Any]], length: int, depth: int
+    ) -> Iterator[NeedleText]:
         """One needle at a depth in per cent, in texts of `length` tokens."""
         for random, essays in self._shuffled():
             needle = random.choice(needles)
             ids = self._needle(needle["needle"])
             hay = self._hay(essays, length - len(ids))
-            yield Hidden(self._hide(hay, [ids], [_at(hay, depth)]), [needle])
+            yield NeedleText(self._hide(hay, [ids], [_at(hay, depth)]), [needle])
 
     def parallel(
         self, needles: list[dict[str, Any]], length: int, depths: Sequence[int]
-    ) -> Iterator[Hidden]:
+    ) -> Iterator[NeedleText]:
         """The same needles in every text, in another order each time."""
         drawn = _unlike(needles, len(depths))
         for random, essays in self._shuffled():
@@ -82,9 +84,11 @@ class Haystack:
             random.shuffle(order)
             ids = [self._needle(needle["needle"]) for needle in order]
             hay = self._hay(essays, length - sum(map(len, ids)))
-            yield Hidden(self._hide(hay, ids, [_at(hay, depth) for depth in depths]), order)
+            yield NeedleText(self._hide(hay, ids, [_at(hay, depth) for depth in depths]), order)
 
-    def chained(self, chains: list[dict[str, Any]], length: int, depth: int) -> Iterator[Hidden]:
+    def chained(
+        self, chains: list[dict[str, Any]], length: int, depth: int
+    ) -> Iterator[NeedleText]:
         """A chain's needles from a depth on, a tenth of the text and a needle apart."""
         for random, essays in self._shuffled():
             chain = random.choice(chains)
@@ -93,7 +97,7 @@ class Haystack:
             places = [_at(hay, depth)]
             for one in ids[:-1]:
                 places.append(int(places[-1] + len(one) + len(hay) * (GAP / 100)))
-            yield Hidden(self._hide(hay, ids, places), [chain])
+            yield NeedleText(self._hide(hay, ids, places), [chain])
 
     def _shuffled(self) -> Iterator[tuple[Random, list[str]]]:
         """For each repeat the random numbers its needles are drawn with, and the essays."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import Record, Task
+from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask
 
 SOURCE = (
     "TASK/validation.jsonl as scripts/data/prepare.py of github.com/NVIDIA/RULER writes it with "
@@ -27,7 +27,7 @@ LENGTH = 0
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _TaskForm:
     """How the prompt of a kind of task begins and asks, how its answer begins, and its length."""
 
     begins: tuple[str, ...]
@@ -36,32 +36,32 @@ class _Kind:
     longest: int
 
 
-_KINDS = {
-    "niah": _Kind(
+_FORMS = {
+    "niah": _TaskForm(
         ("Some special magic ", "A special magic "),
         ("What are all the special magic ", "What is the special magic "),
         " The special magic ",
         128,
     ),
-    "vt": _Kind(
+    "vt": _TaskForm(
         ("Memorize and track the chain(s)",),
         ("Question: Find all variables that are assigned",),
         " Answer: According to the chain(s)",
         30,
     ),
-    "cwe": _Kind(
+    "cwe": _TaskForm(
         ("Below is a numbered list of words.",),
         ("Question: What are the 10 most common words",),
         " Answer: The top 10 words",
         120,
     ),
-    "fwe": _Kind(
+    "fwe": _TaskForm(
         ("Read the following coded text",),
         ("Question: Do not provide any explanation.",),
         " Answer: According to the coded text",
         50,
     ),
-    "qa": _Kind(
+    "qa": _TaskForm(
         ("Answer the question based on the given documents.",),
         ("Answer the question based on the given documents.",),
         " Answer:",
@@ -83,7 +83,9 @@ _NAMES = {
     "qa_1": "QA-1",
     "qa_2": "QA-2",
 }
-TASKS: tuple[Task, ...] = tuple(Task(name, title, "RULER", None) for name, title in _NAMES.items())
+TASKS: tuple[BenchTask, ...] = tuple(
+    BenchTask(name, title, "RULER", None) for name, title in _NAMES.items()
+)
 
 
 def there(folder: Path) -> list[str]:
@@ -91,7 +93,7 @@ def there(folder: Path) -> list[str]:
     return [task.name for task in TASKS if files.find(folder, f"{task.name}/validation.jsonl")]
 
 
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Record]:
+def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
     """The first `limit` records of each task. Raises DocumentError."""
     for task in tasks:
         path = files.need(folder, SOURCE, f"{task}/validation.jsonl")
@@ -99,8 +101,8 @@ def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[Reco
             yield _record(row, task)
 
 
-def _record(row: files.Row, task: str) -> Record:
-    kind = _KINDS[task.partition("_")[0]]
+def _record(row: files.DataRow, task: str) -> BenchRecord:
+    kind = _FORMS[task.partition("_")[0]]
     text = row.text("input")
     if not text.startswith(kind.begins):
         raise DocumentError(
@@ -114,7 +116,7 @@ def _record(row: files.Row, task: str) -> Record:
     at = max(text.rfind(words) for words in kind.asks)
     if at <= 0:
         raise row.wrong("'input' holds no question")
-    return Record(
+    return BenchRecord(
         "ruler",
         task,
         str(row.line),  # niah writes the answer's place into `index`, so that is no name
@@ -133,7 +135,7 @@ def _rounded(tokens: int) -> int:
     return 1 << max(tokens - 1, 0).bit_length()
 
 
-def score(record: Record, output: str) -> float:
+def score(record: BenchRecord, output: str) -> float:
     """The share of the answers in the output; for questions whether one is."""
     rule = metrics.match_part if record.task.startswith("qa") else metrics.match_all
     return rule(output, record.answers)

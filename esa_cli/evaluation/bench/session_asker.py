@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from esa_cli.evaluation.bench.bench_record import Record
-from esa_cli.evaluation.bench.bench_runner import Reply
+from esa_cli.evaluation.bench.bench_record import BenchRecord
+from esa_cli.evaluation.bench.bench_runner import BenchReply
 from esa_cli.qa.preset import Preset, Prompt
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass
-class Asker:
+class RecordAsker:
     """Answers records by one method.
 
     Args:
@@ -30,10 +30,10 @@ class Asker:
 
     session: Session
     preset: Preset
-    reading: Callable[[Record], Progress | None]
+    reading: Callable[[BenchRecord], Progress | None]
     _read: tuple[str, str, bool] | None = field(default=None, init=False)
 
-    def __call__(self, record: Record) -> Reply:
+    def __call__(self, record: BenchRecord) -> BenchReply:
         wanted = (record.before, record.document, record.chat)
         if wanted != self._read:
             self._read = None
@@ -56,4 +56,4 @@ class Asker:
         text = "".join(pieces)
         margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
         tokens = self.session.document_tokens + answer.question_tokens
-        return Reply(margin + answer.text, tokens)
+        return BenchReply(margin + answer.text, tokens)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.bench.bench_record import Benchmark, Record
+from esa_cli.evaluation.bench.bench_record import Benchmark, BenchRecord
 from esa_cli.methods import recipes
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
@@ -22,7 +22,7 @@ AS_IS = "preset"
 """The method that is the preset itself."""
 
 
-class Survey(NamedTuple):
+class RecordPlaces(NamedTuple):
     """Each record's place by task and id, and the tokens position encodings are stretched to."""
 
     places: dict[tuple[str, str], int]
@@ -30,7 +30,7 @@ class Survey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Order:
+class TaskSelection:
     """Tasks of a benchmark from the files in a folder, the first `limit` records of each."""
 
     benchmark: Benchmark
@@ -38,7 +38,7 @@ class Order:
     tasks: Sequence[str]
     limit: int | None = None
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[BenchRecord]:
         """Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
 
@@ -46,7 +46,7 @@ class Order:
         """The hash of what a method stands for; the prompt is the benchmark's."""
         return settings_hash(preset, ("name", "description", "prompt", "generation"))
 
-    def survey(self) -> Survey:
+    def survey(self) -> RecordPlaces:
         """Reads every line once, so that a broken one is found before any is asked.
 
         Raises:
@@ -73,7 +73,7 @@ class Order:
                 f"{self.folder} holds no records of {', '.join(without)}",
                 "fetch the official files again, or name other --tasks",
             )
-        return Survey(places, length)
+        return RecordPlaces(places, length)
 
     def left_out(self) -> list[str]:
         """Tasks that are averaged together with those asked, and are not asked."""

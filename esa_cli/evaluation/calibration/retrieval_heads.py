@@ -21,7 +21,7 @@ from esa_cli.attention.method import Method, Window
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.head_ranking import Head, Heads, enough, prefixes, ranked
 from esa_cli.evaluation.calibration.head_votes import ALL, Hearing, Progress, Reader, read
-from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import build_method as build
@@ -102,7 +102,7 @@ def voting(preset: Preset) -> Method:
 def find(
     loaded: Any,
     preset: Preset,
-    sample: Sample,
+    sample: TaskSample,
     reading: Progress | None = None,
     asking: Progress | None = None,
 ) -> Found:
@@ -202,7 +202,7 @@ def _within(inner: range, outer: range) -> bool:
     return outer.start <= inner.start < inner.stop <= outer.stop
 
 
-def _asked(prompt: PromptTokens, sample: Sample) -> list[Asked]:
+def _asked(prompt: PromptTokens, sample: TaskSample) -> list[Asked]:
     """The questions, in the order of their needles in the text."""
     spans, head = prompt.offsets(sample.text), len(prompt.head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]

@@ -12,7 +12,7 @@ module that uses them.
 
 from __future__ import annotations
 
-from esa_cli.evaluation.report.result_rows import Row, Run, read
+from esa_cli.evaluation.report.result_rows import Row, RunResults, read
 from esa_cli.evaluation.report.statistics import Cell, DepthBin, Summary, summarise
 
-__all__ = ["Cell", "DepthBin", "Row", "Run", "Summary", "read", "summarise"]
+__all__ = ["Cell", "DepthBin", "Row", "RunResults", "Summary", "read", "summarise"]

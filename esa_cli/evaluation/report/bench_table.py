@@ -10,47 +10,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from esa_cli.evaluation.bench.bench_record import Benchmark, Task
+from esa_cli.evaluation.bench.bench_record import Benchmark, BenchTask
 
 
-class Score(NamedTuple):
+class MeanScore(NamedTuple):
     """A mean, 0 to 1, of so many."""
 
     mean: float
     of: int
 
 
-Scores = Mapping[str, Mapping[str, Score]]
+MeanScores = Mapping[str, Mapping[str, MeanScore]]
 """Method -> task -> score."""
 
 
-def scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
+def scores(rows: Iterable[Mapping[str, Any]]) -> MeanScores:
     """The means over the rows of each method and task, methods in the order they first appear."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         found.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
     return {
-        method: {task: Score(sum(s) / len(s), len(s)) for task, s in tasks.items()}
+        method: {task: MeanScore(sum(s) / len(s), len(s)) for task, s in tasks.items()}
         for method, tasks in found.items()
     }
 
 
-def average(tasks: Sequence[Task], done: Mapping[str, Score]) -> Score | None:
+def average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanScore | None:
     """The mean of the tasks' means, each counting once; `of` is how many tasks."""
     means = [done[task.name].mean for task in tasks if task.name in done]
-    return Score(sum(means) / len(means), len(means)) if means else None
+    return MeanScore(sum(means) / len(means), len(means)) if means else None
 
 
-def groups(benchmark: Benchmark) -> dict[str, list[Task]]:
+def groups(benchmark: Benchmark) -> dict[str, list[BenchTask]]:
     """What is averaged together."""
-    found: dict[str, list[Task]] = {}
+    found: dict[str, list[BenchTask]] = {}
     for task in benchmark.TASKS:
         found.setdefault(task.group, []).append(task)
     return found
 
 
 def table(
-    benchmark: Benchmark, found: Scores, titles: Mapping[str, str] | None = None
+    benchmark: Benchmark, found: MeanScores, titles: Mapping[str, str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Headers and rows; groups and tasks that nobody was asked are left out.
 
@@ -72,11 +72,11 @@ def table(
     return ["task", "records", *((titles or {}).get(m, m) for m in methods)], lines
 
 
-def _cell(score: Score | None) -> str:
+def _cell(score: MeanScore | None) -> str:
     return "-" if score is None else f"{100 * score.mean:.2f}"
 
 
-def _counts(cells: Sequence[Score | None], whole: int | None) -> str:
+def _counts(cells: Sequence[MeanScore | None], whole: int | None) -> str:
     """`5 of 200`; `5 / 3 of 200` where columns differ."""
     counts = [0 if cell is None else cell.of for cell in cells]
     said = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
@@ -90,7 +90,7 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
 
 
-def as_dict(benchmark: Benchmark, found: Scores) -> dict[str, Any]:
+def as_dict(benchmark: Benchmark, found: MeanScores) -> dict[str, Any]:
     """The same for JSON: method -> tasks and averages, in per cent, with their counts."""
     sizes = {task.name: task.size for task in benchmark.TASKS}
     out: dict[str, Any] = {}

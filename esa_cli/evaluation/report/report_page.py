@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from esa_cli.evaluation.report.figures import reasons_chart, recall_chart, score_chart
-from esa_cli.evaluation.report.result_rows import Row, Run
+from esa_cli.evaluation.report.result_rows import Row, RunResults
 from esa_cli.evaluation.report.statistics import BINS, Cell, Summary, summarise
 from esa_cli.qa import page_style as look
 from esa_cli.qa.html_page import render_page
@@ -34,7 +34,7 @@ FACTS = ("model", "preset", "context", "command", "machine", "date", "esa")
 """Fields of the header in the page's heading, in this order."""
 
 
-def page(run: Run) -> str:
+def page(run: RunResults) -> str:
     """The page of a run; write it as UTF-8."""
     summary = summarise(run.rows)
     return _render(
@@ -54,7 +54,7 @@ def page(run: Run) -> str:
 
 def write_html(path: str | Path, header: Mapping[str, Any], rows: Iterable[Row]) -> None:
     """The page of these rows as a file."""
-    Path(path).write_text(page(Run(header, tuple(rows))), "utf-8")
+    Path(path).write_text(page(RunResults(header, tuple(rows))), "utf-8")
 
 
 def recall_page(

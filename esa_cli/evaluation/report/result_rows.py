@@ -25,7 +25,7 @@ SAME = ("model", "preset", "context", "settings")
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResults:
     """What one file holds.
 
     `header` is empty when the file has none. `cut` is True when a half-written last line was left
@@ -37,7 +37,7 @@ class Run:
     cut: bool = False
 
 
-def read(path: str | Path) -> Run:
+def read(path: str | Path) -> RunResults:
     """The header and the rows of a file of `esa selftest`.
 
     Raises:
@@ -61,7 +61,7 @@ def read(path: str | Path) -> Run:
         else:
             _check(found, where)
             rows.append(found)
-    return Run(header, tuple(rows), cut)
+    return RunResults(header, tuple(rows), cut)
 
 
 def _parses(line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Runs probes over methods: what is planned, asked, seen and kept; one question by many methods.
+"""Runs tasks over methods: what is planned, asked, seen and kept; one question by many methods.
 
 plan       what is read by which methods
 documents  the texts of a test

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from esa_cli.errors import LengthError
 from esa_cli.evaluation.selftest.run_plan import prompted
-from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
 
 
-def askable(session: Session, sample: Sample, presets: Sequence[Preset]) -> None:
+def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> None:
     """Holds a document's questions, by each method, to the model's window.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.run_plan import Settings, groups
-from esa_cli.evaluation.tasks.task_sample import Question, Sample
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.settings_hash import settings_hash
 from esa_cli.system.digest import text_digest
@@ -55,7 +55,7 @@ class Kept:
     """
 
     journal: Journal
-    sample: Sample
+    sample: TaskSample
 
     def __post_init__(self) -> None:
         now, sample = text_digest(self.sample.text)[:16], self.sample
@@ -64,13 +64,13 @@ class Kept:
             if (row["test"], row["length"], row["sample"]) == here and row.get("document") != now:
                 raise self._other(f"about another document of {sample.length:,} tokens")
 
-    def identity(self, method: str, question: Question) -> dict[str, Any]:
+    def identity(self, method: str, question: TaskQuestion) -> dict[str, Any]:
         """The fields of `KEY`."""
         sample = self.sample
         values = (sample.test, method, sample.length, sample.index, question.key)
         return dict(zip(KEY, values, strict=True))
 
-    def done(self, method: str, preset: Preset, question: Question) -> bool:
+    def done(self, method: str, preset: Preset, question: TaskQuestion) -> bool:
         """Whether the journal has this row.
 
         Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.task_sample import Sample
+from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods import recipes
 from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets
@@ -114,7 +114,7 @@ def dense_group(preset: Preset) -> Group:
     return Group((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
 
 
-def prompted(preset: Preset, sample: Sample) -> Preset:
+def prompted(preset: Preset, sample: TaskSample) -> Preset:
     """The preset with the benchmark's own words around the document, where the sample has them."""
     if sample.after is None:
         return preset

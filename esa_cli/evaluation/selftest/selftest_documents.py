@@ -1,6 +1,6 @@
 """The documents of a test, at each length that is asked for. `own` has one length: its text's.
 
-Knows probes and a counting function, and no model.
+Uses tasks and a counting function; no model.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from functools import cached_property
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.run_plan import Settings
-from esa_cli.evaluation.tasks import probe
+from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.haystack_text import Haystack
-from esa_cli.evaluation.tasks.task_sample import Request, Sample
+from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 
 OWN = "own"
 """The test whose document is the person's own text, whole."""
@@ -39,7 +39,7 @@ class Documents:
         """
         return (self._own,) if test == OWN else self.settings.lengths
 
-    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[Sample]:
+    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[TaskSample]:
         """The documents, one at a time.
 
         Args:
@@ -49,7 +49,7 @@ class Documents:
             UsageError: more is wanted than a document holds, or the haystack is too short.
         """
         settings = self.settings
-        request = Request(
+        request = TaskRequest(
             length=length,
             size=self.size,
             haystack=self._cut(length) if dense and test == OWN else self.haystack,
@@ -58,7 +58,7 @@ class Documents:
             seed=settings.seed,
             exact=settings.exact,
         )
-        return probe(test).samples(request)
+        return find_task(test).samples(request)
 
     @cached_property
     def _own(self) -> int:

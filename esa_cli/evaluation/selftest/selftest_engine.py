@@ -26,9 +26,9 @@ from esa_cli.evaluation.selftest.run_plan import (
 )
 from esa_cli.evaluation.selftest.selftest_documents import Documents
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
-from esa_cli.evaluation.tasks import probe
+from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.haystack_text import Haystack
-from esa_cli.evaluation.tasks.task_sample import Question, Sample
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
@@ -124,7 +124,7 @@ class Engine:
             for group in groups(self.settings, self.preset, length):
                 yield length, group
 
-    def _samples(self, test: str, length: int, group: Group) -> Iterator[Sample]:
+    def _samples(self, test: str, length: int, group: Group) -> Iterator[TaskSample]:
         """The test's documents; what cannot be asked inside the model's window has no ceiling."""
         try:
             yield from self.documents.samples(test, length, dense=group.dense)
@@ -133,7 +133,7 @@ class Engine:
                 raise
             self.listener.note(f"{test}: no dense ceiling: {error.message}")
 
-    def _sample(self, session: Session, sample: Sample, group: Group) -> None:
+    def _sample(self, session: Session, sample: TaskSample, group: Group) -> None:
         kept = Kept(self.journal, sample)
         todo = [
             (name, preset, question)
@@ -176,7 +176,7 @@ class Engine:
         self.stopped = self.until is not None and time.monotonic() > self.until
         return self.stopped
 
-    def _fits(self, session: Session, sample: Sample, group: Group) -> bool:
+    def _fits(self, session: Session, sample: TaskSample, group: Group) -> bool:
         """Whether every question can be asked and answered inside the model's own window."""
         session.forget()
         session.use(prompted(group.presets[0], sample))
@@ -184,7 +184,7 @@ class Engine:
         longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
         return len(prompt.document(sample.text)) + longest <= self.preset.context
 
-    def _read(self, session: Session, sample: Sample, group: Group) -> float:
+    def _read(self, session: Session, sample: TaskSample, group: Group) -> float:
         started = time.perf_counter()
         session.forget()
         session.use(prompted(group.presets[0], sample))
@@ -200,8 +200,8 @@ class Engine:
     def _ask(
         self,
         session: Session,
-        sample: Sample,
-        question: Question,
+        sample: TaskSample,
+        question: TaskQuestion,
         spans: Sequence[tuple[int, int]],
         head: int,
     ) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Engine:
         facts = [sample.facts[i] for i in question.facts]
         places = [positions(spans, fact.start, fact.end, head) for fact in facts]
         shares = recall.shares(places) if places else []
-        score = probe(sample.test).score(question, question.prime + answer.text)
+        score = find_task(sample.test).score(question, question.prime + answer.text)
         return {
             # A mean of several places would be a place where nothing stands.
             "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,

@@ -19,32 +19,41 @@ from esa_cli.evaluation.tasks.needle_task import SingleNeedle
 from esa_cli.evaluation.tasks.own_document_task import OwnDocument
 from esa_cli.evaluation.tasks.passkey_task import NUMBER, PASSKEY
 from esa_cli.evaluation.tasks.ruler_niah_task import MagicNumbers
-from esa_cli.evaluation.tasks.stars_task import Stars
-from esa_cli.evaluation.tasks.task_sample import Fact, Probe, Question, Request, Sample
+from esa_cli.evaluation.tasks.stars_task import CountingStars
+from esa_cli.evaluation.tasks.task_sample import Fact, Task, TaskQuestion, TaskRequest, TaskSample
 from esa_cli.system.registry import nearest
 
-__all__ = ["PROBES", "Fact", "Haystack", "Probe", "Question", "Request", "Sample", "probe"]
+__all__ = [
+    "TASKS",
+    "Fact",
+    "Haystack",
+    "Task",
+    "TaskQuestion",
+    "TaskRequest",
+    "TaskSample",
+    "find_task",
+]
 
-_ALL: tuple[Probe, ...] = (
+_ALL: tuple[Task, ...] = (
     SingleNeedle(),
     ManyNeedles(),
-    Stars(),
+    CountingStars(),
     PASSKEY,
     NUMBER,
     KeyValue(),
     MagicNumbers(),
     OwnDocument(),
 )
-PROBES: dict[str, Probe] = {one.name: one for one in _ALL}
+TASKS: dict[str, Task] = {one.name: one for one in _ALL}
 """Every self-test by name."""
 
 
-def probe(name: str) -> Probe:
+def find_task(name: str) -> Task:
     """The self-test of this name.
 
     Raises:
         UsageError: there is none; the hint names the nearest.
     """
-    if name not in PROBES:
-        raise UsageError(f"there is no test {name!r}", nearest(name, list(PROBES)))
-    return PROBES[name]
+    if name not in TASKS:
+        raise UsageError(f"there is no test {name!r}", nearest(name, list(TASKS)))
+    return TASKS[name]

@@ -88,7 +88,7 @@ class Scene:
     shared: dict[str, str] = field(default_factory=dict)
 
 
-class Chronicler:
+class ChronicleGenerator:
     """Expands templates, never writing the same sentence twice."""
 
     def __init__(self, seed: int) -> None:

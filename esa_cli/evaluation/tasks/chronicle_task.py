@@ -13,7 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from esa_cli.evaluation.tasks.chronicle_generator import Chronicler, Paragraph, load_material
+from esa_cli.evaluation.tasks.chronicle_generator import (
+    ChronicleGenerator,
+    Paragraph,
+    load_material,
+)
 
 DEFAULT_WORDS = 27_000
 DEFAULT_SEED = 7
@@ -23,7 +27,7 @@ MIN_WORDS = 12_000
 
 def paragraphs(seed: int) -> Iterator[str]:
     """The background alone, paragraph by paragraph: about 980,000 words, no sentence twice."""
-    for section in Chronicler(seed).sections():
+    for section in ChronicleGenerator(seed).sections():
         yield from (block.text() for block in section)
 
 
@@ -55,7 +59,7 @@ def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
         raise ValueError(f"at least {MIN_WORDS} words are needed to hold the facts")
     facts: list[dict[str, Any]] = load_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
-    return weave(Chronicler(seed).background(rest), facts)
+    return weave(ChronicleGenerator(seed).background(rest), facts)
 
 
 def questions_file(text: str) -> str:

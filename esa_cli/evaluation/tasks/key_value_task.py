@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import depths_of, fact_at
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
 HEAD, TAIL = "JSON data:\n{", "}"
 BEFORE = "Extract the value corresponding to the specified key{key} in the JSON object below.\n\n"
@@ -25,7 +25,7 @@ QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 LONGEST = 100
 
 
-def fill(request: Request, dice: Dice) -> list[tuple[str, str]]:
+def fill(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
     """As many pairs as the length holds."""
     left = request.length - request.size(HEAD + TAIL)
     out: list[tuple[str, str]] = []
@@ -61,7 +61,7 @@ class KeyValue:
         "document; the exact form names it in front as well."
     )
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         depths = depths_of(request, request.samples)
         if not request.exact:
             yield self._sample(request, 0, depths)
@@ -69,8 +69,8 @@ class KeyValue:
         for index, depth in enumerate(depths):
             yield self._sample(request, index, (depth,))
 
-    def _sample(self, request: Request, index: int, depths: tuple[float, ...]) -> Sample:
-        pairs = fill(request, Dice(self.name, request.length, request.seed, index))
+    def _sample(self, request: TaskRequest, index: int, depths: tuple[float, ...]) -> TaskSample:
+        pairs = fill(request, StableRandom(self.name, request.length, request.seed, index))
         if len(pairs) < 2 * len(depths):
             raise UsageError(
                 f"{request.length} tokens hold {len(pairs)} pairs, too few for "
@@ -81,7 +81,7 @@ class KeyValue:
         text = HEAD + ", ".join(lines) + TAIL
         asked = places(depths, len(pairs))
         questions = tuple(
-            Question(
+            TaskQuestion(
                 f"pair-{number}",
                 QUESTION.format(key=pairs[at][0]),
                 (pairs[at][1],),
@@ -92,9 +92,9 @@ class KeyValue:
         )
         facts = tuple(fact_at(text, text.index(lines[at]), lines[at]) for at in asked)
         key = f' "{pairs[asked[0]][0]}"' if request.exact else ""
-        return Sample(
+        return TaskSample(
             self.name, request.length, index, text, facts, questions, BEFORE.format(key=key), AFTER
         )
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         return metrics.contains_word(output, question.answers[0])

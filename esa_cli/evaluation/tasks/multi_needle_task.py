@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, together, word_ends
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
 BEFORE = (
     "You are an intelligent AI assistant skilled in answering user questions.\n"
@@ -37,7 +37,7 @@ LONGEST = 128
 
 
 @dataclass(frozen=True)
-class Kind:
+class NeedleKind:
     """Needles of one form: `needle` and `format` say the same thing of {arg1} and {arg2}."""
 
     needle: str
@@ -48,7 +48,7 @@ class Kind:
 
 
 KINDS = (
-    Kind(
+    NeedleKind(
         needle="Brewed only in the town of {arg1} is the celebrated {arg2}.",
         question="What celebrated drink is brewed only in the town of {arg1}?",
         format="The celebrated drink brewed only in the town of {arg1} is {arg2}",
@@ -63,7 +63,7 @@ KINDS = (
             "Thistle Cordial", "Marigold Rum", "Walnut Porter",
         ),
     ),
-    Kind(
+    NeedleKind(
         needle="The champion of the {arg1} regatta is {arg2}.",
         question="Who is the champion of the {arg1} regatta?",
         format="The champion of the {arg1} regatta is {arg2}",
@@ -79,7 +79,7 @@ KINDS = (
             "Fergus Nakamura", "Greta Vasconcelos", "Hamish Zielinski",
         ),
     ),
-    Kind(
+    NeedleKind(
         needle="Locked inside the {arg1} vault is the priceless {arg2}.",
         question="What priceless object is locked inside the {arg1} vault?",
         format="The priceless object locked inside the {arg1} vault is the {arg2}",
@@ -99,7 +99,7 @@ TOGETHER = 8
 """Questions that share a document at most; there are needles for no more."""
 
 
-def draw(dice: Dice, n: int) -> list[tuple[Kind, str, str]]:
+def draw(dice: StableRandom, n: int) -> list[tuple[NeedleKind, str, str]]:
     """n needles as (kind, first argument, second argument); no argument comes twice."""
     rows = [
         (kind, one, other)
@@ -109,12 +109,14 @@ def draw(dice: Dice, n: int) -> list[tuple[Kind, str, str]]:
     return dice.some(rows, n)
 
 
-def ask(key: str, rows: Sequence[tuple[Kind, str, str]], facts: Sequence[int]) -> Question:
+def ask(
+    key: str, rows: Sequence[tuple[NeedleKind, str, str]], facts: Sequence[int]
+) -> TaskQuestion:
     """The question about these of a document's needles."""
     mine = [rows[i] for i in facts]
     questions = JOINT.join(kind.question.format(arg1=one) for kind, one, _ in mine)
     formats = JOINT.join(kind.format.format(arg1=one, arg2="______") for kind, one, _ in mine)
-    return Question(
+    return TaskQuestion(
         key=key,
         text=questions + GUIDE.format(formats=formats),
         answers=tuple(two for _, _, two in mine),
@@ -133,7 +135,7 @@ class ManyNeedles:
         "document, each needle on a line of its own. Needles and text are ours in both."
     )
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         one = KINDS[0].needle.format(arg1=KINDS[0].first[0], arg2=KINDS[0].second[0])
         each = together(request, TOGETHER, [one] * 5)
         for index, first in enumerate(range(0, request.samples, each)):
@@ -141,9 +143,9 @@ class ManyNeedles:
             counts = [3 if request.exact else 3 + i % 3 for i in range(first, last)]
             yield self._sample(request, index, counts)
 
-    def _sample(self, request: Request, index: int, counts: Sequence[int]) -> Sample:
+    def _sample(self, request: TaskRequest, index: int, counts: Sequence[int]) -> TaskSample:
         """A document with a question for each of the counts of needles."""
-        dice = Dice(self.name, request.length, request.seed, index)
+        dice = StableRandom(self.name, request.length, request.seed, index)
         rows = draw(dice, sum(counts))
         sentences = [kind.needle.format(arg1=one, arg2=two) for kind, one, two in rows]
         depths = depths_of(request, len(rows))
@@ -157,9 +159,9 @@ class ManyNeedles:
             mine = [i for i, owner in enumerate(owners) if owner == which]
             key = f"{count}-needles" + (f"-{which + 1}" if len(counts) > 1 else "")
             questions.append(ask(key, rows, mine))
-        return Sample(
+        return TaskSample(
             self.name, request.length, index, text, facts, tuple(questions), BEFORE, AFTER
         )
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         return metrics.keyword_share(output, question.answers)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.planting import depths_of, document, even
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
 LONGEST = 24
 
@@ -45,7 +45,7 @@ def load_needles() -> tuple[Needle, ...]:
     )
 
 
-def chosen(request: Request) -> list[Needle]:
+def chosen(request: TaskRequest) -> list[Needle]:
     """The first needles of the file, as many as samples are wanted, shuffled by the seed.
 
     The order is the same at every length, so that lengths can be compared needle by needle.
@@ -59,13 +59,13 @@ def chosen(request: Request) -> list[Needle]:
             f"there are {len(needles)} needles, and {request.samples} are needed",
             f"ask for at most {len(needles)} samples",
         )
-    return Dice("needle", request.seed).some(needles[: request.samples], request.samples)
+    return StableRandom("needle", request.seed).some(needles[: request.samples], request.samples)
 
 
-def ask(needle: Needle, fact: int) -> Question:
+def ask(needle: Needle, fact: int) -> TaskQuestion:
     """The question about a needle that is the sample's fact number `fact`."""
     key = f"needle-{needle.number:02}"
-    return Question(key, needle.question, needle.answers, (fact,), LONGEST)
+    return TaskQuestion(key, needle.question, needle.answers, (fact,), LONGEST)
 
 
 def answered(output: str, answers: Sequence[str]) -> float:
@@ -83,24 +83,24 @@ class SingleNeedle:
         "document. Answers are compared word by word; there a model judges them."
     )
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         needles = chosen(request)
         if not request.exact:
             text, facts = document(
                 request, [needle.text for needle in needles], depths_of(request, len(needles))
             )
             questions = tuple(ask(needle, fact) for fact, needle in enumerate(needles))
-            yield Sample(self.name, request.length, 0, text, facts, questions)
+            yield TaskSample(self.name, request.length, 0, text, facts, questions)
             return
         for index, (needle, depth) in enumerate(pairs(request, needles)):
             text, facts = document(request, [needle.text], [depth])
-            yield Sample(self.name, request.length, index, text, facts, (ask(needle, 0),))
+            yield TaskSample(self.name, request.length, index, text, facts, (ask(needle, 0),))
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         return answered(output, question.answers)
 
 
-def pairs(request: Request, needles: Sequence[Needle]) -> list[tuple[Needle, float]]:
+def pairs(request: TaskRequest, needles: Sequence[Needle]) -> list[tuple[Needle, float]]:
     """Every needle at every depth asked for; if none is, each at an even depth of its own."""
     if request.depths:
         return [(needle, depth) for needle in needles for depth in request.depths]

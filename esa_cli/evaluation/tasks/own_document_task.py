@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.needle_task import answered, ask, chosen
 from esa_cli.evaluation.tasks.planting import depths_of, plant
-from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
 
 class OwnDocument:
@@ -22,7 +22,7 @@ class OwnDocument:
         "Not a benchmark: the text around the needles is your document, whole, at its own length."
     )
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         if not request.haystack.text:
             raise UsageError(
                 f"the test own needs a document of yours, and {request.haystack.name} is generated",
@@ -32,7 +32,7 @@ class OwnDocument:
         sentences = [needle.text for needle in needles]
         text, facts = plant(request.haystack.text, sentences, depths_of(request, len(needles)))
         questions = tuple(ask(needle, fact) for fact, needle in enumerate(needles))
-        yield Sample(self.name, request.size(text), 0, text, facts, questions)
+        yield TaskSample(self.name, request.size(text), 0, text, facts, questions)
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         return answered(output, question.answers)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import depths_of, document, fact_at, room
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
 NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
@@ -37,7 +37,7 @@ COLOURS = (
 
 
 @dataclass
-class Hidden:
+class HiddenKeys:
     """Keys of one kind in a long text.
 
     Args:
@@ -53,20 +53,20 @@ class Hidden:
     before: str
     fact: str
     question: str
-    draw: Callable[[Dice], str]
+    draw: Callable[[StableRandom], str]
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         if not request.exact:
             yield self._shared(request)
             return
         for index in range(request.samples):
             yield self._alone(request, index)
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         return metrics.first_integer_match(output, question.answers[0])
 
-    def _alone(self, request: Request, index: int) -> Sample:
-        key = self.draw(Dice(self.name, request.length, request.seed, index))
+    def _alone(self, request: TaskRequest, index: int) -> TaskSample:
+        key = self.draw(StableRandom(self.name, request.length, request.seed, index))
         fact = self.fact.format(key=key, gate="")
         lines = room(request, [fact], "") * 100 // request.size(NOISE * 100)
         if request.depths:
@@ -78,18 +78,18 @@ class Hidden:
         ahead = round(depth * lines)
         text = f"{NOISE * ahead}{fact}\n{NOISE * (lines - ahead)}"
         facts = (fact_at(text, len(NOISE) * ahead, fact),)
-        question = Question(self.name, self.question.format(gate=""), (key,), (0,), LONGEST)
-        return Sample(
+        question = TaskQuestion(self.name, self.question.format(gate=""), (key,), (0,), LONGEST)
+        return TaskSample(
             self.name, request.length, index, text, facts, (question,), self.before, AFTER
         )
 
-    def _shared(self, request: Request) -> Sample:
+    def _shared(self, request: TaskRequest) -> TaskSample:
         if request.samples > len(COLOURS):
             raise UsageError(
                 f"one document has {len(COLOURS)} keys at most, and {request.samples} are needed",
                 f"ask for at most {len(COLOURS)} samples",
             )
-        dice = Dice(self.name, request.length, request.seed, 0)
+        dice = StableRandom(self.name, request.length, request.seed, 0)
         colours = dice.some(COLOURS, request.samples)
         keys = [self.draw(dice) for _ in colours]
         gates = [f" of the {colour} gate" for colour in colours]
@@ -98,13 +98,13 @@ class Hidden:
         ]
         text, facts = document(request, sentences, depths_of(request, len(keys)))
         questions = tuple(
-            Question(colours[i], self.question.format(gate=gates[i]), (key,), (i,), LONGEST)
+            TaskQuestion(colours[i], self.question.format(gate=gates[i]), (key,), (i,), LONGEST)
             for i, key in enumerate(keys)
         )
-        return Sample(self.name, request.length, 0, text, facts, questions, self.before, AFTER)
+        return TaskSample(self.name, request.length, 0, text, facts, questions, self.before, AFTER)
 
 
-def runs(dice: Dice) -> str:
+def runs(dice: StableRandom) -> str:
     """Ten digits in runs of one to five."""
     out = ""
     while len(out) < DIGITS:
@@ -112,7 +112,7 @@ def runs(dice: Dice) -> str:
     return out[:DIGITS]
 
 
-PASSKEY = Hidden(
+PASSKEY = HiddenKeys(
     name="passkey",
     about="Five-digit keys hidden in a long text, one question about each.",
     source="InfiniteBench Retrieve.PassKey (Zhang et al., 2024)",
@@ -125,7 +125,7 @@ PASSKEY = Hidden(
     draw=lambda dice: dice.digits(5),
 )
 
-NUMBER = Hidden(
+NUMBER = HiddenKeys(
     name="number",
     about="Ten-digit numbers hidden in a long text, one question about each.",
     source="InfiniteBench Retrieve.Number (Zhang et al., 2024)",

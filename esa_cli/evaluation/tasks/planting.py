@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.haystack_text import added
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Fact, Request
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import Fact, TaskRequest
 
 SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s+[^\sa-z]|\s*\Z)|[。！？]")
 ABBREVIATIONS = (
@@ -58,7 +58,7 @@ def even(n: int) -> tuple[float, ...]:
     return tuple((i + 0.5) / n for i in range(n))
 
 
-def depths_of(request: Request, n: int) -> tuple[float, ...]:
+def depths_of(request: TaskRequest, n: int) -> tuple[float, ...]:
     """n depths: those asked for, gone through again when they are fewer, or even ones.
 
     Raises:
@@ -133,7 +133,7 @@ def _nearest(gaps: Sequence[int], wanted: float, first: int, last: int) -> int:
     return at - 1 if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted else at
 
 
-def together(request: Request, most: int, sentences: Sequence[str]) -> int:
+def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> int:
     """Questions that share a document, when each has such sentences: one in the exact form, else as
     many as take a third of the text, at most `most`."""
     if request.exact:
@@ -142,7 +142,7 @@ def together(request: Request, most: int, sentences: Sequence[str]) -> int:
     return max(1, min(most, request.length // (3 * each)))
 
 
-def dealt(dice: Dice, counts: Sequence[int]) -> list[int]:
+def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:
     """Which question each place of a document belongs to, from the front: each has as many as its
     count, spread over the whole, and within that by chance."""
     rounds = max(counts)
@@ -157,7 +157,7 @@ def dealt(dice: Dice, counts: Sequence[int]) -> list[int]:
     return out
 
 
-def room(request: Request, sentences: Sequence[str], joint: str) -> int:
+def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
     """Tokens left for the haystack when the sentences are in the document.
 
     Raises:
@@ -173,7 +173,7 @@ def room(request: Request, sentences: Sequence[str], joint: str) -> int:
 
 
 def document(
-    request: Request,
+    request: TaskRequest,
     sentences: Sequence[str],
     depths: Sequence[float],
     places: Sequence[Places] = (sentence_ends, line_ends, word_ends),

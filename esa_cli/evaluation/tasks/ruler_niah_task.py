@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import depths_of, document
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Question, Request, Sample
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
 BEFORE = (
     "{some} special magic {numbers} hidden within the following text. Make sure to memorize it. "
@@ -55,7 +55,7 @@ Numbers = dict[str, tuple[str, ...]]
 """Word -> its numbers."""
 
 
-def draw(dice: Dice, words: Sequence[str], values: int) -> Numbers:
+def draw(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
     """So many numbers of seven digits for each word."""
     return {word: tuple(dice.digits(7, first="123456789") for _ in range(values)) for word in words}
 
@@ -64,13 +64,13 @@ def sentences(numbers: Numbers) -> list[str]:
     return [NEEDLE.format(key=word, value=value) for word in numbers for value in numbers[word]]
 
 
-def ask(key: str, numbers: Numbers, planted: Sequence[str]) -> Question:
+def ask(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
     """The question about all of these words; `planted` are the document's facts in order."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])
     one = len(answers) == 1
-    return Question(
+    return TaskQuestion(
         key=key,
         text=(QUESTION_ONE if one else QUESTION_MANY).format(query=query),
         answers=answers,
@@ -89,16 +89,16 @@ class MagicNumbers:
         "the exact form has a document for each. Words and the text around them are ours in both."
     )
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         if not request.exact:
             yield self._shared(request)
             return
         for index in range(request.samples):
             yield self._alone(request, index)
 
-    def _alone(self, request: Request, index: int) -> Sample:
+    def _alone(self, request: TaskRequest, index: int) -> TaskSample:
         kind = KINDS[index % len(KINDS)]
-        dice = Dice(self.name, request.length, request.seed, index)
+        dice = StableRandom(self.name, request.length, request.seed, index)
         words = dice.some(POOL, WIDTH if kind in ("multikey", "multiquery") else 1)
         numbers = draw(dice, words, WIDTH if kind == "multivalue" else 1)
         planted = dice.some(sentences(numbers), len(sentences(numbers)))
@@ -109,9 +109,9 @@ class MagicNumbers:
         asked = {words[0]: numbers[words[0]]} if kind == "multikey" else numbers
         question = ask(f"{kind}-{index // len(KINDS)}", asked, planted)
         before = ONE if len(question.answers) == 1 else MANY
-        return Sample(self.name, request.length, index, text, facts, (question,), before, AFTER)
+        return TaskSample(self.name, request.length, index, text, facts, (question,), before, AFTER)
 
-    def _shared(self, request: Request) -> Sample:
+    def _shared(self, request: TaskRequest) -> TaskSample:
         groups = -(-request.samples // len(KINDS))
         if groups * (WIDTH + 2) > len(POOL):
             most = len(POOL) // (WIDTH + 2) * len(KINDS)
@@ -119,7 +119,7 @@ class MagicNumbers:
                 f"one document has {most} questions at most, and {request.samples} are needed",
                 f"ask for at most {most} samples",
             )
-        dice = Dice(self.name, request.length, request.seed, 0)
+        dice = StableRandom(self.name, request.length, request.seed, 0)
         words = dice.some(POOL, groups * (WIDTH + 2))
         numbers: Numbers = {}
         asked: list[tuple[str, Numbers]] = []
@@ -136,7 +136,7 @@ class MagicNumbers:
         planted = dice.some(sentences(numbers), len(sentences(numbers)))
         text, facts = document(request, planted, depths_of(request, len(planted)))
         questions = tuple(ask(key, some, planted) for key, some in asked[: request.samples])
-        return Sample(self.name, request.length, 0, text, facts, questions, MANY, AFTER)
+        return TaskSample(self.name, request.length, 0, text, facts, questions, MANY, AFTER)
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         return metrics.match_all(output, question.answers)

@@ -12,7 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Dice:
+class StableRandom:
     """Draws that are determined by what it is made of, such as a test's name and an index."""
 
     def __init__(self, *made_of: str | int) -> None:

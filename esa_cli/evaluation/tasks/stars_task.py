@@ -21,8 +21,8 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.haystack_text import SLACK
 from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, fact_at, together
-from esa_cli.evaluation.tasks.stable_random import Dice
-from esa_cli.evaluation.tasks.task_sample import Fact, Question, Request, Sample
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import Fact, TaskQuestion, TaskRequest, TaskSample
 
 STARS = {
     "searching": "\nThe little {who} counted {a} ★\n",
@@ -67,10 +67,10 @@ def ask(
     facts: Sequence[int],
     right: Sequence[int],
     wrong: Sequence[int],
-) -> Question:
+) -> TaskQuestion:
     """The question about the stars that one animal counted; `wrong`: what it took back."""
     words = {"correct": "correct ", "correctly": "correctly "}
-    return Question(
+    return TaskQuestion(
         key=key,
         text=QUESTION.format(
             who=who, **(words if variant == "reasoning" else dict.fromkeys(words, ""))
@@ -83,7 +83,7 @@ def ask(
     )
 
 
-class Stars:
+class CountingStars:
     name = "stars"
     about = "Numbers of stars, counted here and there in a long text, to be collected in a list."
     source = "Counting-Stars (Song et al., 2024)"
@@ -93,7 +93,7 @@ class Stars:
         "exact form has 32 stars, one question, and 0.8 words for each token of the length."
     )
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
         each = together(request, len(ANIMALS), [longest] * SHARED_STARS)
         for index, first in enumerate(range(0, request.samples, each)):
@@ -101,10 +101,10 @@ class Stars:
             variants = [tuple(STARS)[i % len(STARS)] for i in range(first, last)]
             yield self._sample(request, index, variants)
 
-    def _sample(self, request: Request, index: int, variants: Sequence[str]) -> Sample:
+    def _sample(self, request: TaskRequest, index: int, variants: Sequence[str]) -> TaskSample:
         """A document with a question for each of the variants."""
         m = EXACT_STARS if request.exact else SHARED_STARS
-        dice = Dice(self.name, request.length, request.seed, index)
+        dice = StableRandom(self.name, request.length, request.seed, index)
         count = m * len(variants)
         numbers = dice.some(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
@@ -120,9 +120,11 @@ class Stars:
             key = variant if len(variants) == 1 else f"{variant}-{ANIMALS[which]}"
             extra = [right[i] for i in mine], [wrong[i] for i in mine]
             questions.append(ask(key, variant, ANIMALS[which], mine, *extra))
-        return Sample(self.name, request.length, index, text, facts, tuple(questions), after=AFTER)
+        return TaskSample(
+            self.name, request.length, index, text, facts, tuple(questions), after=AFTER
+        )
 
-    def _document(self, request: Request, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
+    def _document(self, request: TaskRequest, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
         if not request.exact:
             depths = [(i + 1) / len(stars) for i in range(len(stars))]
             return document(
@@ -145,7 +147,7 @@ class Stars:
         parts = request.haystack.cut(words, count + 2 * SLACK, "words")
         return sprinkle("\n\n".join(parts), count, stars)
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         right = [int(answer) for answer in question.answers]
         found = metrics.listed_stars(output, len(right))
         if "mistaken" in question.data:

@@ -16,7 +16,7 @@ from esa_cli.evaluation.tasks.haystack_text import Haystack
 
 @dataclass(frozen=True)
 class Fact:
-    """What a question is about: `text` is `Sample.text[start:end]`; depth 0 is the beginning."""
+    """What a question is about: `text` is `text[start:end]` of the sample; depth 0 is its start."""
 
     text: str
     start: int
@@ -25,13 +25,13 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Question:
+class TaskQuestion:
     """One question of a sample.
 
     Args:
         key: unique within the sample and the same in every run.
         text: what is asked. answers: what is accepted, or what is looked for one by one.
-        facts: indices into `Sample.facts`. longest: new tokens allowed.
+        facts: indices into `TaskSample.facts`. longest: new tokens allowed.
         prime: the first words of the answer, put into the model's mouth.
         data: what else the score needs.
     """
@@ -46,7 +46,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TaskSample:
     """One document, which is read once, and its questions.
 
     `before` and `after` are the benchmark's own words around the document; `after` holds
@@ -58,13 +58,13 @@ class Sample:
     index: int
     text: str
     facts: tuple[Fact, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[TaskQuestion, ...]
     before: str = ""
     after: str | None = None
 
 
 @dataclass(frozen=True)
-class Request:
+class TaskRequest:
     """What is wanted of a probe.
 
     Args:
@@ -87,7 +87,7 @@ class Request:
     exact: bool
 
 
-class Probe(Protocol):
+class Task(Protocol):
     """One test. `differs` says in a sentence or two where the shared form leaves the benchmark."""
 
     name: str
@@ -95,10 +95,10 @@ class Probe(Protocol):
     source: str
     differs: str
 
-    def samples(self, request: Request) -> Iterator[Sample]:
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         """Yields the documents one at a time, with increasing `index`."""
         ...
 
-    def score(self, question: Question, output: str) -> float:
+    def score(self, question: TaskQuestion, output: str) -> float:
         """0..1; `output` includes the prime."""
         ...

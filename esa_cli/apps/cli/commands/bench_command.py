@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.preflight import Known
     from esa_cli.apps.cli.progress_display import Progress
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.evaluation.bench import Benchmark, Record
-    from esa_cli.evaluation.bench.task_selection import Order
+    from esa_cli.evaluation.bench import Benchmark, BenchRecord
+    from esa_cli.evaluation.bench.task_selection import TaskSelection
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -85,7 +85,7 @@ def bench(
 
         asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
-        _go(run, order.Order(benchmark, data, found, limit), reporter, told=asked is None)
+        _go(run, order.TaskSelection(benchmark, data, found, limit), reporter, told=asked is None)
     finally:
         reporter.settle()
 
@@ -112,7 +112,7 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
     download(found, folder, bars=not reporter.quiet)
 
 
-def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
+def _go(run: Run, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
     from esa_cli.apps.cli.commands import bench_output as bench_table
     from esa_cli.apps.cli.preflight import Place, look
@@ -153,7 +153,11 @@ def _go(run: Run, order: Order, reporter: Reporter, told: bool) -> None:
 
 
 def _journal(
-    run: Run, order: Order, made: Mapping[str, Preset], header: dict[str, Any], reporter: Reporter
+    run: Run,
+    order: TaskSelection,
+    made: Mapping[str, Preset],
+    header: dict[str, Any],
+    reporter: Reporter,
 ) -> Journal:
     """What was kept, once it is known to be of these data.
 
@@ -180,7 +184,7 @@ def _goes_on(run: Run) -> str:
 
 def _ask(
     run: Run,
-    order: Order,
+    order: TaskSelection,
     made: dict[str, Preset],
     known: Known,
     journal: Journal,
@@ -194,7 +198,7 @@ def _ask(
     from esa_cli.apps.cli.commands.bench_output import NoRoom
     from esa_cli.apps.cli.preflight import load
     from esa_cli.evaluation.bench.bench_runner import run as ask_all
-    from esa_cli.evaluation.bench.session_asker import Asker
+    from esa_cli.evaluation.bench.session_asker import RecordAsker
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.session import Session
 
@@ -204,16 +208,16 @@ def _ask(
     with quiet_transformers(), Session(loaded.model, loaded.tokenizer, run.preset) as session:
         for method, preset in made.items():
 
-            def reading(record: Record, method: str = method) -> Progress:
+            def reading(record: BenchRecord, method: str = method) -> Progress:
                 place = f"{places[record.task, record.id]} of {len(places)}"
                 return progress.token_progress(reporter, f"{method}: {record.task}, record {place}")
 
-            def no_room(record: Record, error: LengthError, name: str = method) -> None:
+            def no_room(record: BenchRecord, error: LengthError, name: str = method) -> None:
                 left_out.append(NoRoom(name, record.task, record.id, error.message))
                 reporter.settle()
                 reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
 
-            asker = Asker(session, preset, reading)
+            asker = RecordAsker(session, preset, reading)
             score = order.benchmark.score
             if not ask_all(
                 order.records(), asker, score, journal,

@@ -13,8 +13,8 @@ from esa_cli.apps.cli.terminal import print_json, print_table, room
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark
-    from esa_cli.evaluation.bench.task_selection import Order
-    from esa_cli.evaluation.report.bench_table import Scores
+    from esa_cli.evaluation.bench.task_selection import TaskSelection
+    from esa_cli.evaluation.report.bench_table import MeanScores
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -35,7 +35,7 @@ class NoRoom(NamedTuple):
 
 
 def show(
-    order: Order,
+    order: TaskSelection,
     journal: Journal,
     base: Preset,
     left_out: Sequence[NoRoom],
@@ -90,7 +90,7 @@ def is_table(path: Path) -> bool:
 
 
 def _pieces(
-    benchmark: Benchmark, found: Scores, titles: Mapping[str, str], width: int
+    benchmark: Benchmark, found: MeanScores, titles: Mapping[str, str], width: int
 ) -> list[Table]:
     """The table, divided by methods where it would be wider than `width`; at least one a piece."""
     from esa_cli.evaluation.report.bench_table import table

@@ -151,15 +151,17 @@ def _steps(
 def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter) -> Found:
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.evaluation.calibration.retrieval_heads import find
-    from esa_cli.evaluation.tasks import probe
-    from esa_cli.evaluation.tasks.task_sample import Request
+    from esa_cli.evaluation.tasks import find_task
+    from esa_cli.evaluation.tasks.task_sample import TaskRequest
 
     def size(text: str) -> int:
         out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
         return len(out["input_ids"])
 
-    request = Request(wanted.tokens, size, hay, None, wanted.questions, wanted.seed, exact=False)
-    sample = next(iter(probe("needle").samples(request)))
+    request = TaskRequest(
+        wanted.tokens, size, hay, None, wanted.questions, wanted.seed, exact=False
+    )
+    sample = next(iter(find_task("needle").samples(request)))
     label = f"reading {hay.name} with {wanted.questions} needles"
 
     def asking(done: int, of: int) -> None:

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.progress_display import SelftestDisplay
 from esa_cli.apps.cli.terminal import Reporter, clean, print_json
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.report import result_rows as rows
-from esa_cli.evaluation.tasks import PROBES, Haystack, probe
+from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
 from esa_cli.qa import method_presets, preset
 from esa_cli.system.digest import text_digest
@@ -112,9 +112,9 @@ def _check(trial: Trial, chosen: preset.Preset) -> Haystack:
     """Names, lengths, texts and files, before anything is loaded; the haystack."""
     settings = trial.settings
     if not settings.tests or not settings.methods:
-        raise UsageError("no test or no method", f"tests: {', '.join(PROBES)}")
+        raise UsageError("no test or no method", f"tests: {', '.join(TASKS)}")
     for test in settings.tests:
-        probe(test)
+        find_task(test)
     for name in settings.methods:
         if name != "preset":
             method_presets.apply(name, chosen, max(settings.lengths))
