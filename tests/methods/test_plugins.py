@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,17 +14,13 @@ import torch
 from conftest import VOCABULARY, ModelFactory, copy_registries
 
 from esa_cli.attention.method import Method, Window
-from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.positions import FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError
-from esa_cli.evaluation.conformance import advance, check_file, make_step
+from esa_cli.evaluation.conformance import check_file, make_step
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.plugin_template import template, write_template
 from esa_cli.models.attach import attach
-from esa_cli.qa import method_presets
-from esa_cli.qa.build_method import method as build_method
-from esa_cli.qa.preset import Preset
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 FILES = sorted(PLUGINS.glob("*.py"))
@@ -57,12 +52,52 @@ def test_worked_plugins_conform(path: Path) -> None:
     assert complaints(path) == []
 
 
-@pytest.mark.parametrize("budget", [0, 1, 7, 30, 31])
-def test_streaming_takes_the_most_recent(budget: int) -> None:
+@pytest.mark.parametrize("block", [1, 4, 7, 100])
+@pytest.mark.parametrize("budget", [0, 3, 7, 17, 29, 30])
+@pytest.mark.parametrize("rotate", [True, False])
+def test_block_top_k_equals_loops(block: int, budget: int, rotate: bool) -> None:
+    step = make_step(middle=30, chunk=5)
+    q = reference.plain(step.queries)
+    k = reference.plain(step.store.span(step.low, step.high)[0])
+    queries = [[reference.rotate(c, step.distance) if rotate else c for c in head] for head in q]
+    groups = [reference.group_of(h, len(q), len(k)) for h in range(len(q))]
+    scores = [
+        sum(
+            reference.dot(c, k[g][m]) for head, g in zip(queries, groups, strict=True) for c in head
+        )
+        for m in range(30)
+    ]
+    parts = [scores[first : first + block] for first in range(0, 30, block)]
+    chosen = reference.top_k([sum(part) / len(part) for part in parts], budget // block)
+    want = [m for m in range(30) if budget >= 30 or m // block in chosen]
+    selector = build("selector", "block-topk", block=block, rotate=rotate)
+    assert selector.select(step, budget).tolist() == want
+
+
+def test_the_random_control_draws_alike_and_evenly() -> None:
     step = make_step(middle=30)
-    picked = build("selector", "streaming").select(step, budget).tolist()
-    assert picked == [m for m in range(30) if 30 - m <= budget]
-    assert build("selector", "streaming", recent=False).select(step, budget).numel() == 0
+    selector = build("selector", "random-control")
+    before = torch.get_rng_state()
+    picked = selector.select(step, 7).tolist()
+    assert torch.equal(torch.get_rng_state(), before), "the model's sampling is left alone"
+    assert (
+        picked
+        == sorted(set(picked))
+        == build("selector", "random-control").select(step, 7).tolist()
+    )
+    assert len(picked) == 7
+    assert selector.select(step, 0).tolist() == []
+    assert selector.select(step, 31).tolist() == list(range(30))
+    others = (
+        (selector, replace(step, layer=step.layer + 1)),
+        (selector, replace(step, start=step.start + 1)),
+        (build("selector", "random-control", seed=1), step),
+    )
+    assert all(other.select(at, 7).tolist() != picked for other, at in others)
+    counts = torch.zeros(30)
+    for start in range(600):
+        counts[selector.select(replace(step, start=start), 10)] += 1
+    assert ((counts > 150) & (counts < 250)).all(), "each of 30 tokens about 200 times"
 
 
 @pytest.mark.parametrize("group", [1, 2, 5, 8])
@@ -88,104 +123,6 @@ def test_grouped_positions_refuse_no_group() -> None:
         build("position", "grouped", group=0)
 
 
-def test_streaming_brings_its_recipe() -> None:
-    base = Preset(name="base", model="m", context=4096, selector={"name": "topk", "proximity": 3})
-    made = method_presets.apply("streaming", base)
-    assert (made.selector, made.window) == ({"name": "streaming", "recent": True}, base.window)
-    method = build_method(made)
-    assert type(method.selector).__name__ == "Streaming"
-    assert isinstance(method.position, Contiguous)
-
-
-class Received:
-    """InfLLM's r by loops: what every token got while it was in L or C, from each head."""
-
-    def __init__(self) -> None:
-        self.r: list[list[float]] = []
-
-    def observe(self, step: Step) -> None:
-        heads, chunk, _ = step.queries.shape
-        first, stop = step.start - step.local, step.start + chunk
-        q = reference.plain(step.queries)
-        k = reference.plain(step.store.span(first, stop)[0])
-        assert step.lse is not None
-        lse = reference.plain(step.lse)
-        self.r = self.r or [[] for _ in range(heads)]
-        for h in range(heads):
-            self.r[h] += [0.0] * (stop - len(self.r[h]))
-            keys = k[reference.group_of(h, heads, len(k))]
-            keys = [reference.rotate(key, n) for n, key in enumerate(keys)]
-            for c in range(chunk):
-                query = reference.rotate(q[h][c], step.local + c)
-                for n, key in enumerate(keys[: step.local + c + 1]):
-                    logit = step.scale * reference.dot(query, key)
-                    self.r[h][first + n] += math.exp(logit - lse[h][c])
-
-
-def mean_of(rows: list[list[float]]) -> list[float]:
-    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
-
-
-def infllm(step: Step, budget: int, block: int, count: int, r: list[list[float]]) -> list[int]:
-    """The blocks of the original's rule, by loops over heads, blocks and tokens."""
-    heads = step.queries.shape[0]
-    q = reference.plain(step.queries)
-    k = reference.plain(step.store.span(step.low, step.high)[0])
-    scores = []
-    for first in range(0, step.middle, block):
-        tokens = range(first, min(first + block, step.middle))
-        score = 0.0
-        for h in range(heads):
-            keys = k[reference.group_of(h, heads, len(k))]
-            best = sorted(tokens, key=lambda m: -r[h][step.low + m])[:count] if r else tokens
-            rotated = [reference.rotate(query, step.distance) for query in q[h]]
-            score += reference.dot(mean_of(rotated), mean_of([keys[m] for m in best]))
-        scores.append(score)
-    chosen = reference.top_k(scores, budget // block)
-    return [m for m in range(step.middle) if m // block in chosen]
-
-
-@pytest.mark.parametrize(("block", "count"), [(4, 2), (8, 4), (8, 100), (1, 1)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_infllm_blocks_equal_loops(
-    block: int, count: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.evaluation.conformance.random_steps.READ", 11)
-    selector = build("selector", "infllm-blocks", block=block, representatives=count)
-    loops = Received()
-
-    def both(step: Step) -> None:
-        loops.observe(step)
-        selector.observe(step)
-
-    step = make_step(middle=30, chunk=5, local=9, seed=seed, observe=both)
-    for size in (5, 1, 13):
-        for budget in (block - 1, block, 17, 29):
-            want = infllm(step, budget, block, count, loops.r)
-            assert selector.select(step, budget).tolist() == want
-        step = advance(step, size, seed=seed + size, observe=both)
-    assert selector.select(step, 17).tolist() == infllm(step, 17, block, count, loops.r)
-    step.store.crop(-20)
-    left = len(step.store)
-    loops.r = [row[:left] + [0.0] * (len(row) - left) for row in loops.r]
-    step = advance(step, 4, observe=both)
-    assert selector.select(step, 17).tolist() == infllm(step, 17, block, count, loops.r)
-    step.store.memo.clear()
-    assert selector.select(step, 17).tolist() == infllm(step, 17, block, count, [])
-
-
-def test_infllm_blocks_see_grouped_heads() -> None:
-    """Heads 3 to 5 read key head 1; if 1, 3 and 5 did, the block would come last."""
-    selector = build("selector", "infllm-blocks", block=5, representatives=5)
-    step = make_step(middle=20, heads=6, groups=2, spread=0.1, distance=0)
-    keys, _ = step.store.span(0, len(step.store))
-    keys[1, 4 + 10 : 4 + 15] = 3.0
-    loud = step.queries.clone()
-    loud[:3], loud[3:] = -30.0, 9.0
-    step = replace(step, queries=loud)
-    assert selector.select(step, 5).tolist() == [10, 11, 12, 13, 14]
-
-
 @pytest.fixture
 def text() -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (1, 200))
@@ -193,8 +130,8 @@ def text() -> torch.Tensor:
 
 WINDOW = Window(initial=4, selected=32, local=16, chunk=16, dense=0)
 PARTS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "streaming": {"selector": ("streaming", {}), "position": ("contiguous", {})},
-    "infllm-blocks": {"selector": ("infllm-blocks", {"block": 8})},
+    "block-topk": {"selector": ("block-topk", {"block": 8})},
+    "random-control": {"selector": ("random-control", {}), "position": ("contiguous", {})},
     "grouped": {"position": ("grouped", {"group": 4, "distance": 32})},
 }
 
@@ -222,7 +159,7 @@ def test_everything_selected_equals_stock_attention(
     """With every token selected, true distances give the host's own logits."""
     want = make_model("llama")(text).logits
     window = replace(WINDOW, selected=400)
-    for selector in ("streaming", "infllm-blocks"):
+    for selector in ("block-topk", "random-control"):
         for position in (build("position", "grouped", group=1), TruePositions()):
             method = Method(window, selector=build("selector", selector), position=position)
             with attach(make_model("llama"), method) as attachment:

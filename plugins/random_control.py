@@ -1,0 +1,36 @@
+"""Random control: middle tokens drawn at random, for comparisons.
+
+A method that looks at the question must do better than this one at the same budget; what it does
+not do better comes from the initial and local tokens, or from the model's memory.
+
+    esa selftest needle --plugin plugins/random_control.py --selector random-control
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.step import Step
+from esa_cli.methods.registry import register
+
+
+@register("selector", "random-control", cost="M")
+@dataclass(frozen=True)
+class RandomControl:
+    """Uniformly random middle tokens, drawn anew for each layer and position.
+
+    Args:
+        seed: the same seed draws the same tokens, on every machine and device.
+    """
+
+    seed: int = 0
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(K,) int64 offsets into M: min(budget, M) of them."""
+        generator = torch.Generator()  # of its own: the model's sampling must not change
+        generator.manual_seed(((self.seed * 1009 + step.layer) * 1_000_003 + step.start) % 2**63)
+        drawn = torch.randperm(step.middle, generator=generator)[: max(budget, 0)]
+        return drawn.sort().values.to(step.queries.device)
