@@ -35,8 +35,9 @@ from esa_cli.apps.server import server_run as server
 from esa_cli.apps.server import streaming as follow
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.server_app import Limits, make_app
-from esa_cli.apps.server.worker import Cancelled, Full, Job, Worker
+from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.apps.server.server_app import ServerLimits, make_app
+from esa_cli.apps.server.worker import Job, JobCancelledError, QueueFullError, Worker
 from esa_cli.errors import (
     DocumentError,
     ForeignVersionError,
@@ -64,7 +65,7 @@ class Running:
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
-        app = make_app(asker, documents, token, Limits(**more), note, note)
+        app = make_app(asker, documents, token, ServerLimits(**more), note, note)
         self.sock = server.bind("127.0.0.1", 0)
         self.url = server.address(self.sock)
         self.port = self.sock.getsockname()[1]
@@ -254,30 +255,30 @@ def test_odd_orders_of_messages(said: list[str], question: str, history: list[Tu
     roles = {"u": "user", "a": "assistant", "s": "developer"}
     messages = [{"role": roles[one[0]], "content": one[2:]} for one in said]
     found = wire.parse(json.dumps({"messages": messages}).encode())
-    assert (found.question, list(found.history)) == (question, history)
+    assert found.conversation() == (question, history)
 
 
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
 WRONG: list[tuple[Any, str]] = [
-    (b"{", "not JSON"),
-    (b"\xff", "not JSON"),
-    (b"[" * 100_000, "not JSON"),
-    ([], "not a JSON object"),
-    ({}, "messages must be a list"),
+    (b"{", "must be JSON in UTF-8: EOF"),
+    (b"\xff", "must be JSON in UTF-8"),
+    (b"[" * 100_000, "must be JSON in UTF-8: recursion limit"),
+    ([], "must be a JSON object, got []"),
+    ({}, "messages must be a list of at least one message, got None"),
     ({"messages": []}, "messages must be a list"),
-    ({"messages": ["x"]}, "messages[0] is not an object"),
+    ({"messages": ["x"]}, "messages must be a list of at least one message, got 'x'"),
     (user(""), "the question is empty"),
     (user(None), "messages[0].content must be text"),
-    (user(IMAGE), "not image_url"),
-    (user(["x"]), "only text"),
-    (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not JSON in UTF-8"),
+    (user(IMAGE), "messages[0].content must be text, or a list of texts, got [{"),
+    (user(["x"]), "messages[0].content must be text"),
+    (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "must be JSON in UTF-8"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "no tools"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "no tools"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be system"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls is not"),
     ({**user("x"), "tools": [{"type": "function"}]}, "tools is not supported"),
     ({**user("x"), "stop": ["a"]}, "stop is not supported"),
     ({**user("x"), "logprobs": True}, "logprobs is not supported"),
-    ({**user("x"), "response_format": {"type": "json_object"}}, "only text"),
+    ({**user("x"), "response_format": {"type": "json_object"}}, "response_format must be"),
     ({**user("x"), "n": 2}, "n must be 1"),
     ({**user("x"), "stream": "yes"}, "stream must be"),
     ({**user("x"), "stream": 1}, "stream must be"),
@@ -295,17 +296,17 @@ WRONG: list[tuple[Any, str]] = [
     ({**user("x"), "seed": "1"}, "seed must be"),
     ({**user("x"), "evidence": 51}, "evidence must be"),
     ({**user("x"), "documents": "a.txt"}, "documents must be a list"),
-    ({**user("x"), "documents": []}, "documents must be 1 to"),
+    ({**user("x"), "documents": []}, "documents must be a list of 1 to 64 paths, got []"),
     ({**user("x"), "documents": [""]}, "documents must be a list"),
-    ({**user("x"), "documents": [str(n) for n in range(65)]}, "documents must be 1 to"),
+    ({**user("x"), "documents": [str(n) for n in range(65)]}, "documents must be a list of 1 to"),
 ]
 
 
 @pytest.mark.parametrize(("body", "message"), WRONG)
 def test_requests_that_are_refused(body: Any, message: str) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with pytest.raises(wire.ApiError) as caught:
-        wire.parse(data)
+    with pytest.raises(ApiError) as caught:
+        wire.parse(data).conversation()
     assert caught.value.status == 400
     assert message in caught.value.message
 
@@ -313,7 +314,7 @@ def test_requests_that_are_refused(body: Any, message: str) -> None:
 def test_the_longest_answer_that_may_be_asked_for() -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         found = wire.parse(json.dumps({**user("x"), name: 32_768}).encode())
-        assert found.max_new_tokens == 32_768
+        assert found.options()["max_new_tokens"] == 32_768
 
 
 def test_errors_have_openais_shape(live: Running) -> None:
@@ -885,7 +886,9 @@ def test_a_server_that_ends_ends_the_reading_and_says_so(
 def test_the_worker_ends_a_reading(slow: FakeAsker, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text a", "utf-8")
     shelf, events, worker = AllowedDocuments(slow, [], [tmp_path]), [], Worker(1)
-    worker.submit(Job(lambda job: shelf.open(shelf.find(["a.txt"]), job.read), events.append))  # type: ignore[arg-type, return-value]
+    worker.submit(
+        Job(lambda job: shelf.open(shelf.find(["a.txt"]), job.report_progress), events.append)
+    )  # type: ignore[arg-type, return-value]
     until(lambda: slow.read > 2)
     worker.close(5)
     assert not worker._thread.is_alive()
@@ -952,22 +955,22 @@ def test_the_worker_ends_with_what_it_does() -> None:
 
     def answer(job: Job) -> Any:
         gate.wait(10)
-        job.hear("x")
+        job.add_text("x")
 
     jobs = [Job(answer, events.append) for _ in range(2)]
     for job in jobs:
         worker.submit(job)
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         worker.submit(Job(answer, events.append))
     until(lambda: events)
     threading.Timer(0.1, gate.set).start()
     worker.close(10)
     assert not worker._thread.is_alive()
     assert events == [("begun", None)]
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         worker.submit(Job(answer, events.append))
-    with pytest.raises(Cancelled):
-        jobs[0].hear("y")
+    with pytest.raises(JobCancelledError):
+        jobs[0].add_text("y")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Who may come in: the token, the host a browser was told, and the size of what is sent.
+"""Who may send a request: the token, the Host and Origin headers, and the size.
 
-Without a token only this machine can reach the server, but any web page it shows can, too: its
-requests carry the page's own Origin, or, where a foreign name was made to lead here, that Host.
-Both are refused.
+Without a token only this machine can connect, but any web page that a browser shows here can, too:
+its requests have the page's own Origin, or, where a foreign name was made to resolve to this
+machine, that Host. Both are refused. Starlette's TrustedHostMiddleware cannot do it: its list of
+hosts has no networks (127.0.0.0/8), it does not check Origin, and its error has another shape.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from esa_cli.apps.server.wire import ApiError
+from esa_cli.apps.server.http_errors import ApiError
 
 SEND_WITHIN_S = 30
-OPEN = ("/health",)
+WITHOUT_TOKEN = ("/health",)
 """Paths that need no token."""
 
 
@@ -32,34 +32,24 @@ def is_loopback(host: str) -> bool:
         return name == "localhost"
 
 
-def refused(error: ApiError) -> JSONResponse:
-    """The error as a response. OpenAI's client comes again where it is not told to stay away."""
-    headers = {"x-should-retry": "false"} if error.retry is None else {}
-    if error.retry is not None:
-        headers["retry-after"] = str(error.retry)
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body(), error.status, headers)
-
-
-class Guard:
-    """Lets through who may come in.
+class AccessCheck:
+    """ASGI middleware that refuses foreign requests.
 
     Args:
-        token: what `Authorization: Bearer` must hold; None where only this machine can connect.
+        token: what `Authorization: Bearer` must contain; None where only this machine can connect.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app, self.token = app, None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._fault(scope) if scope["type"] == "http" else None
+        error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
             await self.app(scope, receive, send)
         else:
-            await refused(error)(scope, receive, send)
+            await error.response()(scope, receive, send)
 
-    def _fault(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
         headers = dict(scope["headers"])
         if self.token is None:
             host = headers.get(b"host", b"").decode("latin-1")
@@ -69,7 +59,7 @@ class Guard:
             if origin is not None and not _is_here(origin.decode("latin-1")):
                 return ApiError(403, "pages of other origins may not ask here")
             return None
-        if scope["path"] in OPEN:
+        if scope["path"] in WITHOUT_TOKEN:
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.token):
@@ -84,8 +74,8 @@ def _is_here(address: str) -> bool:
         return False
 
 
-async def body(request: Request, limit: int) -> bytes:
-    """What was sent. Raises ApiError 408, 413."""
+async def read_body(request: Request, limit: int) -> bytes:
+    """Raises ApiError 400, 408, 413."""
     too_large = ApiError(413, f"the request is larger than {limit:,} bytes")
     stated = request.headers.get("content-length", "0")
     if not stated.isdecimal() or int(stated) > limit:

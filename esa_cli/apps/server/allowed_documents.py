@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.apps.open_books import OpenBooks, Progress
-from esa_cli.apps.server.wire import ApiError
+from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.qa.reply import Asker
 

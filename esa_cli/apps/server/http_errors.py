@@ -1,12 +1,15 @@
-"""What went wrong with an answer -> an error in OpenAI's shape, with whose mistake it was.
+"""Errors in OpenAI's shape, and which one an exception of an answer becomes.
 
-What is wrong with the server's library or disk is nothing a client can mend: paths and hints are
-for the server's log.
+A broken library or a full disk is for whoever runs the server: the client gets neither paths nor
+hints of it.
 """
 
 from __future__ import annotations
 
-from esa_cli.apps.server.wire import ApiError
+from typing import Any
+
+from starlette.responses import JSONResponse
+
 from esa_cli.errors import (
     DiskError,
     DocumentError,
@@ -16,21 +19,57 @@ from esa_cli.errors import (
     UsageError,
 )
 
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
-def of_server(error: Exception) -> bool:
-    """Whether this is for whoever runs the server: its library is broken, or its disk full."""
+
+class ApiError(Exception):
+    """An error that the client gets for an answer.
+
+    Args:
+        param: the parameter of the request that is at fault. retry: seconds after which to try
+            again; None where that does not help.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry = retry
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": _KINDS.get(self.status, kind)}
+        return {"error": {**error, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """OpenAI's client tries again unless a header forbids it."""
+        headers = {"x-should-retry": "false"} if self.retry is None else {}
+        if self.retry is not None:
+            headers["retry-after"] = str(self.retry)
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def is_of_server(error: Exception) -> bool:
+    """Whether whoever runs the server must act: its library is broken, or its disk full."""
     return isinstance(error, LibraryError | DiskError)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What to tell the client."""
     if not isinstance(error, EsaError):
         return ApiError(500, "a bug in esa; its log has more")
-    if of_server(error):
-        if isinstance(error, DiskError):
-            return ApiError(507, "the server's disk is full; its log has more", code="no_room")
+    if isinstance(error, DiskError):
+        return ApiError(507, "the server's disk is full; its log has more", code="no_room")
+    if isinstance(error, LibraryError):
         return ApiError(500, "the server's library cannot be used; its log has more")
-    message = said(error)
+    message = with_hint(error)
     if isinstance(error, DocumentError):
         return ApiError(400, message, "documents", "document")
     if isinstance(error, UsageError):
@@ -40,6 +79,5 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, message)
 
 
-def said(error: EsaError) -> str:
-    """Message and hint."""
+def with_hint(error: EsaError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message

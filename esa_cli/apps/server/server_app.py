@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,24 +15,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from esa_cli.apps.server import bodies, wire
-from esa_cli.apps.server.access import Guard, body, refused
+from esa_cli.apps.server.access import AccessCheck, read_body
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.http_errors import as_api_error, of_server, said
-from esa_cli.apps.server.streaming import Gone, follow
-from esa_cli.apps.server.wire import ApiError, ChatRequest
+from esa_cli.apps.server.http_errors import ApiError, as_api_error, is_of_server, with_hint
+from esa_cli.apps.server.streaming import ClientGoneError, Events, follow
+from esa_cli.apps.server.wire import ChatRequest, Completion, json_bytes, model_card, parse
 from esa_cli.apps.server.worker import Answer, Event, Job, Worker
 from esa_cli.errors import EsaError
 from esa_cli.qa.reply import Asker, Reply, lacking
 
-Events = AsyncGenerator[Event, None]
 CLIENT_GONE = 499
 END_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bytes of a request, answers that may wait, seconds an answer may take."""
+class ServerLimits:
+    """Bytes of a request, answers in the queue, seconds an answer may take."""
 
     max_body: int = 1_000_000
     max_queue: int = 8
@@ -42,19 +39,19 @@ class Limits:
 
 def make_app(
     asker: Asker,
-    allowed: AllowedDocuments,
+    documents: AllowedDocuments,
     token: str | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     note: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """The whole server as an ASGI application.
+    """The server as an ASGI application.
 
     Args:
-        token: what clients must show, or None. note: hears one line about every answer.
-        warn: hears what is wrong with the server itself.
+        token: what clients must send, or None. note: called with a line about every answer.
+        warn: called with what is wrong with the server itself.
     """
-    routes = _Routes(asker, allowed, limits or Limits(), note, warn)
+    routes = _Routes(asker, documents, limits or ServerLimits(), note, warn)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -70,7 +67,7 @@ def make_app(
             Route("/v1/models/{name:path}", routes.model),
             Route("/health", routes.health),
         ],
-        middleware=[Middleware(Guard, token=token)],
+        middleware=[Middleware(AccessCheck, token=token)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -84,142 +81,119 @@ class _Routes:
     def __init__(
         self,
         asker: Asker,
-        allowed: AllowedDocuments,
-        limits: Limits,
+        documents: AllowedDocuments,
+        limits: ServerLimits,
         note: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        self.asker, self.allowed, self.limits = asker, allowed, limits
+        self.asker, self.documents, self.limits = asker, documents, limits
         self.note, self.warn = note, warn
         self.worker = Worker(limits.max_queue)
-        self.created = int(time.time())
+        self.card = model_card(asker.name, int(time.time()))
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.load()})
 
     async def models(self, request: Request) -> Response:
-        only = bodies.model(self.asker.name, self.created)
-        return JSONResponse({"object": "list", "data": [only]})
+        return JSONResponse({"object": "list", "data": [self.card]})
 
     async def model(self, request: Request) -> Response:
         if request.path_params["name"] != self.asker.name:
             raise ApiError(404, "there is no such model here", "model", "model_not_found")
-        return JSONResponse(bodies.model(self.asker.name, self.created))
+        return JSONResponse(self.card)
 
     async def completions(self, request: Request) -> Response:
-        asked = wire.parse(await body(request, self.limits.max_body))
-        shape = bodies.Shape(self.asker.name)
-        answer = self._answer(asked, shape.missing)
+        asked = parse(await read_body(request, self.limits.max_body))
+        completion = Completion(self.asker.name)
+        answer = self._answer(asked, completion.missing)
         events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
         try:
             if not asked.stream:
-                return bodies.Whole(shape.whole(self._told(await _whole(events))))
-            first = await _first(events)
-        except Gone:
+                return _json(completion.whole(await self._reply(events)))
+            first = await anext(events)  # an error before it keeps its own status
+        except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
         return StreamingResponse(
-            self._stream(asked, shape, events, first),
+            self._stream(asked, completion, first, events),
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
     def _answer(self, asked: ChatRequest, missing: list[str]) -> Answer:
-        """What the worker does for a request; it adds to `missing`. Raises ApiError."""
-        paths = self.allowed.find(asked.documents)
+        """What the worker calls for a request; it adds to `missing`. Raises ApiError."""
+        question, history = asked.conversation()
+        paths = self.documents.find(asked.documents)
 
         def answer(job: Job) -> Reply:
-            books = self._books(paths, job)
+            try:
+                books = self.documents.open(paths, job.report_progress)
+            except EsaError as error:
+                if is_of_server(error):
+                    self.warn(with_hint(error))
+                raise
             missing.extend(lacking(books))
             return self.asker.ask(
-                asked.question,
-                books,
-                history=asked.history,
-                max_new_tokens=asked.max_new_tokens,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                seed=asked.seed,
-                evidence=asked.evidence,
-                on_text=job.hear,
+                question, books, history=history, on_text=job.add_text, **asked.options()
             )
 
         return answer
 
-    def _books(self, paths: Sequence[Path] | None, job: Job) -> list[Any]:
-        try:
-            return self.allowed.open(paths, job.read)
-        except EsaError as error:
-            if of_server(error):
-                self.warn(said(error))
-            raise
+    async def _reply(self, events: Events) -> Reply:
+        async with aclosing(events):
+            async for kind, value in events:
+                if kind == "done":
+                    return self._note_reply(value)
+        raise AssertionError("an answer ends with an event")
 
-    def _told(self, reply: Reply) -> Reply:
+    def _note_reply(self, reply: Reply) -> Reply:
         self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
         return reply
 
     async def _stream(
-        self,
-        asked: ChatRequest,
-        shape: bodies.Shape,
-        events: Events,
-        first: Event,
+        self, asked: ChatRequest, completion: Completion, first: Event, events: Events
     ) -> AsyncIterator[bytes]:
-        """Server-sent events; an error is one of them, since the status is long sent."""
+        """Server-sent events; an error is one of them, since the status has been sent."""
         try:
             async with aclosing(events):
-                yield bodies.event(shape.chunk({"role": "assistant", "content": ""}))
-                async for kind, value in _again(first, events):
+                yield _event(completion.chunk({"role": "assistant", "content": ""}))
+                async for kind, value in _chained(first, events):
                     if kind == "text":
-                        yield bodies.event(shape.chunk({"content": value}))
-                    elif kind == "error":
-                        raise as_api_error(value)
-                    elif kind == "done":
-                        yield bodies.event(shape.last(self._told(value)))
-                        if asked.stream_usage:
-                            yield bodies.event(shape.counts(value))
-                        yield bodies.DONE
+                        yield _event(completion.chunk({"content": value}))
+                    elif kind == "alive":
+                        yield b": waiting\n\n"
                     else:
-                        yield bodies.ALIVE
+                        yield _event(completion.last_chunk(self._note_reply(value)))
+                        if asked.stream_usage:
+                            yield _event(completion.usage_chunk(value))
+                        yield b"data: [DONE]\n\n"
         except ApiError as error:
-            yield bodies.event(error.body())
-        except Gone:
+            yield _event(error.body())
+        except ClientGoneError:
             return
 
 
-async def _first(events: Events) -> Event:
-    """What comes first, but for "begun"; errors that come at once keep their own status."""
-    async for kind, value in events:
-        if kind == "error":
-            await events.aclose()
-            raise as_api_error(value)
-        if kind != "begun":
-            return kind, value
-    raise AssertionError("an answer ends with an event")
-
-
-async def _again(first: Event, events: Events) -> AsyncIterator[Event]:
+async def _chained(first: Event, events: Events) -> AsyncIterator[Event]:
     yield first
     async for event in events:
         yield event
 
 
-async def _whole(events: Events) -> Reply:
-    async with aclosing(events):
-        async for kind, value in events:
-            if kind == "error":
-                raise as_api_error(value)
-            if kind == "done":
-                assert isinstance(value, Reply)
-                return value
-    raise AssertionError("an answer ends with an event")
+def _event(data: Any) -> bytes:
+    return b"data: %s\n\n" % json_bytes(data)
+
+
+def _json(data: Any) -> Response:
+    return Response(json_bytes(data), media_type="application/json")
 
 
 async def _api_error(request: Request, error: Any) -> Response:
-    return refused(error)
+    response: Response = error.response()
+    return response
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    return refused(ApiError(error.status_code, str(error.detail)))
+    return ApiError(error.status_code, str(error.detail)).response()
 
 
 async def _any_error(request: Request, error: Exception) -> Response:
-    return refused(as_api_error(error))
+    return as_api_error(error).response()

@@ -1,4 +1,8 @@
-"""One answer as the server sees it: events from the worker, the clock, and a client who may go."""
+"""One answer while it is generated: events of the worker, the clock and the client's connection.
+
+sse-starlette is not used: at the server's end it cancels the answer at once, or loses the last
+event, which says why the answer stopped; and answers that are no streams need all of this, too.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,31 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from starlette.types import Receive
 
-from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import Answer, Event, Full, Job, Worker
+from esa_cli.apps.server.http_errors import ApiError, as_api_error
+from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker
 
 TICK_S = 5.0
+"""The longest a stream is silent."""
+Events = AsyncGenerator[Event, None]
 
 
-class Gone(Exception):
-    """The client went away."""
+class ClientGoneError(Exception):
+    """The client has closed the connection."""
 
 
-async def follow(
-    worker: Worker,
-    answer: Answer,
-    receive: Receive,
-    timeout_s: float,
-) -> AsyncGenerator[Event, None]:
-    """The answer's events, and ("alive", None) every few seconds where nothing else comes.
+async def follow(worker: Worker, answer: Answer, receive: Receive, timeout_s: float) -> Events:
+    """("text", piece), then ("done", Reply); ("alive", None) after every few seconds of silence.
 
     The job is cancelled when this ends, however it ends.
 
     Args:
-        timeout_s: the longest the answer may take from when it is begun; waiting is not counted.
+        timeout_s: the longest the answer may take, without its time in the queue.
 
     Raises:
-        ApiError: 429, 503, 504. Gone: the client is no longer there.
+        ApiError: 429, 503, 504, or what kept the job from an answer. ClientGoneError.
     """
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -46,20 +46,24 @@ async def follow(
     job = Job(answer, tell)
     _submit(worker, job)
     gone = asyncio.ensure_future(_until_gone(receive))
+    gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
     deadline = math.inf
     try:
         while True:
-            event = await _next(inbox, gone, deadline - loop.time())
-            if event[0] == "begun":
-                deadline = loop.time() + timeout_s
-            elif event[0] not in ("done", "error"):
-                if gone.done():
-                    raise Gone
-                if loop.time() >= deadline:
-                    raise _late(job, timeout_s)
-            yield event
-            if event[0] in ("done", "error"):
+            kind, value = await _next(inbox, deadline - loop.time())
+            if kind == "error":
+                raise as_api_error(value)
+            if kind == "done":
+                yield kind, value
                 return
+            if kind == "begun":
+                deadline = loop.time() + timeout_s
+                continue
+            if gone.done():
+                raise ClientGoneError
+            if loop.time() >= deadline:
+                raise _late(job, timeout_s)
+            yield kind, value
     except asyncio.CancelledError:
         raise ApiError(503, "the server ends", code="shutdown") from None
     finally:
@@ -68,19 +72,18 @@ async def follow(
 
 
 def _submit(worker: Worker, job: Job) -> None:
-    """Raises ApiError 429."""
     try:
         worker.submit(job)
-    except Full:
+    except QueueFullError:
         raise ApiError(
-            429, "too many questions wait already", code="queue_full", retry=worker.patience()
+            429, "too many questions wait already", code="queue_full", retry=worker.retry_after()
         ) from None
 
 
 def _late(job: Job, timeout_s: float) -> ApiError:
-    text, reading = f"no answer within {timeout_s:g} s", job.reading
-    if reading is not None:
-        done, total = reading
+    text = f"no answer within {timeout_s:g} s"
+    if job.ingesting is not None:
+        done, total = job.ingesting
         text += (
             f": the document was still being read ({done:,} of {total:,} tokens); `esa serve` "
             "needs a longer --timeout, or --keep: then asking again goes on where this stopped"
@@ -88,16 +91,11 @@ def _late(job: Job, timeout_s: float) -> ApiError:
     return ApiError(504, text, code="timeout")
 
 
-async def _next(inbox: asyncio.Queue[Event], gone: asyncio.Future[Any], left_s: float) -> Event:
-    """The next event; "alive" when there is none, because of the clock or the client."""
-    coming = asyncio.ensure_future(inbox.get())
-    either: set[asyncio.Future[Any]] = {gone, coming}
-    try:
-        wait_s = max(0.0, min(TICK_S, left_s))
-        await asyncio.wait(either, timeout=wait_s, return_when="FIRST_COMPLETED")
-        return coming.result() if coming.done() else ("alive", None)
-    finally:
-        coming.cancel()
+async def _next(inbox: asyncio.Queue[Event], left_s: float) -> Event:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, min(TICK_S, left_s))):
+            return await inbox.get()
+    return "alive", None
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -1,204 +1,244 @@
-"""A chat completion request, checked: what is asked, after what, about what, and how.
+"""The JSON of OpenAI's chat completions: requests, checked, and answers with their evidence.
 
-Unknown parameters are ignored, as OpenAI's own servers of this kind do. Known ones that would
-change the answer and are not served are refused. Earlier messages become turns; a system message
-is the first turn, without an answer.
+Unknown parameters are ignored, as by other servers of this protocol. Known ones that would change
+the answer and are not supported are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import reprlib
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, takewhile
+from typing import Annotated, Any, Literal
 
-from esa_cli.qa.reply import Turn
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.qa.reply import Reply, Turn
 
 MAX_DOCUMENTS = 64
 MAX_EVIDENCE = 50
 MAX_TOKENS = 32_768
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_NOT_SERVED = ("tools", "functions", "stop", "logprobs", "audio", "logit_bias")
+DEFAULT_EVIDENCE = 3
 
 
-class ApiError(Exception):
-    """An answer that is an error, in OpenAI's shape.
+def _optional(allowed: str, **limits: Any) -> Any:
+    """A field that may be left out or null; `allowed` ends the sentence "it must be"."""
+    return Field(None, description=allowed, **limits)
 
-    Args:
-        param: the field of the request that is at fault. retry: seconds after which to come again;
-            None where coming again does not help.
-    """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry = retry
+def _unsupported(value: Any) -> None:
+    if value:
+        raise ValueError
 
-    def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {
-            "message": self.message,
-            "type": kinds.get(self.status, kind),
-            "param": self.param,
-            "code": self.code,
+
+Unsupported = Annotated[Any, AfterValidator(_unsupported)]
+"""A parameter that is accepted only where it is empty or false."""
+_STOP_EARLY: Any = Field(fail_fast=True)
+"""For lists: a large one full of errors costs no more than its first."""
+_TOKENS = f"a whole number from 1 to {MAX_TOKENS}"
+
+
+class TextPart(BaseModel):
+    """A part of a message; images and the like are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ResponseFormat(BaseModel):
+    """The format of the answer: plain text."""
+
+    type: Literal["text"] = "text"
+
+
+class ChatMessage(BaseModel):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="system, developer, user or assistant"
+    )
+    content: str | Annotated[list[TextPart], _STOP_EARLY] | None = _optional(
+        "text, or a list of texts"
+    )
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatRequest(BaseModel):
+    """A request; None where it leaves the choice to the preset."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    messages: Annotated[list[ChatMessage], _STOP_EARLY] = Field(
+        min_length=1, description="a list of at least one message"
+    )
+    documents: Annotated[list[Annotated[str, Field(min_length=1)]], _STOP_EARLY] | None = _optional(
+        f"a list of 1 to {MAX_DOCUMENTS} paths", min_length=1, max_length=MAX_DOCUMENTS
+    )
+    stream: bool | None = _optional("true or false")
+    stream_options: Any = None
+    max_tokens: int | None = _optional(_TOKENS, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: int | None = _optional(_TOKENS, ge=1, le=MAX_TOKENS)
+    temperature: float | None = _optional("a number from 0 to 2", ge=0, le=2)
+    top_p: float | None = _optional("a number from 0 to 1", ge=0, le=1)
+    seed: int | None = _optional("a whole number")
+    evidence: int | None = _optional(
+        f"a whole number from 0 to {MAX_EVIDENCE}", ge=0, le=MAX_EVIDENCE
+    )
+    n: int | None = _optional("1", ge=1, le=1)
+    response_format: ResponseFormat | None = _optional('{"type": "text"}')
+    tools: Unsupported = None
+    functions: Unsupported = None
+    stop: Unsupported = None
+    logprobs: Unsupported = None
+    audio: Unsupported = None
+    logit_bias: Unsupported = None
+
+    @property
+    def stream_usage(self) -> bool:
+        options = self.stream_options
+        return isinstance(options, dict) and options.get("include_usage") is True
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `Asker.ask`."""
+        longest = self.max_completion_tokens
+        return {
+            "max_new_tokens": self.max_tokens if longest is None else longest,
+            "temperature": self.temperature,
+            "top_p": None if self.top_p is None else max(self.top_p, 1e-6),  # 0: the likeliest
+            "seed": None if self.seed is None else self.seed % 2**63,
+            "evidence": DEFAULT_EVIDENCE if self.evidence is None else self.evidence,
         }
-        return {"error": error}
+
+    def conversation(self) -> tuple[str, list[Turn]]:
+        """The question and the turns before it. Raises ApiError 400.
+
+        System messages come first, as turns without an answer. Messages in a row of one speaker
+        are one.
+        """
+        for index, message in enumerate(self.messages):
+            if message.content is None and message.role != "assistant":
+                raise _refusal(("messages", index, "content"), None)
+        if self.messages[-1].role != "user":
+            raise ApiError(400, "the last message must be the user's", "messages")
+        spoken = [one for one in self.messages if one.role in ("user", "assistant")]
+        texts = [
+            "\n\n".join(one.text() for one in some)
+            for _, some in groupby(spoken, key=lambda one: one.role)
+        ]
+        if spoken[0].role == "assistant":
+            texts.insert(0, "")
+        *earlier, question = texts
+        if not question.strip():
+            raise ApiError(400, "the question is empty", "messages")
+        system = [one.text() for one in self.messages if one.role in ("system", "developer")]
+        turns = [Turn(text, "") for text in system if text]
+        return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """What a request asks for; None where it leaves the choice to the preset."""
-
-    question: str
-    history: tuple[Turn, ...] = ()
-    documents: tuple[str, ...] | None = None
-    stream: bool = False
-    stream_usage: bool = False
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    evidence: int = 3
+_ALLOWED = {
+    name: field.description
+    for model in (ChatMessage, ChatRequest)
+    for name, field in model.model_fields.items()
+}
+"""What each parameter must be; None where it is not supported."""
 
 
 def parse(data: bytes) -> ChatRequest:
-    """Raises ApiError 400."""
+    """Raises ApiError 400, which names the parameter and what is allowed."""
     try:
-        body = json.loads(data.decode("utf-8"))
-        json.dumps(body, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON in UTF-8: {error}") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body is not a JSON object")
-    _refuse(body)
-    question, history = _messages(body.get("messages"))
-    options = body.get("stream_options")
-    top_p = _number(body, "top_p", 0, 1)
-    longest = _whole(body, "max_completion_tokens", 1, MAX_TOKENS)
-    seed = _whole(body, "seed", None)
-    evidence = _whole(body, "evidence", 0, MAX_EVIDENCE)
-    return ChatRequest(
-        question,
-        history,
-        _documents(body.get("documents")),
-        _flag(body, "stream"),
-        isinstance(options, dict) and options.get("include_usage") is True,
-        _whole(body, "max_tokens", 1, MAX_TOKENS) if longest is None else longest,
-        _number(body, "temperature", 0, 2),
-        None if top_p is None else max(top_p, 1e-6),  # 0 is the likeliest word alone
-        None if seed is None else seed % 2**63,
-        3 if evidence is None else evidence,
-    )
+        return ChatRequest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            text = f"the body must be JSON in UTF-8: {first['ctx']['error']}"
+            raise ApiError(400, text) from error
+        value = None if first["type"] == "missing" else first["input"]
+        raise _refusal(first["loc"], value) from error
 
 
-def _refuse(body: Mapping[str, Any]) -> None:
-    for name in _NOT_SERVED:
-        if body.get(name):
-            raise ApiError(400, f"{name} is not supported", name, "unsupported_parameter")
-    if (_whole(body, "n", 1) or 1) != 1:
-        raise ApiError(400, "n must be 1", "n", "unsupported_parameter")
-    form = body.get("response_format")
-    if form and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise ApiError(400, "only text can be answered", "response_format", "unsupported_parameter")
+def _refusal(place: tuple[int | str, ...], value: Any) -> ApiError:
+    """The error for a value at a place that may go on below the parameter."""
+    known = list(takewhile(lambda part: isinstance(part, int) or part in _ALLOWED, place))
+    while known and isinstance(known[-1], int):
+        known.pop()
+    if not known:
+        return ApiError(400, f"the body must be a JSON object, got {reprlib.repr(value)}")
+    name, allowed = known[-1], _ALLOWED[str(known[-1])]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in known)[1:]
+    code = "unsupported_parameter" if not allowed or name in ("n", "response_format") else None
+    if not allowed:
+        return ApiError(400, f"{where} is not supported", where, code)
+    return ApiError(400, f"{where} must be {allowed}, got {reprlib.repr(value)}", where, code)
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ApiError(400, f"{name} must be true or false", name)
-    return value is True
+@dataclass(frozen=True)
+class Completion:
+    """The bodies of one answer: whole, or as chunks of a stream.
+
+    Args:
+        missing: what the documents' texts lack; filled when they are open, before the answer ends.
+    """
+
+    model: str
+    missing: list[str] = field(default_factory=list)
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        message = {"role": "assistant", "content": reply.text, "refusal": None}
+        choice = self._choice("message", message | self._evidence(reply), _finish_reason(reply))
+        return self._body("chat.completion", [choice], usage=_usage(reply))
+
+    def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._body("chat.completion.chunk", [self._choice("delta", delta, None)])
+
+    def last_chunk(self, reply: Reply) -> dict[str, Any]:
+        choice = self._choice("delta", {}, _finish_reason(reply))
+        return self._body("chat.completion.chunk", [choice], **self._evidence(reply))
+
+    def usage_chunk(self, reply: Reply) -> dict[str, Any]:
+        return self._body("chat.completion.chunk", [], usage=_usage(reply))
+
+    def _choice(self, kind: str, value: dict[str, Any], end: str | None) -> dict[str, Any]:
+        return {"index": 0, kind: value, "logprobs": None, "finish_reason": end}
+
+    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**about, "choices": choices, **more}
+
+    def _evidence(self, reply: Reply) -> dict[str, Any]:
+        extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+        return {**extra, "missing": self.missing} if self.missing else extra
 
 
-def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    if not plain or not low <= value <= high:  # false for nan, too
-        raise ApiError(400, f"{name} must be a number from {low:g} to {high:g}", name)
-    return float(value)
+def _finish_reason(reply: Reply) -> str:
+    return "length" if reply.cut else "stop"
 
 
-def _whole(
-    body: Mapping[str, Any], name: str, low: int | None, high: int | None = None
-) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    plain = isinstance(value, int) and not isinstance(value, bool)
-    if not plain or (low is not None and value < low) or (high is not None and value > high):
-        span = f" from {low}" if low is not None else ""
-        span += f" to {high}" if high is not None else ""
-        raise ApiError(400, f"{name} must be a whole number{span}", name)
-    return int(value)
+def _usage(reply: Reply) -> dict[str, int]:
+    """Tokens of the question with its history, and of the answer; documents are not counted."""
+    question, answer = reply.question_tokens, reply.answer_tokens
+    return {
+        "prompt_tokens": question,
+        "completion_tokens": answer,
+        "total_tokens": question + answer,
+    }
 
 
-def _documents(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise ApiError(400, "documents must be a list of paths", "documents")
-    if not 0 < len(value) <= MAX_DOCUMENTS:
-        raise ApiError(400, f"documents must be 1 to {MAX_DOCUMENTS} paths", "documents")
-    return tuple(dict.fromkeys(value))
+def model_card(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "esa"}
 
 
-def _messages(value: Any) -> tuple[str, tuple[Turn, ...]]:
-    """The last message is the question; those before it are turns."""
-    if not isinstance(value, list) or not value:
-        raise ApiError(400, "messages must be a list with at least one message", "messages")
-    said = [_message(one, f"messages[{index}]") for index, one in enumerate(value)]
-    role, question = said.pop()
-    if role != "user":
-        raise ApiError(400, "the last message must be the user's", "messages")
-    turns = [Turn(text, "") for role, text in said if role == "system" and text]
-    asked: str | None = None
-    answers: list[str] = []
-    for role, text in (one for one in said if one[0] != "system"):
-        if role == "user":
-            if answers:
-                turns.append(Turn(asked or "", "\n\n".join(answers)))
-                asked, answers = None, []
-            asked = text if asked is None else f"{asked}\n\n{text}"
-        else:
-            answers.append(text)
-    if answers:
-        turns.append(Turn(asked or "", "\n\n".join(answers)))
-    elif asked is not None:  # two questions in a row are one
-        question = f"{asked}\n\n{question}"
-    if not question.strip():
-        raise ApiError(400, "the question is empty", "messages")
-    return question, tuple(turns)
-
-
-def _message(value: Any, where: str) -> tuple[str, str]:
-    if not isinstance(value, dict):
-        raise ApiError(400, f"{where} is not an object", where)
-    role = _ROLES.get(str(value.get("role")))
-    if role is None or value.get("tool_calls") or value.get("function_call"):
-        raise ApiError(400, f"{where}: system, user and assistant may speak; no tools", where)
-    content = value.get("content")
-    if isinstance(content, str):
-        return role, content
-    if content is None and role == "assistant":
-        return role, ""
-    if not isinstance(content, list):
-        raise ApiError(400, f"{where}.content must be text, or a list of texts", where)
-    return role, "\n".join(_part(one, where) for one in content)
-
-
-def _part(value: Any, where: str) -> str:
-    if isinstance(value, dict) and value.get("type") == "text":
-        text = value.get("text")
-        if isinstance(text, str):
-            return text
-    kind = value.get("type") if isinstance(value, dict) else None
-    raise ApiError(400, f"{where}: only text can be read, not {str(kind)[:40]}", where)
+def json_bytes(data: Any) -> bytes:
+    """As JSON. Names of files that are not UTF-8 are escaped, which pydantic refuses to do."""
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")

@@ -135,7 +135,7 @@ def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: R
     """
     from esa_cli.apps.server import server_run as server
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
-    from esa_cli.apps.server.server_app import Limits, make_app
+    from esa_cli.apps.server.server_app import ServerLimits, make_app
 
     with server.bind(wanted.host, wanted.port) as sock:
         fixed = books.ingest(asker, documents)
@@ -143,7 +143,7 @@ def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: R
         allowed = AllowedDocuments(
             asker, fixed, wanted.allow, [document.text for document in documents]
         )
-        limits = Limits(wanted.max_body, wanted.max_queue, wanted.timeout_s)
+        limits = ServerLimits(wanted.max_body, wanted.max_queue, wanted.timeout_s)
         app = make_app(
             asker, allowed, wanted.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
