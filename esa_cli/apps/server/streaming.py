@@ -1,7 +1,8 @@
 """One answer while it is generated: events of the worker, the clock and the client's connection.
 
-sse-starlette is not used: at the server's end it cancels the answer at once, or loses the last
-event, which says why the answer stopped; and answers that are no streams need all of this, too.
+Streams and whole answers need the queue, the time limit and the end at a disconnect alike.
+sse-starlette would replace only the comment in times of silence, and patches uvicorn's signal
+handler on import, so that streams are cut off half a second after a signal.
 """
 
 from __future__ import annotations

@@ -35,6 +35,11 @@ def _unsupported(value: Any) -> None:
         raise ValueError
 
 
+def _plain_text(value: Any) -> None:
+    if value and not (isinstance(value, dict) and value.get("type") == "text"):
+        raise ValueError
+
+
 Unsupported = Annotated[Any, AfterValidator(_unsupported)]
 """A parameter that is accepted only where it is empty or false."""
 _STOP_EARLY: Any = Field(fail_fast=True)
@@ -47,12 +52,6 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: str
-
-
-class ResponseFormat(BaseModel):
-    """The format of the answer: plain text."""
-
-    type: Literal["text"] = "text"
 
 
 class ChatMessage(BaseModel):
@@ -95,7 +94,7 @@ class ChatRequest(BaseModel):
         f"a whole number from 0 to {MAX_EVIDENCE}", ge=0, le=MAX_EVIDENCE
     )
     n: int | None = _optional("1", ge=1, le=1)
-    response_format: ResponseFormat | None = _optional('{"type": "text"}')
+    response_format: Annotated[Any, AfterValidator(_plain_text)] = _optional('{"type": "text"}')
     tools: Unsupported = None
     functions: Unsupported = None
     stop: Unsupported = None
