@@ -247,3 +247,9 @@ def word_share(output: str, answer: str) -> float:
     """NeedleBench M-RS: the share of the answer's words in the output, letter case aside."""
     words, said = answer.lower().split(), output.lower()
     return sum(one in said for one in words) / len(words) if words else 0.0
+
+
+def is_share(value: Any) -> bool:
+    """Whether a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= 1

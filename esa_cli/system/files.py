@@ -1,4 +1,4 @@
-"""Atomic file writing, and operating-system errors as messages with a hint."""
+"""Atomic file writing, a lock for one writer, and the system's errors as messages with a hint."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esa_cli.errors import DocumentError, EsaError, ResourceError
+from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """errno of a full disk, of an exceeded quota, and of a limit on a file's length."""
@@ -95,3 +96,27 @@ def write_whole(path: Path, content: str) -> None:
     """Writes a text file atomically and durably. Raises OSError."""
     with replacing(path, durable=True) as part:
         part.write_text(content, "utf-8")
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Holds PATH.lock, which no second process gets. Raises UsageError."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            f"another esa is writing {path}", "wait for it, or choose another --out"
+        ) from error
+    except OSError:
+        pass  # a disk without locks, or a folder to write nothing new in: rows can still be kept
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            if sys.platform != "win32":  # there an open file cannot be removed
+                with contextlib.suppress(OSError):
+                    Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()

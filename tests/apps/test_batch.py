@@ -23,7 +23,7 @@ import typer.testing
 from fake_asker import FakeAsker
 
 from esa_cli.apps.batch.batch_questions import read
-from esa_cli.apps.batch.batch_run import run
+from esa_cli.apps.batch.batch_run import answers_file, run
 from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import ask_lines
@@ -32,8 +32,8 @@ from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.open_books import MOST_SCHEDULED
 from esa_cli.documents.document import read_document
 from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
-from esa_cli.system import answers as answers_file
-from esa_cli.system.answers import Answers
+from esa_cli.system import files
+from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
 Write = Callable[..., Path]
 
@@ -73,9 +73,10 @@ def go(
     retry: bool = False,
     default: tuple[str, ...] = (),
     **settings: Any,
-) -> Answers:
-    with Answers(out, read(path, default, settings), retry) as answers:
-        run(asker, answers, {"evidence": 2}, limit=limit)
+) -> OrderedJsonLines:
+    questions = read(path, default, settings)
+    with answers_file(out, questions, retry) as answers:
+        run(asker, questions, answers, {"evidence": 2}, limit=limit)
     return answers
 
 
@@ -417,7 +418,7 @@ def test_a_kill_between_the_two_steps_of_a_retry_loses_nothing(
         real(source, target)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(answers_file.os, "replace", once)
+    monkeypatch.setattr(files.os, "replace", once)
     with pytest.raises(KeyboardInterrupt):
         go(FakeAsker(), path, out, retry=True)
     monkeypatch.undo()
@@ -775,8 +776,7 @@ def test_a_slip_in_the_key_of_the_documents_is_told(write: Write, tmp_path: Path
 def test_two_processes_do_not_write_the_same_answers(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(*MIXED)
-    with batch._alone(tmp_path / "out.jsonl"):
+    with answers_file(tmp_path / "out.jsonl", read(write(*MIXED), (), {})):
         result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
     assert isinstance(result.exception, UsageError)
     assert "another esa" in result.exception.message

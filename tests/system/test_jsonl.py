@@ -29,8 +29,8 @@ def test_a_second_run_knows_what_is_done(tmp_path: Path) -> None:
     with journal(path) as first:
         first.add(row("a"))
     with journal(path) as second:
-        assert second.done(row("a", 0.0))
-        assert not second.done(row("b"))
+        assert second.find(row("a", 0.0))
+        assert not second.find(row("b"))
         second.add(row("b"))
     lines = list(read_lines(path))
     assert [line.get("question") for line in lines] == [None, "a", "b"]
@@ -40,7 +40,7 @@ def test_a_second_run_knows_what_is_done(tmp_path: Path) -> None:
 def test_without_a_file_rows_are_kept_in_memory() -> None:
     with journal(None) as kept:
         kept.add(row("a"))
-        assert kept.done(row("a"))
+        assert kept.find(row("a"))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
@@ -52,9 +52,9 @@ def test_a_half_written_line_is_dropped_and_asked_again(tmp_path: Path, cut: int
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     with journal(path) as second:
-        assert second.done(row("a"))
+        assert second.find(row("a"))
         # Without its line break only, the line is whole.
-        assert second.done(row("b")) == (cut == 1)
+        assert bool(second.find(row("b"))) == (cut == 1)
         if cut > 1:
             second.add(row("b"))
         second.add(row("c"))
@@ -88,7 +88,7 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(DocumentError, match="cannot write"), journal(blocked / "rows.jsonl"):
+    with pytest.raises(DocumentError, match="cannot be written"), journal(blocked / "rows.jsonl"):
         pass
 
 
@@ -101,7 +101,7 @@ def test_a_cut_inside_a_character_is_a_half_written_line(tmp_path: Path) -> None
     path.write_bytes(whole[: whole.index("★".encode()) + 1])
     assert [line.get("question") for line in read_lines(path)] == [None, "a"]
     with journal(path) as second:
-        assert not second.done(row("b"))
+        assert not second.find(row("b"))
         second.add(row("b"))
     assert [line.get("question") for line in read_lines(path)] == [None, "a", "b"]
 
@@ -151,7 +151,7 @@ def test_only_one_writes_a_file(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="another esa is writing"), early:
             pass
     with early:
-        assert early.done(row("a")), "what was written since it was opened counts"
+        assert early.find(row("a")), "what was written since it was opened counts"
         early.add(row("b"))
     assert [line.get("question") for line in read_lines(path)] == [None, "a", "b"]
     assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"], "no lock stays behind"

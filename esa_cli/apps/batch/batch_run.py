@@ -6,7 +6,8 @@ order. A few books that a later set needs stay open, see `open_books`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from esa_cli.apps.batch.batch_questions import Question
@@ -16,15 +17,31 @@ from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import Gathered, Meant, gather
 from esa_cli.errors import DocumentError, EsaError
 from esa_cli.qa.reply import Asker
-from esa_cli.system.answers import Answers
+from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
 Opened = tuple[Gathered, list[Any]] | EsaError
 """The documents of a group and their books, or what kept them from being read."""
 
 
+def answers_file(
+    path: Path, questions: Sequence[Question], retry: bool = False
+) -> OrderedJsonLines:
+    """The rows of these questions, to be opened; `retry` asks those with an error again."""
+
+    def another(index: int, row: Mapping[str, Any]) -> str:
+        asked = questions[index]
+        same = row.get("question"), row.get("documents")
+        settings = same == (asked.question, list(asked.documents))
+        what = "the same question under other settings" if settings else "another question"
+        return f"answers {what} than line {asked.line} asks"
+
+    return OrderedJsonLines(path, [one.key for one in questions], another, retry=retry)
+
+
 def run(
     asker: Asker,
-    answers: Answers,
+    questions: Sequence[Question],
+    answers: OrderedJsonLines,
     options: Mapping[str, Any],
     *,
     limit: int | None = None,
@@ -40,15 +57,15 @@ def run(
     Raises:
         OSError: the answers cannot be written. What concerns one question is in its row.
     """
-    end = len(answers.questions) if limit is None else limit
-    left = groups(answers.questions, lambda index: index < end and not answers.has(index))
+    end = len(questions) if limit is None else limit
+    left = groups(questions, lambda index: index < end and not answers.has(index))
     open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in left])
     for group in left:
         open_books.next()
         for index, row in _rows(asker, group, open_books, options, say):
-            one = answers.questions[index]
+            one = questions[index]
             about = {"id": one.id, "question": one.question, "documents": list(one.documents)}
-            answers.put(index, {**about, **row, "key": one.key})
+            answers.add(index, {**about, **row, "key": one.key})
             progress()
 
 

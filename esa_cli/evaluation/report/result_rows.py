@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError
-from esa_cli.system.jsonl import is_share
+from esa_cli.evaluation.metrics import is_share
 
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +19,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import Question
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.system.answers import Answers
+    from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
 File = Annotated[
     Path,
@@ -144,12 +142,12 @@ def run(
     Raises:
         UsageError: `out` holds other answers, or another process writes it.
     """
+    from esa_cli.apps.batch.batch_run import answers_file
     from esa_cli.apps.batch.batch_run import run as answer
-    from esa_cli.system.answers import Answers
 
     started = time.monotonic()
     end = len(questions) if limit is None else min(limit, len(questions))
-    with _alone(out), Answers(out, questions, retry) as answers:
+    with answers_file(out, questions, retry) as answers:
         before = sum(answers.has(index) for index in range(end))
         if before:
             reporter.note(f"esa: {before} questions of an earlier run are kept")
@@ -158,7 +156,7 @@ def run(
                 with open_asker() as asker:
                     showing = _Progress(reporter, answers, end, before)
                     answer(
-                        asker, answers, asking, limit=end, progress=showing,
+                        asker, questions, answers, asking, limit=end, progress=showing,
                         say=lambda text: reporter.warn(f"esa: {text}"),
                     )  # fmt: skip
             except KeyboardInterrupt:
@@ -170,7 +168,7 @@ def run(
 
 
 def _tell(
-    answers: Answers,
+    answers: OrderedJsonLines,
     out: Path,
     end: int,
     before: int,
@@ -198,7 +196,9 @@ def _tell(
 class _Progress:
     """Rate and time left: a spinner, or a line now and then."""
 
-    def __init__(self, reporter: Reporter, answers: Answers, end: int, before: int) -> None:
+    def __init__(
+        self, reporter: Reporter, answers: OrderedJsonLines, end: int, before: int
+    ) -> None:
         self.reporter, self.answers, self.end, self.before = reporter, answers, end, before
         self.done = before
         self.started = self.shown = time.monotonic()
@@ -219,25 +219,3 @@ class _Progress:
         elif now - self.shown > LINE_EVERY_S:
             self.shown = now
             self.reporter.note(f"esa: {text}")
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Holds OUT.lock, so that two processes never write the same answers. Raises UsageError."""
-    from filelock import FileLock, Timeout
-
-    with files.writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{out}.lock", timeout=0)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise UsageError(
-                f"another esa writes {out}", "wait for it, or choose another --out"
-            ) from error
-    try:
-        yield
-    finally:
-        if sys.platform != "win32":  # there an open file cannot be removed
-            Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
