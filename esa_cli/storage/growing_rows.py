@@ -103,6 +103,12 @@ class GrowingRows:
         assert low == at.shape[0], "a position beyond the rows, or positions out of order"
         return out
 
+    def after(self, start: int) -> GrowingRows:
+        """A copy of the rows from `start` on."""
+        rest = GrowingRows(self.width, self.dtype, self.device)
+        rest.append(self.span(start, self.length))
+        return rest
+
     def truncate(self, length: int) -> None:
         """Keeps the first `length` rows; segments are kept for what comes next."""
         self.length = min(self.length, max(length, 0))

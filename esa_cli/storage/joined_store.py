@@ -49,8 +49,11 @@ class JoinedStore:
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + part.high - part.low)
-        self.stored = self._starts[-1]
+
+    @property
+    def stored(self) -> int:
         """Tokens of all parts; the tail begins here."""
+        return self._starts[-1]
 
     def __len__(self) -> int:
         return self.stored + len(self.tail)
@@ -114,6 +117,7 @@ class JoinedStore:
 
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) to the tail."""
+        assert self.reduced >= self.stored, "reduced keys behind tokens that have none"
         self.tail.append_features(features)
 
     def feature_blocks(
@@ -123,6 +127,13 @@ class JoinedStore:
         for begin, store, low, high in self._pieces(start, stop):
             for at, features in store.feature_blocks(low, high, most):
                 yield at - low + begin, features
+
+    def extend_last_part(self, count: int) -> None:
+        """Drops the tail's first `count` tokens, which the last part has from now on."""
+        last = self._parts[-1]
+        self._parts[-1] = last._replace(high=last.high + count)
+        self._starts[-1] += count
+        self.tail.drop_first(count)
 
     def crop(self, tokens: int) -> None:
         """Takes back the last -tokens tokens, of the tail only.

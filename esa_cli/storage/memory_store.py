@@ -19,6 +19,12 @@ BLOCK = 8192
 """Tokens per block when scanning keys: 6 MB with 3 heads of 64 floats, which a cache holds."""
 
 
+def split_rows(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Rows (n, 2 * G * D) as keys and values, each (G, n, D)."""
+    both = rows.view(rows.shape[0], 2, heads, rows.shape[1] // (2 * heads))
+    return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
+
+
 class MemoryStore:
     """Keys and values of N tokens of one layer, and the side data that belongs to them.
 
@@ -41,10 +47,6 @@ class MemoryStore:
     def nbytes(self) -> int:
         return self._rows.nbytes + (self._features.nbytes if self._features else 0)
 
-    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        both = rows.view(rows.shape[0], 2, self.heads, self.dim)
-        return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
-
     def append(self, k: Tensor, v: Tensor) -> None:
         """Adds C tokens: k and v (G, C, D), unrotated."""
         rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
@@ -52,18 +54,18 @@ class MemoryStore:
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
-        return self._split(self._rows.span(start, stop))
+        return split_rows(self._rows.span(start, stop), self.heads)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        return self._split(self._rows.gather(at))
+        return split_rows(self._rows.gather(at), self.heads)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for at, rows in self._rows.blocks(start, stop, most):
-            keys = self._split(rows)[0]
+            keys = split_rows(rows, self.heads)[0]
             yield at, keys if groups is None else keys[as_index(groups)]
 
     @property
@@ -99,8 +101,13 @@ class MemoryStore:
             else:
                 del self.memo[key]
 
-    def clear(self) -> None:
-        """Forgets every token and frees the memory."""
-        self._rows = GrowingRows(2 * self.heads * self.dim, self.dtype, self.device)
-        self._features = None
-        self.memo.clear()
+    def first(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """The first tokens' rows (count, 2 * G * D), and their reduced keys (count, R) if any."""
+        features = self._features.span(0, count) if self._features else None
+        return self._rows.span(0, count), features
+
+    def drop_first(self, count: int) -> None:
+        """Forgets the first `count` tokens and frees their memory."""
+        self._rows = self._rows.after(count)
+        if self._features is not None:
+            self._features = self._features.after(count)

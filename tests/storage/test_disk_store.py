@@ -1,4 +1,4 @@
-"""DiskStore against MemoryStore: the same numbers for the same rows, wherever the rows lie."""
+"""DiskStore, alone and with a tail, against MemoryStore: the same numbers for the same rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 from esa_cli.attention.compression import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.storage.growing_rows import GrowingRows
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
@@ -22,9 +23,14 @@ pytestmark = pytest.mark.usefixtures("small_segments")
 CPU = torch.device("cpu")
 
 
+def with_tail(stored: DiskStore) -> JoinedStore:
+    tail = MemoryStore(stored.heads, stored.dim, stored.dtype, stored.device)
+    return JoinedStore([StoreSlice(stored, 0, len(stored))], tail)
+
+
 def pair(
     path: Path, count: int, tail: int, layout: Layout = LAYOUT
-) -> tuple[DiskStore, MemoryStore, int]:
+) -> tuple[JoinedStore, MemoryStore, int]:
     """A layer with `count` stored tokens and a tail, and a MemoryStore of the same tokens."""
     library, ids = Library(path), [*range(count + tail)]
     with library.write(library.key(WITH, "x"), WITH, ids[:count], layout) as writer:
@@ -34,8 +40,8 @@ def pair(
             text="x", offsets=[(0, 1)] * count, projections=fit_of(ids[:count], layout)
         )
     at = 1
-    stored = library.open(entry).layers()[at]
-    plain = MemoryStore(layout.heads, layout.dim, stored.dtype, CPU)
+    stored = with_tail(library.open(entry).layers()[at])
+    plain = MemoryStore(layout.heads, layout.dim, stored.tail.dtype, CPU)
     k, v = rows_of(ids, 0, count + tail, at, layout)
     plain.append(k, v)
     stored.append(k[:, count:], v[:, count:])
@@ -121,16 +127,27 @@ def test_random_operations_match_a_layer_in_memory(tmp_path: Path, seed: int) ->
         assert_same(stored, plain, draw)
 
 
-def test_without_stored_reduced_keys_they_are_made_in_memory(tmp_path: Path) -> None:
-    layout = Layout(2, 2, 4, "float32", segment=16)
-    stored, plain, length = pair(tmp_path, 40, 6, layout)
-    features = torch.randn(length, 7)
-    for store in (stored, plain):
-        store.append_features(features[:30])
-        store.append_features(features[30:])
-        store.crop(-4)
-    assert_same(stored, plain, random.Random(3))
-    assert stored.reduced == 42
+def test_reduced_keys_stand_behind_reduced_keys_only(tmp_path: Path) -> None:
+    stored, _, _ = pair(tmp_path, 40, 6, Layout(2, 2, 4, "float32", segment=16))
+    assert stored.reduced == 0
+    with pytest.raises(AssertionError, match="tokens that have none"):
+        stored.append_features(torch.randn(6, 7))
+
+
+def test_what_is_on_disk_is_read_only(tmp_path: Path) -> None:
+    library, ids = Library(tmp_path), [*range(20)]
+    stored = library.open(ingest(library, ids)).layers()[0]
+    for change in (lambda: stored.append(*rows_of(ids, 0, 3, 0)), lambda: stored.crop(-1)):
+        with pytest.raises(TypeError, match="read-only"):
+            change()
+    assert_same(stored, _in_memory(stored), random.Random(0))
+
+
+def _in_memory(stored: DiskStore) -> MemoryStore:
+    plain = MemoryStore(stored.heads, stored.dim, stored.dtype, CPU)
+    plain.append(*stored.span(0, len(stored)))
+    plain.append_features(torch.cat([b for _, b in stored.feature_blocks(0, len(stored))]))
+    return plain
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings")
@@ -155,7 +172,7 @@ def test_what_is_on_disk_cannot_be_taken_back(tmp_path: Path) -> None:
     stored, plain, _ = pair(tmp_path, 40, 6)
     stored.memo["rows"], stored.memo["other"] = GrowingRows(1, torch.float32, CPU), 1
     stored.memo["rows"].append(torch.zeros(46, 1))
-    with pytest.raises(ValueError, match="1 of these tokens are on disk"):
+    with pytest.raises(ValueError, match="cannot be taken back"):
         stored.crop(-7)
     assert len(stored) == 46
     assert set(stored.memo) == {"rows", "other"}
@@ -170,7 +187,7 @@ def test_what_is_on_disk_cannot_be_taken_back(tmp_path: Path) -> None:
 def test_two_memories_over_the_same_document_do_not_touch(tmp_path: Path) -> None:
     library, ids = Library(tmp_path), [*range(20)]
     book = library.open(ingest(library, ids))
-    one, two = book.layers()[0], book.layers()[0]
+    one, two = with_tail(book.layers()[0]), with_tail(book.layers()[0])
     one.append(*rows_of(ids, 0, 3, 0))
     assert (len(one), len(two)) == (23, 20)
 
@@ -178,7 +195,7 @@ def test_two_memories_over_the_same_document_do_not_touch(tmp_path: Path) -> Non
 def test_what_is_opened_while_a_model_runs_can_be_used_afterwards(tmp_path: Path) -> None:
     library = Library(tmp_path)
     with torch.inference_mode():
-        layer = library.open(ingest(library, [*range(20)])).layers()[0]
+        layer = with_tail(library.open(ingest(library, [*range(20)])).layers()[0])
         layer.append(*rows_of([*range(20)], 0, 3, 0))
     with torch.enable_grad():
         weight = torch.ones(4, requires_grad=True)
@@ -298,9 +315,10 @@ META = torch.device("meta")
 def test_each_layer_is_on_its_own_device(tmp_path: Path) -> None:
     library, ids = Library(tmp_path), [*range(20)]
     stored = library.open(ingest(library, ids))
-    for layer, device in zip(stored.layers([CPU, META]), (CPU, META), strict=True):
+    for one, device in zip(stored.layers([CPU, META]), (CPU, META), strict=True):
+        layer = with_tail(one)
         layer.append(*torch.zeros(2, 2, 3, 4, device=device))
-        layer.append_features(torch.zeros(3, LAYOUT.reduced[layer.layer], device=device))
+        layer.append_features(torch.zeros(3, LAYOUT.reduced[one.layer], device=device))
         found = [*layer.span(0, 23), *layer.span(3, 9), *layer.gather(torch.arange(1, 20, 2))]
         found += [block for _, block in layer.key_blocks(0, 23)]
         found += [block for _, block in layer.feature_blocks(0, 23)]
@@ -318,4 +336,4 @@ def test_each_layer_is_written_from_its_own_device(tmp_path: Path) -> None:
             assert layer.span(0, 3)[0].device == device
     with library.write("a" * 40, WITH, [*range(20)], LAYOUT) as writer:
         assert isinstance(writer, Writer)
-        assert {layer.device for layer in writer.layers} == {CPU}
+        assert {layer.tail.device for layer in writer.layers} == {CPU}

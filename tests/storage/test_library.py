@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from esa_cli.attention.compression import Linear, flatten_keys
+from esa_cli.attention.interfaces import KVStore
 from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 
@@ -113,7 +113,7 @@ def part_of(library: Library, ids: Sequence[int], stop: int, layout: Layout = LA
         raise KeyboardInterrupt
 
 
-def assert_holds(layers: Sequence[DiskStore], ids: Sequence[int], layout: Layout = LAYOUT) -> None:
+def assert_holds(layers: Sequence[KVStore], ids: Sequence[int], layout: Layout = LAYOUT) -> None:
     """The layers hold the rows and reduced keys of the tokens, bit for bit."""
     for i, layer in enumerate(layers):
         k, v = rows_of(ids, 0, len(ids), i, layout)

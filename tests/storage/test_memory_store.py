@@ -100,11 +100,15 @@ def test_crop_takes_back_tokens_features_and_memo() -> None:
     assert (len(store), store.reduced) == (0, 0)
 
 
-def test_clear_forgets_everything() -> None:
+def test_the_first_tokens_can_be_taken_out() -> None:
     store, k, v = filled(20)
-    store.append_features(torch.randn(20, 5))
-    store.memo["seen"] = 1
-    store.clear()
-    assert (len(store), store.reduced, store.nbytes, store.memo) == (0, 0, 0, {})
-    store.append(k, v)
-    assert torch.equal(store.span(0, 20)[0], k)
+    features = torch.randn(20, 5)
+    store.append_features(features)
+    rows, reduced = store.first(9)
+    assert torch.equal(rows, torch.cat((k[:, :9], v[:, :9])).transpose(0, 1).reshape(9, -1))
+    assert reduced is not None
+    assert torch.equal(reduced, features[:9])
+    store.drop_first(9)
+    assert len(store) == store.reduced == 11
+    assert torch.equal(store.span(0, 11)[1], v[:, 9:])
+    assert torch.equal(torch.cat([b for _, b in store.feature_blocks(0, 11)]), features[9:])

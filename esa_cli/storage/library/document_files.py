@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Linear
 from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.disk_store import DiskStore, layers_over
+from esa_cli.storage.library.disk_store import DiskStore, disk_stores
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry, read_text
 from esa_cli.storage.library.segment import Segment
@@ -92,5 +92,5 @@ class StoredDocument:
         ]
 
     def layers(self, devices: Sequence[torch.device] = ()) -> list[DiskStore]:
-        """A new memory for each layer over the same maps; see `layers_over`."""
-        return layers_over(self._segments, self.entry.layout, devices)
+        """A store for each layer; see `disk_stores`."""
+        return disk_stores(self._segments, self.entry.layout, devices)

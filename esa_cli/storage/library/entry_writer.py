@@ -1,7 +1,7 @@
 """Writing one document: segments as they fill, then what belongs to it, and its manifest last.
 
 Every file appears whole or not at all, so a kill leaves nothing, complete segments to go on from,
-or a document. Knows nothing of models: rows come through `DiskStore.append`.
+or a document. Knows nothing of models: rows come through `JoinedStore.append`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import checksummed_file as sealed
 from esa_cli.storage.library import content_names as chain
 from esa_cli.storage.library import manifest as entries
 from esa_cli.storage.library.checksummed_file import on_disk
-from esa_cli.storage.library.disk_store import DiskStore, layers_over
+from esa_cli.storage.library.disk_store import disk_stores
 from esa_cli.storage.library.document_files import (
     NO_FIT,
     Projections,
@@ -34,7 +35,8 @@ from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.reservations import needed_files, reserve
 from esa_cli.storage.library.row_layout import Layout
-from esa_cli.storage.library.segment import Layer, Segment, write_segment
+from esa_cli.storage.library.segment import Segment, write_segment
+from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.digest import text_bytes, text_digest
 
 
@@ -69,7 +71,14 @@ class Writer:
             reserve(paths, key, self._chain)
         found = self._resume()
         self.done = sum(segment.tokens for segment in found)
-        self.layers = layers_over(found, layout, devices)
+        self._stored = disk_stores(found, layout, devices)
+        self.layers = [
+            JoinedStore(
+                [StoreSlice(one, 0, len(one))],
+                MemoryStore(one.heads, one.dim, one.dtype, one.device),
+            )
+            for one in self._stored
+        ]
 
     def _resume(self) -> list[Segment]:
         """The longest whole beginning on disk; every byte of it is read and checked first."""
@@ -114,8 +123,9 @@ class Writer:
             self._write(self.layout.segment, projections)
 
     def _ready(self) -> int:
+        """Tokens that all layers have whole in memory."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
-        return min(layer.ready(width > 0) for layer, width in pairs)
+        return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
     def _write(self, count: int, projections: Projections | None) -> None:
         if len(self._names) == len(self._chain):
@@ -125,11 +135,12 @@ class Writer:
                 self._write_fit(projections)
             path = self.paths.segment(f"{self._chain[len(self._names)]}-{self._fit}")
             self._new.append(path)
-            rows = (self._taken(layer, count) for layer in self.layers)
+            rows = (layer.tail.first(count) for layer in self.layers)
             write_segment(path, self.key, self.layout, count, rows)
         segment = Segment(path, self.layout, count, self.key)
-        for layer in self.layers:
-            layer.settled(segment)
+        for stored, layer in zip(self._stored, self.layers, strict=True):
+            stored.add(segment)
+            layer.extend_last_part(count)
         self._names.append(path.stem)
         self.done += count
 
@@ -141,9 +152,6 @@ class Writer:
         except ResourceError:
             self._full = True
             raise
-
-    def _taken(self, layer: DiskStore, count: int) -> Layer:
-        return layer.taken(count, self.layout.reduced[layer.layer] > 0)
 
     def _write_fit(self, projections: Projections | None) -> None:
         if projections is None:
