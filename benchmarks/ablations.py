@@ -3,7 +3,7 @@
 One reading of a text with needles; each question is read (not answered) under each variation, and
 the table says how much of its needle the layers selected: the mean over layers, the layers with
 more than half of it, and the questions for which a quarter of the layers had it (what `esa
-selftest` calls selected). Recall is not blurred by what a small model makes of a passage.
+selftest` calls selected). NeedleRecall is not blurred by what a small model makes of a passage.
 
     python benchmarks/ablations.py --length 16k --out benchmarks/results/ablations.jsonl
 """
@@ -48,11 +48,11 @@ def tokens(text: str) -> int:
 
 def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Reads every question, and looks where the layers looked."""
-    from esa_cli.evaluation.selftest.needle_recall import IN_VIEW, Recall, positions, selected
+    from esa_cli.evaluation.selftest.needle_recall import IN_VIEW, NeedleRecall, positions, selected
 
     shares, started = [], time.perf_counter()
     for question in sample.questions:
-        recall = Recall()
+        recall = NeedleRecall()
         session.attachment.watch = recall
         session.ask(question.text, max_new_tokens=1)
         session.attachment.watch = None

@@ -17,10 +17,10 @@ from torch import Tensor
 from esa_cli.__main__ import main
 from esa_cli.attention.step import OWN, Step
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.evaluation.calibration import head_votes as hearing
+from esa_cli.evaluation.calibration import head_votes
 from esa_cli.evaluation.calibration import retrieval_heads as finding
 from esa_cli.evaluation.calibration.head_ranking import (
-    Head,
+    HeadRecord,
     enough,
     judge,
     prefixes,
@@ -28,9 +28,9 @@ from esa_cli.evaluation.calibration.head_ranking import (
     stride_of,
     window_sums,
 )
-from esa_cli.evaluation.calibration.head_votes import ALL, Hearing
+from esa_cli.evaluation.calibration.head_votes import ALL, NeedleVotes
 from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, write
-from esa_cli.evaluation.calibration.retrieval_heads import Found, find, voting
+from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads, find, voting
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
@@ -117,8 +117,8 @@ def test_a_needle_longer_than_a_window_can_be_found() -> None:
 # The ranking and the set
 
 
-def head(layer: int, number: int, found: int, margin: float = 0.5) -> Head:
-    return Head(layer, number, found, 0, margin)
+def head(layer: int, number: int, found: int, margin: float = 0.5) -> HeadRecord:
+    return HeadRecord(layer, number, found, 0, margin)
 
 
 def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
@@ -156,10 +156,10 @@ def test_a_set_has_heads_of_two_layers_where_good_ones_are() -> None:
 # What is heard
 
 
-def hearing_of(size: int, sets: list[Any]) -> tuple[Hearing, list[Step], VoteScore]:
+def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteScore]:
     """Two layers' steps of 6 heads over 2 key heads, contrasting own words with others."""
     score = VoteScore(contrast=True)
-    heard, steps = Hearing(range(24, 30), size, sets), []
+    heard, steps = NeedleVotes(range(24, 30), size, sets), []
     for layer in range(2):
         step = build_step(
             torch.randn(6, 5, 8), 2 * torch.randn(2, 40, 8), low=3, after=2, score=score
@@ -172,7 +172,7 @@ def hearing_of(size: int, sets: list[Any]) -> tuple[Hearing, list[Step], VoteSco
 
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
-    heard, steps, score = hearing_of(8, [])
+    heard, steps, score = votes_of(8, [])
     found, margin = heard.each()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
@@ -193,7 +193,7 @@ def test_every_head_votes_alone_as_the_score_has_it() -> None:
 
 def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     sets = [ALL, ((0, 1), (1, 4)), ((0, 1),), ((0, 1), (0, 2), (1, 4))]
-    heard, steps, score = hearing_of(8, sets)
+    heard, steps, score = votes_of(8, sets)
     for one, row in zip(sets, torch.stack([*heard.together.values()]).sum(dim=0), strict=True):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, window_sums(votes, 8))
@@ -248,13 +248,13 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    hear = hearing.Reader.hear
+    hear = head_votes.QuestionReader.hear
 
     def told(self: Any, one: Any, question: str) -> Any:
         ASKED[:] = [sum(one.needle) // len(one.needle)]
         return hear(self, one, question)
 
-    monkeypatch.setattr(hearing.Reader, "hear", told)
+    monkeypatch.setattr(head_votes.QuestionReader, "hear", told)
     return finder
 
 
@@ -370,8 +370,8 @@ def test_a_shortlist_does_not_hide_what_heads_find(loaded: Loaded) -> None:
 
 
 def test_weak_is_less_than_half() -> None:
-    def of(hits: int) -> Found:
-        return Found([head(0, 0, 1)], ((0, 0),), 8, 8, hits, 8, {1: hits}, 100, 16, 0)
+    def of(hits: int) -> RetrievalHeads:
+        return RetrievalHeads([head(0, 0, 1)], ((0, 0),), 8, 8, hits, 8, {1: hits}, 100, 16, 0)
 
     assert of(3).weak
     assert not of(4).weak
@@ -555,5 +555,5 @@ def test_an_interruption(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(hearing.Reader, "hear", interrupted)
+    monkeypatch.setattr(head_votes.QuestionReader, "hear", interrupted)
     assert esa(*TINY, *FEW, *SHORT).code == 130

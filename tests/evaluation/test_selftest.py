@@ -14,19 +14,19 @@ from esa_cli import models
 from esa_cli.attention.trace import Seen
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.selftest import selftest_engine
-from esa_cli.evaluation.selftest.method_comparison import InView, selected_passages
-from esa_cli.evaluation.selftest.needle_recall import Recall, positions, selected, why
-from esa_cli.evaluation.selftest.resume import KEY, same_reading
+from esa_cli.evaluation.selftest import selftest_run
+from esa_cli.evaluation.selftest.method_comparison import SelectionCounts, selected_passages
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selected, why
+from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
 from esa_cli.evaluation.selftest.run_plan import (
-    Settings,
+    SelftestSettings,
     dense_group,
     dense_length,
     depths,
     groups,
     tokens,
 )
-from esa_cli.evaluation.selftest.selftest_engine import Engine
+from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
@@ -69,20 +69,20 @@ class Heard:
 
 def engine(
     loaded: Any,
-    settings: Settings,
+    settings: SelftestSettings,
     path: Path | None = None,
     *,
     base: preset.Preset = TINY,
     hay: Haystack | None = None,
     **how: Any,
-) -> Engine:
+) -> SelftestRun:
     journal = Journal(path, {"command": "test"}, same=(), key=KEY)
     hay = hay or Haystack.chronicle(settings.seed)
-    return Engine(loaded, base, settings, hay, journal, Heard(), **how)
+    return SelftestRun(loaded, base, settings, hay, journal, Heard(), **how)
 
 
-def settings_of(**changes: Any) -> Settings:
-    return Settings(
+def settings_of(**changes: Any) -> SelftestSettings:
+    return SelftestSettings(
         **{
             "tests": ("needle",),
             "methods": ("preset", "streaming-llm", "infllm"),
@@ -198,7 +198,7 @@ def test_no_question_is_begun_after_the_time_limit(
     made = engine(loaded, settings_of(), until=3.5)
     # One look at the clock before the reading, one before each question.
     clock = iter(range(1, 100))
-    monkeypatch.setattr(selftest_engine.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(selftest_run.time, "monotonic", lambda: next(clock))
     made.run()
     assert made.stopped
     assert len(made.listener.rows) == 2
@@ -352,7 +352,7 @@ def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
 
 
 def test_what_a_rehearsal_selected_is_not_counted() -> None:
-    view = InView(torch.zeros(100))
+    view = SelectionCounts(torch.zeros(100))
     for _ in range(2):
         view(seen_of(0, torch.tensor([0, 1, 2, 3, 50])))
         view(seen_of(1, torch.tensor([0, 1, 2, 3, 50, 51])))
@@ -467,7 +467,7 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Seen:
 
 
 def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
-    recall = Recall()
+    recall = NeedleRecall()
     recall(seen_of(0, torch.tensor([0, 1, 2, 3, 50, 51])))
     recall(seen_of(1, torch.tensor([0, 1, 2, 3])))
     # By head: the first has one of the four tokens, the second three.
@@ -482,7 +482,7 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
 
 def test_one_head_of_nine_that_has_the_fact_has_selected_it(loaded: Any) -> None:
     """By the mean over heads a method that selects by head could hardly ever be said to select."""
-    recall = Recall()
+    recall = NeedleRecall()
     for layer in range(8):
         rows = [torch.tensor([0, 1, 2, 3])] * 8
         found = torch.arange(50, 54) if layer < 2 else torch.arange(4)

@@ -26,13 +26,13 @@ GOOD = 0.5
 TINY = 1e-30
 """In place of a sum of no votes, which is divided by."""
 
-Pair = tuple[int, int]
+LayerHead = tuple[int, int]
 """A layer and a query head, from 0."""
-Heads = tuple[Pair, ...]
+HeadSet = tuple[LayerHead, ...]
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadRecord:
     """One head's record.
 
     Args:
@@ -47,7 +47,7 @@ class Head:
     margin: float
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> LayerHead:
         return self.layer, self.head
 
 
@@ -98,27 +98,27 @@ def _most(votes: Tensor, which: Tensor) -> Tensor:
     return votes[:, which].amax(dim=1)
 
 
-def ranked(found: Tensor, held_out: Tensor, margin: Tensor) -> list[Head]:
+def ranked(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
     """All heads, best first: by what they find, then by margin, then as they stand in the model.
 
     Args:
         found, held_out: counts (layers, H). margin: means (layers, H).
     """
     heads = [
-        Head(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
+        HeadRecord(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
         for layer, row in enumerate(margin)
         for head, mean in enumerate(row)
     ]
     return sorted(heads, key=lambda one: (-one.found, -one.margin, one.pair))
 
 
-def prefixes(best: Sequence[Head]) -> dict[int, Heads]:
+def prefixes(best: Sequence[HeadRecord]) -> dict[int, HeadSet]:
     """The sets that are tried, by how many heads they have: always the best ones."""
     pairs = tuple(one.pair for one in best[:MOST])
     return {n: pairs[:n] for n in range(min(LEAST, len(pairs)), len(pairs) + 1)}
 
 
-def enough(best: Sequence[Head], hits: Mapping[int, int], wanted: int) -> int:
+def enough(best: Sequence[HeadRecord], hits: Mapping[int, int], wanted: int) -> int:
     """How many of the best heads are enough: the fewest that hit as often as wanted; where no
     number does, the fewest of those that hit most often.
 

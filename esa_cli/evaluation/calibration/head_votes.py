@@ -16,14 +16,14 @@ from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.step import OWN, Step
-from esa_cli.evaluation.calibration.head_ranking import Heads, judge, window_sums
+from esa_cli.evaluation.calibration.head_ranking import HeadSet, judge, window_sums
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.prefill import feed
 from esa_cli.qa.prompt import PromptTokens
 
-ALL: Heads = ()
+ALL: HeadSet = ()
 """The set of all heads, as `score.heads` has it."""
 
 Progress = Callable[[int, int], None]
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Listening:
+class StepListener:
     """A selector that lets somebody hear each step, and selects nothing."""
 
     hear: Callable[[Step], None]
@@ -42,7 +42,7 @@ class Listening:
 
 
 @dataclass
-class Hearing:
+class NeedleVotes:
     """One question as the layers hear it; of several chunks the last counts, as when selecting.
 
     Args:
@@ -51,7 +51,7 @@ class Hearing:
 
     needle: range
     size: int
-    sets: Sequence[Heads]
+    sets: Sequence[HeadSet]
     alone: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     together: dict[int, Tensor] = field(default_factory=dict)
     low: int = 0
@@ -64,10 +64,10 @@ class Hearing:
         if self.sets:
             self.together[step.layer] = self._sums(step, self.sets)
 
-    def _sums(self, step: Step, sets: Sequence[Heads]) -> Tensor:
+    def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Each set's votes in this layer, in windows (X, 2, W)."""
         assert isinstance(step.score, VoteScore)
-        made: dict[Heads | None, Tensor] = {}
+        made: dict[HeadSet | None, Tensor] = {}
         rows = []
         for one in sets:
             # Sets that have the same heads in this layer say the same here.
@@ -93,7 +93,7 @@ class Hearing:
 
 
 @dataclass(frozen=True)
-class Reader:
+class QuestionReader:
     """A text that was read, and who asks about it. `tokens` were read."""
 
     attachment: Attachment
@@ -102,11 +102,11 @@ class Reader:
     prompt: PromptTokens
     tokens: int
 
-    def hear(self, hearing: Hearing, question: str) -> Hearing:
+    def hear(self, hearing: NeedleVotes, question: str) -> NeedleVotes:
         """Reads a question behind the text, and takes it back."""
         first, last = self.prompt.own(question)
         ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)
-        self.attachment.method = replace(self.method, selector=Listening(hearing))
+        self.attachment.method = replace(self.method, selector=StepListener(hearing))
         self.cache.mode = "asking"
         self.cache.shared[OWN] = (self.tokens + first, self.tokens + last)
         try:

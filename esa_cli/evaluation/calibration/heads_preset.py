@@ -16,7 +16,7 @@ from esa_cli.system.machine import in_home
 from esa_cli.system.strict_yaml import written
 
 if TYPE_CHECKING:
-    from esa_cli.evaluation.calibration.head_ranking import Heads
+    from esa_cli.evaluation.calibration.head_ranking import HeadSet
 
 MARK = "# Made by `esa heads`"
 
@@ -46,7 +46,7 @@ def refuse_foreign(path: Path, given: str) -> None:
             )
 
 
-def write(path: Path, given: str, overrides: Sequence[str], heads: Heads, about: str) -> None:
+def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, about: str) -> None:
     """Writes the preset.
 
     Args:

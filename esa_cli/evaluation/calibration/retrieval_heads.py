@@ -19,8 +19,20 @@ from torch import Tensor
 
 from esa_cli.attention.method import Method, Window
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.head_ranking import Head, Heads, enough, prefixes, ranked
-from esa_cli.evaluation.calibration.head_votes import ALL, Hearing, Progress, Reader, read
+from esa_cli.evaluation.calibration.head_ranking import (
+    HeadRecord,
+    HeadSet,
+    enough,
+    prefixes,
+    ranked,
+)
+from esa_cli.evaluation.calibration.head_votes import (
+    ALL,
+    NeedleVotes,
+    Progress,
+    QuestionReader,
+    read,
+)
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
@@ -35,7 +47,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Found:
+class RetrievalHeads:
     """What came out.
 
     Args:
@@ -46,8 +58,8 @@ class Found:
             because it is always in view.
     """
 
-    heads: list[Head]
-    chosen: Heads
+    heads: list[HeadRecord]
+    chosen: HeadSet
     ranked_by: int
     held_out: int
     hits: int
@@ -64,7 +76,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Asked:
+class NeedleQuestion:
     """A question, and the absolute positions of the needle it asks for."""
 
     question: str
@@ -105,7 +117,7 @@ def find(
     sample: TaskSample,
     reading: Progress | None = None,
     asking: Progress | None = None,
-) -> Found:
+) -> RetrievalHeads:
     """Reads the sample's text, then its questions.
 
     Args:
@@ -121,8 +133,8 @@ def find(
     size = min(getattr(method.selector, "passage", 0) or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
         cache = read(attachment, ids, reading)
-        reader = Reader(attachment, _unlisted(method), cache, prompt, len(ids))
-        return _compared(_Panel(reader, size, len(asked), asking), asked, len(sample.questions))
+        reader = QuestionReader(attachment, _unlisted(method), cache, prompt, len(ids))
+        return _compared(_HeadTrial(reader, size, len(asked), asking), asked, len(sample.questions))
 
 
 def _unlisted(method: Method) -> Method:
@@ -132,24 +144,26 @@ def _unlisted(method: Method) -> Method:
 
 
 @dataclass
-class _Panel:
+class _HeadTrial:
     """Asks one question after another. size: tokens of a window."""
 
-    reader: Reader
+    reader: QuestionReader
     size: int
     questions: int
     progress: Progress | None
     done: int = 0
 
-    def hear(self, asked: Sequence[Asked], sets: Sequence[Heads] = ()) -> Iterator[Hearing]:
+    def hear(
+        self, asked: Sequence[NeedleQuestion], sets: Sequence[HeadSet] = ()
+    ) -> Iterator[NeedleVotes]:
         for one in asked:
-            yield self.reader.hear(Hearing(one.needle, self.size, sets), one.question)
+            yield self.reader.hear(NeedleVotes(one.needle, self.size, sets), one.question)
             self.done += 1
             if self.progress:
                 self.progress(self.done, self.questions)
 
 
-def _compared(panel: _Panel, asked: Sequence[Asked], planted: int) -> Found:
+def _compared(panel: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) -> RetrievalHeads:
     """Ranks the heads by every other question, and tries sets of them on the rest."""
     first, second = asked[::2], asked[1::2]
     found, margin = _counted(one.each() for one in panel.hear(first))
@@ -162,7 +176,7 @@ def _compared(panel: _Panel, asked: Sequence[Asked], planted: int) -> Found:
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = ranked(found, _counted(apart)[0], margin)
     count = enough(heads, by_size, all_hits)
-    return Found(
+    return RetrievalHeads(
         heads=heads,
         chosen=sets[count],
         ranked_by=len(first),
@@ -182,7 +196,7 @@ def _counted(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)
 
 
-def _selected(asked: Sequence[Asked], window: Window, tokens: int) -> list[Asked]:
+def _selected(asked: Sequence[NeedleQuestion], window: Window, tokens: int) -> list[NeedleQuestion]:
     """Those whose needle a question behind so many tokens has to select. Raises UsageError."""
     near = window.local if window.ending is None else window.ending
     there = range(window.initial, tokens - near)
@@ -202,7 +216,7 @@ def _within(inner: range, outer: range) -> bool:
     return outer.start <= inner.start < inner.stop <= outer.stop
 
 
-def _asked(prompt: PromptTokens, sample: TaskSample) -> list[Asked]:
+def _asked(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
     """The questions, in the order of their needles in the text."""
     spans, head = prompt.offsets(sample.text), len(prompt.head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]
@@ -210,5 +224,5 @@ def _asked(prompt: PromptTokens, sample: TaskSample) -> list[Asked]:
     for question in sample.questions:
         fact = sample.facts[question.facts[0]]
         first, last = bisect_right(ends, fact.start), bisect_left(starts, fact.end)
-        out.append(Asked(question.text, range(first + head, last + head)))
+        out.append(NeedleQuestion(question.text, range(first + head, last + head)))
     return sorted(out, key=lambda one: one.needle.start)

@@ -17,7 +17,7 @@ from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance.compressor_checks import check_compressor, random_moments
 from esa_cli.evaluation.conformance.finding import Finding, describe
 from esa_cli.evaluation.conformance.position_checks import check_position
-from esa_cli.evaluation.conformance.random_steps import Rotary, advance, make_step
+from esa_cli.evaluation.conformance.random_steps import PlainRotary, advance, make_step
 from esa_cli.evaluation.conformance.recipe_checks import check_recipe
 from esa_cli.evaluation.conformance.score_checks import check_score
 from esa_cli.evaluation.conformance.selector_checks import check_selector
@@ -26,7 +26,15 @@ from esa_cli.methods.plugin_loading import load_file, load_installed
 from esa_cli.methods.recipes import RECIPES
 from esa_cli.system.registry import nearest
 
-__all__ = ["Finding", "Rotary", "advance", "check", "check_file", "make_step", "random_moments"]
+__all__ = [
+    "Finding",
+    "PlainRotary",
+    "advance",
+    "check",
+    "check_file",
+    "make_step",
+    "random_moments",
+]
 
 
 def check(

@@ -21,7 +21,7 @@ ROWS = {"C = 1, n = 1": (1, 1), "C = 8, n = 100": (8, 100), "C = 40, n = 3": (40
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedRows:
     """A projection's results: queries (C, F) -> (C, R) and keys (n, F) -> (n, R).
 
     Args:
@@ -46,7 +46,7 @@ def random_moments(count: int, folded: int, device: str, seed: int = 0) -> Momen
     return moments
 
 
-def _shapes(mapped: Mapped) -> str:
+def _shapes(mapped: MappedRows) -> str:
     for name, rows, out in (("queries", mapped.q, mapped.queries), ("keys", mapped.k, mapped.keys)):
         if out.ndim != 2 or out.shape[0] != rows.shape[0]:
             return f"{name} {tuple(rows.shape)} became {tuple(out.shape)}"
@@ -55,7 +55,7 @@ def _shapes(mapped: Mapped) -> str:
     return ""
 
 
-def _dtypes(mapped: Mapped) -> str:
+def _dtypes(mapped: MappedRows) -> str:
     if not mapped.keys.is_floating_point() or mapped.queries.dtype != mapped.keys.dtype:
         return f"{mapped.q.dtype} became {mapped.queries.dtype} queries, {mapped.keys.dtype} keys"
     # A step's queries are float32, and meet the reduced keys in it.
@@ -64,22 +64,22 @@ def _dtypes(mapped: Mapped) -> str:
     return ""
 
 
-def _devices(mapped: Mapped) -> str:
+def _devices(mapped: MappedRows) -> str:
     if {mapped.queries.device, mapped.keys.device} != {mapped.q.device}:
         return f"{mapped.q.device} became {mapped.queries.device} and {mapped.keys.device}"
     return ""
 
 
-def _finite(mapped: Mapped) -> str:
+def _finite(mapped: MappedRows) -> str:
     bad = sum(int((~out.isfinite()).sum()) for out in (mapped.queries, mapped.keys))
     return f"{bad} numbers are not finite" if bad else ""
 
 
-def _untouched(mapped: Mapped) -> str:
+def _untouched(mapped: MappedRows) -> str:
     return f"{mapped.changed} numbers were written over" if mapped.changed else ""
 
 
-def _rowwise(mapped: Mapped) -> str:
+def _rowwise(mapped: MappedRows) -> str:
     count = mapped.k.shape[0]
     for at in sorted({0, count // 2, count - 1}):
         alone = mapped.projection.keys(mapped.k[at : at + 1].clone()).float()
@@ -89,7 +89,7 @@ def _rowwise(mapped: Mapped) -> str:
     return ""
 
 
-MAPPED: dict[str, Callable[[Mapped], str]] = {
+MAPPED: dict[str, Callable[[MappedRows], str]] = {
     "shapes (C, R) and (n, R)": _shapes,
     "one floating point dtype": _dtypes,
     "on the input's device": _devices,
@@ -120,7 +120,7 @@ def check_compressor(compressor: Any, device: str, folded: int) -> list[Finding]
     }
     found, fitted = gather(fits)
     findings += found
-    results: dict[str, Mapped] = {}
+    results: dict[str, MappedRows] = {}
     for case, projection in fitted.items():
         if projection is None:
             continue
@@ -150,17 +150,17 @@ def _equal(now: Tensor | None, before: Tensor | None) -> bool:
 
 def _mapped(
     projection: Projection, folded: int, device: str, after: str
-) -> dict[str, Callable[[], Mapped]]:
+) -> dict[str, Callable[[], MappedRows]]:
     """Random queries and keys through the projection, by case."""
 
-    def mapped(rows: tuple[int, int], dtype: torch.dtype) -> Mapped:
+    def mapped(rows: tuple[int, int], dtype: torch.dtype) -> MappedRows:
         random = torch.Generator().manual_seed(3)
         drawn = (torch.randn(count, folded, generator=random) for count in rows)
         q, k = (rows_.to(device, dtype) for rows_ in drawn)
         given = q.clone(), k.clone()
         queries, keys = projection.queries(given[0]), projection.keys(given[1])
         changed = int((given[0] != q).sum()) + int((given[1] != k).sum())
-        return Mapped(projection, q, k, queries, keys, changed)
+        return MappedRows(projection, q, k, queries, keys, changed)
 
     cases = {case: partial(mapped, rows, torch.float32) for case, rows in ROWS.items()}
     cases["bfloat16"] = partial(mapped, (8, 100), torch.bfloat16)

@@ -18,7 +18,7 @@ from esa_cli.attention.interfaces import PositionEncoding, Positions
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
 
 
-class Place(NamedTuple):
+class StepPlace(NamedTuple):
     """A step as an encoding sees it: L, C, the first current token, and n far tokens."""
 
     local: int
@@ -28,31 +28,31 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "usual": Place(16, 8, 200, 40),
-    "no far token": Place(16, 8, 200, 0),
-    "L = 0": Place(0, 8, 200, 40),
-    "C = 1": Place(16, 1, 200, 40),
-    "C = 40": Place(16, 40, 200, 40),
-    "the first chunk": Place(0, 8, 0, 0),
-    "all is local": Place(100, 8, 100, 0),
-    "a long document": Place(1024, 512, 1_000_000, 1024),
+    "usual": StepPlace(16, 8, 200, 40),
+    "no far token": StepPlace(16, 8, 200, 0),
+    "L = 0": StepPlace(0, 8, 200, 40),
+    "C = 1": StepPlace(16, 1, 200, 40),
+    "C = 40": StepPlace(16, 40, 200, 40),
+    "the first chunk": StepPlace(0, 8, 0, 0),
+    "all is local": StepPlace(100, 8, 100, 0),
+    "a long document": StepPlace(1024, 512, 1_000_000, 1024),
 }
 
 
-class Placed(NamedTuple):
+class PlacedTokens(NamedTuple):
     """The positions given to a place: near (C,) and (L + C,), far (C,) and (n,).
 
     Args:
         changed: how many of the far tokens' absolute positions were written over.
     """
 
-    place: Place
+    place: StepPlace
     near: Positions
     far: Positions
     changed: int
 
 
-def _put(encoding: PositionEncoding, place: Place) -> Placed:
+def _put(encoding: PositionEncoding, place: StepPlace) -> PlacedTokens:
     """Half of the far tokens come from the document's start, half from right before L."""
     last = place.start - place.local
     half = place.far // 2
@@ -60,10 +60,10 @@ def _put(encoding: PositionEncoding, place: Place) -> Placed:
     near = encoding.near(place.local, place.chunk, place.start, place.far)
     given = at.clone()
     far = encoding.far(given, place.local, place.chunk, place.start)
-    return Placed(place, near, far, int((given != at).sum()))
+    return PlacedTokens(place, near, far, int((given != at).sum()))
 
 
-def _parts(placed: Placed) -> dict[str, tuple[Tensor, int]]:
+def _parts(placed: PlacedTokens) -> dict[str, tuple[Tensor, int]]:
     """Every tensor and how many positions it should hold."""
     place = placed.place
     return {
@@ -74,7 +74,7 @@ def _parts(placed: Placed) -> dict[str, tuple[Tensor, int]]:
     }
 
 
-def _shapes(placed: Placed) -> str:
+def _shapes(placed: PlacedTokens) -> str:
     for name, pair in (("near", placed.near), ("far", placed.far)):
         if not isinstance(pair, Positions):
             return f"{name} gives a {type(pair).__name__}, not Positions"
@@ -86,14 +86,14 @@ def _shapes(placed: Placed) -> str:
     return ""
 
 
-def _numbers(placed: Placed) -> str:
+def _numbers(placed: PlacedTokens) -> str:
     for name, (out, _) in _parts(placed).items():
         if out.dtype == torch.bool or out.is_complex():
             return f"{name} are {out.dtype}"
     return ""
 
 
-def _finite(placed: Placed) -> str:
+def _finite(placed: PlacedTokens) -> str:
     for name, (out, _) in _parts(placed).items():
         bad = int((~out.isfinite()).sum())
         if bad:
@@ -101,25 +101,25 @@ def _finite(placed: Placed) -> str:
     return ""
 
 
-def _not_negative(placed: Placed) -> str:
+def _not_negative(placed: PlacedTokens) -> str:
     for name, (out, _) in _parts(placed).items():
         if out.numel() and out.min() < 0:
             return f"{name} go down to {out.min().item()}"
     return ""
 
 
-def _behind(placed: Placed) -> str:
+def _behind(placed: PlacedTokens) -> str:
     query, key = placed.far
     if not key.numel() or query.min() >= key.max():
         return ""
     return f"a far query at {query.min().item()}, a far key at {key.max().item()}"
 
 
-def _untouched(placed: Placed) -> str:
+def _untouched(placed: PlacedTokens) -> str:
     return f"{placed.changed} of the positions `at` were written over" if placed.changed else ""
 
 
-PLACED: dict[str, Callable[[Placed], str]] = {
+PLACED: dict[str, Callable[[PlacedTokens], str]] = {
     "integers or floats": _numbers,
     "finite": _finite,
     "not negative": _not_negative,
@@ -198,7 +198,7 @@ def _optional(encoding: Any, device: str) -> list[Finding]:
     return findings
 
 
-def _repeats(encoding: PositionEncoding, placed: Placed) -> str:
+def _repeats(encoding: PositionEncoding, placed: PlacedTokens) -> str:
     first, second = _parts(placed), _parts(_put(encoding, placed.place))
     for name, (out, _) in first.items():
         changed = int((out != second[name][0]).sum())

@@ -39,7 +39,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedStep:
     """What a method made of a step, and a twin of that step which the method never saw."""
 
     step: Step
@@ -48,22 +48,22 @@ class Tried:
     out: Any
 
 
-def one_dimension(tried: Tried) -> str:
+def one_dimension(tried: TriedStep) -> str:
     """Complains unless the result is a tensor of shape (n,)."""
     if not isinstance(tried.out, Tensor):
         return f"returned a {type(tried.out).__name__}"
     return "" if tried.out.ndim == 1 else f"has shape {tuple(tried.out.shape)}"
 
 
-def right_device(tried: Tried) -> str:
+def right_device(tried: TriedStep) -> str:
     """Complains unless the result is where the queries are."""
     wanted = tried.step.queries.device
     return "" if tried.out.device == wanted else f"is on {tried.out.device}, not {wanted}"
 
 
 def conduct(
-    results: Mapping[str, Tried],
-    cases: Mapping[str, Callable[[], Tried]],
+    results: Mapping[str, TriedStep],
+    cases: Mapping[str, Callable[[], TriedStep]],
     device: str,
     observe: Observe | None,
     call: Callable[[Step], Any],
@@ -99,7 +99,9 @@ def _deterministic(make: Callable[[], Step], call: Callable[[Step], Any]) -> str
     return again or _apart(first, fresh, "an equal step")
 
 
-def _backwards(results: Mapping[str, Tried], cases: Mapping[str, Callable[[], Tried]]) -> str:
+def _backwards(
+    results: Mapping[str, TriedStep], cases: Mapping[str, Callable[[], TriedStep]]
+) -> str:
     """Every case once more, the last one first: what a method kept of other steps would show."""
     for case in reversed([*results]):
         first, out = parts(results[case].out), parts(cases[case]().out)
@@ -124,12 +126,12 @@ def _short(shapes: list[tuple[int, ...]]) -> str:
     return ", ".join(str(shape) for shape in shapes)
 
 
-def _same_queries(tried: Tried) -> str:
+def _same_queries(tried: TriedStep) -> str:
     changed = int((tried.step.queries != tried.twin.queries).sum())
     return f"{changed} of {tried.step.queries.numel()} numbers changed" if changed else ""
 
 
-def _same_store(tried: Tried) -> str:
+def _same_store(tried: TriedStep) -> str:
     store, twin = tried.step.store, tried.twin.store
     if len(store) != len(twin) or store.reduced != twin.reduced:
         return (

@@ -33,7 +33,7 @@ Observe = Callable[[Step], None]
 PLAIN = cast(Score, SumScore())
 
 
-class Rotary(nn.Module):
+class PlainRotary(nn.Module):
     """A plain rotary embedding with the host's call: (x, position_ids (1, n)) -> cos, sin.
 
     Args:
@@ -100,7 +100,7 @@ def make_step(
         local=local,
         distance=distance,
         scale=dim**-0.5,
-        rope=Rope(Rotary(dim)),
+        rope=Rope(PlainRotary(dim)),
         score=score,
         projection=projection,
         decoding=decoding,

@@ -13,7 +13,7 @@ from esa_cli.attention.interfaces import Score
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
 from esa_cli.evaluation.conformance.purity_checks import (
     STEPS,
-    Tried,
+    TriedStep,
     conduct,
     one_dimension,
     right_device,
@@ -24,28 +24,28 @@ FOLDED = 32
 """F of the steps in `trials` that keep make_step's G and D."""
 
 
-def _shape(tried: Tried) -> str:
+def _shape(tried: TriedStep) -> str:
     detail = one_dimension(tried)
     if detail or tried.out.shape[0] == tried.step.middle:
         return detail
     return f"has {tried.out.shape[0]} scores for M = {tried.step.middle}"
 
 
-def _floating(tried: Tried) -> str:
+def _floating(tried: TriedStep) -> str:
     return "" if tried.out.is_floating_point() else f"is {tried.out.dtype}"
 
 
-def _no_nan(tried: Tried) -> str:
+def _no_nan(tried: TriedStep) -> str:
     count = int(tried.out.isnan().sum())
     return f"{count} of {tried.out.numel()} are NaN" if count else ""
 
 
-def _bounded(tried: Tried) -> str:
+def _bounded(tried: TriedStep) -> str:
     count = int(tried.out.isposinf().sum())
     return f"{count} of {tried.out.numel()} are +inf" if count else ""
 
 
-SCORED: dict[str, Callable[[Tried], str]] = {
+SCORED: dict[str, Callable[[TriedStep], str]] = {
     "floating point": _floating,
     "on the queries' device": right_device,
     "never NaN": _no_nan,
@@ -58,10 +58,10 @@ def check_score(score: Any, device: str) -> list[Finding]:
     if not isinstance(score, Score):
         return [Finding("has features and scores(step)", False, "there are no such members")]
 
-    def tried(options: dict[str, Any]) -> Tried:
+    def tried(options: dict[str, Any]) -> TriedStep:
         step = make_step(device=device, score=score, **options)
         twin = make_step(device=device, score=score, **options)
-        return Tried(step, twin, 0, score.scores(step))
+        return TriedStep(step, twin, 0, score.scores(step))
 
     def flag() -> str:
         value = score.features

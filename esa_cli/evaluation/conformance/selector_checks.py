@@ -20,7 +20,7 @@ from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gathe
 from esa_cli.evaluation.conformance.purity_checks import (
     BUDGET,
     STEPS,
-    Tried,
+    TriedStep,
     conduct,
     one_dimension,
     right_device,
@@ -32,23 +32,23 @@ TAKEN_BACK = (8, 60, 50)
 SHAPE = "a tensor of one dimension, or a list with one for each query head"
 
 
-def _int64(tried: Tried) -> str:
+def _int64(tried: TriedStep) -> str:
     return "" if tried.out.dtype == torch.int64 else f"is {tried.out.dtype}"
 
 
-def _within_budget(tried: Tried) -> str:
+def _within_budget(tried: TriedStep) -> str:
     most, count = min(tried.budget, tried.step.middle), tried.out.shape[0]
     if count <= most:
         return ""
     return f"{count} tokens for budget {tried.budget} and M = {tried.step.middle}: {most} at most"
 
 
-def _inside(tried: Tried) -> str:
+def _inside(tried: TriedStep) -> str:
     bad = tried.out[(tried.out < 0) | (tried.out >= tried.step.middle)]
     return f"offset {bad[0].item()} with M = {tried.step.middle}" if bad.numel() else ""
 
 
-def _ascending(tried: Tried) -> str:
+def _ascending(tried: TriedStep) -> str:
     down = torch.nonzero(tried.out[1:] < tried.out[:-1])[:, 0]
     if not down.numel():
         return ""
@@ -57,13 +57,13 @@ def _ascending(tried: Tried) -> str:
     return f"{after} follows {before} at place {at + 1}; {down.numel()} descents in all"
 
 
-def _unique(tried: Tried) -> str:
+def _unique(tried: TriedStep) -> str:
     values, counts = tried.out.unique(return_counts=True)
     again = values[counts > 1]
     return f"{again.numel()} offsets come twice, such as {again[0]}" if again.numel() else ""
 
 
-PICKED: dict[str, Callable[[Tried], str]] = {
+PICKED: dict[str, Callable[[TriedStep], str]] = {
     "int64": _int64,
     "on the queries' device": right_device,
     "within the budget": _within_budget,
@@ -73,14 +73,14 @@ PICKED: dict[str, Callable[[Tried], str]] = {
 }
 
 
-def _shape(tried: Tried) -> str:
+def _shape(tried: TriedStep) -> str:
     heads = tried.step.queries.shape[0]
     if isinstance(tried.out, list) and len(tried.out) != heads:
         return f"a list of {len(tried.out)} for {heads} query heads"
     return _of_each(one_dimension, tried)
 
 
-def _of_each(complaint: Callable[[Tried], str], tried: Tried) -> str:
+def _of_each(complaint: Callable[[TriedStep], str], tried: TriedStep) -> str:
     """The complaint about the selection, or about the first head's that deserves it."""
     if not isinstance(tried.out, list):
         return complaint(tried)
@@ -88,7 +88,7 @@ def _of_each(complaint: Callable[[Tried], str], tried: Tried) -> str:
     return next((f"head {h}: {detail}" for h, detail in enumerate(details) if detail), "")
 
 
-CHECKS: dict[str, Callable[[Tried], str]] = {
+CHECKS: dict[str, Callable[[TriedStep], str]] = {
     name: partial(_of_each, complaint) for name, complaint in PICKED.items()
 }
 
@@ -99,14 +99,14 @@ def _select(selector: Selector, step: Step, budget: int = BUDGET) -> Selection:
 
 def _tried(
     selector: Selector, device: str, budget: int, observe: Observe | None, options: dict[str, Any]
-) -> Tried:
+) -> TriedStep:
     step = make_step(device=device, observe=observe, **options)
     twin = make_step(device=device, **options)
     budget = allowance(selector, step, budget)
     out = selector.select(step, budget)
     if observe is not None:
         observe(watched(step))
-    return Tried(step, twin, budget, out)
+    return TriedStep(step, twin, budget, out)
 
 
 def _after_crop(selector: Selector, device: str, observe: Observe | None) -> str:
@@ -115,7 +115,7 @@ def _after_crop(selector: Selector, device: str, observe: Observe | None) -> str
     for tokens in TAKEN_BACK:
         step = advance(step, back=tokens, observe=observe)
         budget = allowance(selector, step, BUDGET)
-        tried = Tried(step, step, budget, selector.select(step, budget))
+        tried = TriedStep(step, step, budget, selector.select(step, budget))
         for name, complaint in {SHAPE: _shape, **CHECKS}.items():
             detail = complaint(tried)
             if detail:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esa_cli.attention.trace import Seen
 from esa_cli.documents.document import Document
-from esa_cli.evaluation.selftest.run_plan import Group
+from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.qa import build_method as build
 from esa_cli.qa.books import AskedBook
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass
-class InView:
+class SelectionCounts:
     """How many layers and heads had each token among their selected while answering.
 
     Args:
@@ -57,7 +57,7 @@ class SelectedPassage:
 
 
 @dataclass(frozen=True)
-class Compared:
+class MethodAnswer:
     """What one method made of the question.
 
     Times in seconds. `cache_bytes` is the memory of the reading, which all methods that share it
@@ -75,8 +75,8 @@ class Compared:
     passages: list[SelectedPassage] = field(default_factory=list)
 
 
-def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, InView]:
-    view = InView(torch.zeros(session.document_tokens))
+def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, SelectionCounts]:
+    view = SelectionCounts(torch.zeros(session.document_tokens))
     session.attachment.watch = view
     try:
         return session.ask(question, max_new_tokens=most), view
@@ -88,7 +88,7 @@ def selected_passages(counts: Tensor, book: AskedBook, count: int) -> list[Selec
     """The `count` passages that were selected most, whole sentences, none overlapping.
 
     Args:
-        counts: (N,) as of `InView`, for the N tokens of the cache that `book.rows` point into.
+        counts: (N,) of `SelectionCounts`, for the N cached tokens that `book.rows` point into.
     """
     total = float(counts[book.rows.start : book.rows.stop].sum())
     best = heaviest(counts, [book], count)
@@ -98,14 +98,14 @@ def selected_passages(counts: Tensor, book: AskedBook, count: int) -> list[Selec
 def compare(
     loaded: Any,
     preset: Preset,
-    groups: Sequence[Group],
+    groups: Sequence[MethodGroup],
     text: str,
     question: str,
     *,
     count: int = 3,
     reading: Callable[[Sequence[str]], Progress],
     most: int | None = None,
-) -> list[Compared]:
+) -> list[MethodAnswer]:
     """Asks the question by every method.
 
     Args:
@@ -131,7 +131,7 @@ def compare(
                 session.use(one)
                 answer, view = _ask(session, question, most)
                 out.append(
-                    Compared(
+                    MethodAnswer(
                         name,
                         answer.text,
                         read,

@@ -25,7 +25,7 @@ model's layers a quarter or so carry a found passage on (docs/results.md)."""
 
 
 @dataclass
-class Recall:
+class NeedleRecall:
     """Watches an attachment while a question is read; see `Attachment.watch`."""
 
     last: dict[int, Seen] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Recall:
         if not seen.decoding:
             self.last[seen.layer] = seen
 
-    def shares(self, facts: Sequence[range]) -> list[Share]:
+    def shares(self, facts: Sequence[range]) -> list[NeedleShare]:
         """For each layer, the share of the facts' tokens in view, the mean over facts.
 
         Args:
@@ -44,7 +44,7 @@ class Recall:
         for layer in sorted(self.last):
             found = [_share(self.last[layer], fact) for fact in facts]
             mean, best = (sum(column) / len(facts) for column in zip(*found, strict=True))
-            out.append(Share(mean, best))
+            out.append(NeedleShare(mean, best))
         return out
 
     def in_view(self) -> int:
@@ -56,7 +56,7 @@ class Recall:
         )
 
 
-class Share(NamedTuple):
+class NeedleShare(NamedTuple):
     """A layer's share of a fact in view: the mean over its heads, and its best head's."""
 
     mean: float
@@ -67,13 +67,13 @@ def _rows(seen: Seen) -> Sequence[Tensor]:
     return [seen.far] if isinstance(seen.far, Tensor) else seen.far
 
 
-def _share(seen: Seen, fact: range) -> Share:
+def _share(seen: Seen, fact: range) -> NeedleShare:
     """Share of the fact's tokens among I, the selected and L."""
     near = seen.start - seen.local
     inside = sum(1 for at in fact if at >= near)
     found = [int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in _rows(seen)]
     size = max(1, len(fact))
-    return Share((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
+    return NeedleShare((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
 
 
 def selected(shares: Sequence[float]) -> bool:

@@ -27,7 +27,7 @@ MOST_DEPTHS = 1000
 
 
 @dataclass(frozen=True)
-class Settings:
+class SelftestSettings:
     """What a person asked for.
 
     Args:
@@ -51,7 +51,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Group:
+class MethodGroup:
     """Methods that ask over one reading. `shared`: read by I and L only, not by their own rule."""
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ def _full(name: str, made: Preset) -> bool:
     return made.selector["name"] == "full" or (name != "preset" and recipes.find(name).full)
 
 
-def groups(settings: Settings, preset: Preset, length: int) -> list[Group]:
+def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
     """The methods, put together by what they can read together.
 
     Raises:
@@ -86,13 +86,13 @@ def groups(settings: Settings, preset: Preset, length: int) -> list[Group]:
         fitting = method.fitting if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         if elsewhere or _full(name, made) or settings.reading == "own":
-            alone.append(Group((name,), (made,), shared=False))
+            alone.append(MethodGroup((name,), (made,), shared=False))
         else:
             shared.setdefault(repr(fitting), []).append((name, made))
     if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
         next(iter(shared.values())).extend(anywhere)
     together = [
-        Group(tuple(n for n, _ in those), tuple(p for _, p in those), shared=len(those) > 1)
+        MethodGroup(tuple(n for n, _ in those), tuple(p for _, p in those), shared=len(those) > 1)
         for those in shared.values()
     ]
     return [*together, *alone]
@@ -103,7 +103,7 @@ def dense_length(preset: Preset) -> int:
     return min(int(preset.context * DENSE_SHARE), preset.context - DENSE_ROOM)
 
 
-def dense_group(preset: Preset) -> Group:
+def dense_group(preset: Preset) -> MethodGroup:
     """Plain attention, everything in view."""
     over: dict[str, Any] = {
         "window": {"dense": preset.context},
@@ -111,7 +111,7 @@ def dense_group(preset: Preset) -> Group:
         "position": {"name": "true"},
     }
     data = merge(preset.model_dump(exclude={"name"}), over)
-    return Group((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
+    return MethodGroup((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
 
 
 def prompted(preset: Preset, sample: TaskSample) -> Preset:

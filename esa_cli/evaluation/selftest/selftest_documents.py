@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.selftest.run_plan import Settings
+from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
@@ -20,14 +20,14 @@ OWN = "own"
 
 
 @dataclass
-class Documents:
+class SelftestDocuments:
     """What is read for a run's tests.
 
     Args:
         size: tokens of a text.
     """
 
-    settings: Settings
+    settings: SelftestSettings
     haystack: Haystack
     size: Callable[[str], int]
 

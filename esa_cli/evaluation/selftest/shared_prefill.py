@@ -16,7 +16,7 @@ from esa_cli.attention.step import Step
 
 
 @dataclass(frozen=True)
-class Observing:
+class ObservedSelector:
     """A selector beside which others look on, so that what they keep is there when they ask."""
 
     inner: Selector
@@ -35,7 +35,7 @@ def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
     methods' compressor being fitted (they have the same one)."""
     lookers = [m.selector for m in methods if hasattr(m.selector, "observe")]
     distinct = tuple(dict.fromkeys(lookers))
-    selector = Observing(base.selector, distinct) if distinct else base.selector
+    selector = ObservedSelector(base.selector, distinct) if distinct else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
         base,

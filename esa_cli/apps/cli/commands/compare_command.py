@@ -16,7 +16,7 @@ Passages = Annotated[
 ]
 if TYPE_CHECKING:
     from esa_cli.apps.cli.request import Request
-    from esa_cli.evaluation.selftest.method_comparison import Compared
+    from esa_cli.evaluation.selftest.method_comparison import MethodAnswer
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 
@@ -64,13 +64,13 @@ def _run(
     from esa_cli.apps.cli.terminal import Reporter, print_json
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.preconditions import all_in_view
-    from esa_cli.evaluation.selftest.run_plan import Settings, groups
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     reporter = Reporter(quiet)
     try:
         ready = steps.prepare(request, reporter)
-        settings = Settings((), names, (ready.plan.tokens,), dense=False)
+        settings = SelftestSettings((), names, (ready.plan.tokens,), dense=False)
         grouped = groups(settings, ready.preset, ready.plan.tokens)
         ready.plan.check()
         if note := all_in_view(
@@ -101,7 +101,7 @@ def _run(
         _print(results, ready.text)
 
 
-def _as_dict(result: Compared, text: str) -> dict[str, Any]:
+def _as_dict(result: MethodAnswer, text: str) -> dict[str, Any]:
     from dataclasses import asdict
 
     out = asdict(result)
@@ -110,7 +110,7 @@ def _as_dict(result: Compared, text: str) -> dict[str, Any]:
     return out
 
 
-def _print(results: Sequence[Compared], text: str) -> None:
+def _print(results: Sequence[MethodAnswer], text: str) -> None:
     from esa_cli.apps.cli.terminal import clean, print_table
     from esa_cli.system.machine import size_text, time_text
 

@@ -24,7 +24,7 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.evaluation.calibration.retrieval_heads import Found
+    from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
     from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.preset import Preset
 
@@ -126,7 +126,7 @@ def _check(wanted: Wanted) -> Haystack:
 
 def _steps(
     wanted: Wanted, chosen: Preset, hay: Haystack, reporter: Reporter
-) -> tuple[Found, dict[str, Any]]:
+) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Reads and asks; what came out, and the JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.apps.cli import preflight as known
@@ -148,7 +148,9 @@ def _steps(
     return found, {**result, "haystack": hay.name, "dtype": place.dtype_name, "seconds": seconds}
 
 
-def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter) -> Found:
+def _find(
+    loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter
+) -> RetrievalHeads:
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.evaluation.calibration.retrieval_heads import find
     from esa_cli.evaluation.tasks import find_task
@@ -170,7 +172,7 @@ def _find(loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: 
     return find(loaded, chosen, sample, progress.token_progress(reporter, label), asking)
 
 
-def _result(found: Found, wanted: Wanted, chosen: Preset) -> dict[str, Any]:
+def _result(found: RetrievalHeads, wanted: Wanted, chosen: Preset) -> dict[str, Any]:
     best = [{**asdict(one), "margin": round(one.margin, 4)} for one in found.heads[:SHOWN]]
     layers = 1 + max(one.layer for one in found.heads)
     return {
@@ -193,12 +195,12 @@ def _result(found: Found, wanted: Wanted, chosen: Preset) -> dict[str, Any]:
     }
 
 
-def _use(found: Found) -> str:
+def _use(found: RetrievalHeads) -> str:
     heads = json.dumps(found.chosen, separators=(",", ":"))
     return shlex.join(["--set", f"score.heads={heads}"])
 
 
-def _write(path: Path, wanted: Wanted, found: Found) -> None:
+def _write(path: Path, wanted: Wanted, found: RetrievalHeads) -> None:
     from esa_cli.apps.cli.output_paths import writing
     from esa_cli.evaluation.calibration.heads_preset import write
 
@@ -207,7 +209,7 @@ def _write(path: Path, wanted: Wanted, found: Found) -> None:
         write(path, wanted.preset, wanted.overrides, found.chosen, about)
 
 
-def _show(found: Found, result: dict[str, Any]) -> None:
+def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
     """The best heads, what the set finds of the held-out questions, and how to use it."""
     from esa_cli.apps.cli.terminal import print_table
 

@@ -80,14 +80,14 @@ def selftest(
     """
     from esa_cli.apps.cli.commands.trial import Trial, run
     from esa_cli.errors import UsageError
-    from esa_cli.evaluation.selftest.run_plan import Settings
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.selftest.run_plan import depths as parse_depths
     from esa_cli.evaluation.selftest.run_plan import tokens as parse_tokens
 
     if length and lengths:
         raise UsageError("--len and --lens are both given", "--lens takes one or several")
     given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
-    asked = Settings(
+    asked = SelftestSettings(
         tests=options.names(test),
         methods=options.names(methods),
         lengths=tuple(dict.fromkeys(given)),

@@ -30,14 +30,14 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.report.statistics import Summary
-    from esa_cli.evaluation.selftest.run_plan import Settings
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 
 
 @dataclass(frozen=True)
 class Trial:
     """What the person asked for."""
 
-    settings: Settings
+    settings: SelftestSettings
     preset: str
     overrides: Sequence[str] = ()
     haystack: Path | None = None
@@ -63,7 +63,7 @@ def run(trial: Trial, *, as_json: bool, quiet: bool) -> None:
 
 
 def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
-    from esa_cli.evaluation.selftest.resume import KEY, same_reading
+    from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     until = None if trial.minutes is None else time.monotonic() + 60 * trial.minutes
@@ -87,9 +87,9 @@ def _run(trial: Trial, reporter: Reporter, as_json: bool) -> None:
         with quiet_transformers():
             loaded = known.load(chosen.model, folder, trial.device, trial.dtype, reporter)
             reporter.settle()
-            from esa_cli.evaluation.selftest.selftest_engine import Engine
+            from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
-            engine = Engine(loaded, chosen, trial.settings, hay, journal, listener, until)
+            engine = SelftestRun(loaded, chosen, trial.settings, hay, journal, listener, until)
             with journal:
                 engine.run()
     except (KeyboardInterrupt, EsaError):

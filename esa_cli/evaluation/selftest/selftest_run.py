@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.selftest.needle_recall import Recall, Share, positions, why
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, NeedleShare, positions, why
 from esa_cli.evaluation.selftest.preconditions import all_in_view, askable
-from esa_cli.evaluation.selftest.resume import Kept
+from esa_cli.evaluation.selftest.resumed_rows import ResumedRows
 from esa_cli.evaluation.selftest.run_plan import (
     DENSE,
-    Group,
-    Settings,
+    MethodGroup,
+    SelftestSettings,
     dense_group,
     dense_length,
     groups,
     prompted,
 )
-from esa_cli.evaluation.selftest.selftest_documents import Documents
+from esa_cli.evaluation.selftest.selftest_documents import SelftestDocuments
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.haystack_text import Haystack
@@ -37,7 +37,7 @@ from esa_cli.system.digest import text_digest
 from esa_cli.system.jsonl import Journal
 
 
-class Listener(Protocol):
+class SelftestEvents(Protocol):
     """Hears how far a run is."""
 
     def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Any:
@@ -54,7 +54,7 @@ class Listener(Protocol):
 
 
 @dataclass
-class Engine:
+class SelftestRun:
     """One run over one model.
 
     Args:
@@ -64,16 +64,16 @@ class Engine:
 
     loaded: Any
     preset: Preset
-    settings: Settings
+    settings: SelftestSettings
     haystack: Haystack
     journal: Journal
-    listener: Listener
+    listener: SelftestEvents
     until: float | None = None
     stopped: bool = field(default=False, init=False)
-    documents: Documents = field(init=False)
+    documents: SelftestDocuments = field(init=False)
 
     def __post_init__(self) -> None:
-        self.documents = Documents(self.settings, self.haystack, self._size)
+        self.documents = SelftestDocuments(self.settings, self.haystack, self._size)
 
     def _size(self, text: str) -> int:
         """Tokens of a text."""
@@ -117,14 +117,14 @@ class Engine:
                 if sample is not None:
                     askable(session, sample, methods[length])
 
-    def _work(self, test: str) -> Iterator[tuple[int, Group]]:
+    def _work(self, test: str) -> Iterator[tuple[int, MethodGroup]]:
         if self.settings.dense:
             yield dense_length(self.preset), dense_group(self.preset)
         for length in self.documents.lengths(test):
             for group in groups(self.settings, self.preset, length):
                 yield length, group
 
-    def _samples(self, test: str, length: int, group: Group) -> Iterator[TaskSample]:
+    def _samples(self, test: str, length: int, group: MethodGroup) -> Iterator[TaskSample]:
         """The test's documents; what cannot be asked inside the model's window has no ceiling."""
         try:
             yield from self.documents.samples(test, length, dense=group.dense)
@@ -133,8 +133,8 @@ class Engine:
                 raise
             self.listener.note(f"{test}: no dense ceiling: {error.message}")
 
-    def _sample(self, session: Session, sample: TaskSample, group: Group) -> None:
-        kept = Kept(self.journal, sample)
+    def _sample(self, session: Session, sample: TaskSample, group: MethodGroup) -> None:
+        kept = ResumedRows(self.journal, sample)
         todo = [
             (name, preset, question)
             for name, preset in zip(group.names, group.presets, strict=True)
@@ -176,7 +176,7 @@ class Engine:
         self.stopped = self.until is not None and time.monotonic() > self.until
         return self.stopped
 
-    def _fits(self, session: Session, sample: TaskSample, group: Group) -> bool:
+    def _fits(self, session: Session, sample: TaskSample, group: MethodGroup) -> bool:
         """Whether every question can be asked and answered inside the model's own window."""
         session.forget()
         session.use(prompted(group.presets[0], sample))
@@ -184,7 +184,7 @@ class Engine:
         longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
         return len(prompt.document(sample.text)) + longest <= self.preset.context
 
-    def _read(self, session: Session, sample: TaskSample, group: Group) -> float:
+    def _read(self, session: Session, sample: TaskSample, group: MethodGroup) -> float:
         started = time.perf_counter()
         session.forget()
         session.use(prompted(group.presets[0], sample))
@@ -205,7 +205,7 @@ class Engine:
         spans: Sequence[tuple[int, int]],
         head: int,
     ) -> dict[str, Any]:
-        recall = Recall()
+        recall = NeedleRecall()
         session.attachment.watch = recall
         try:
             answer = session.ask(
@@ -240,7 +240,7 @@ class Engine:
         }
 
 
-def _seen(score: float, shares: Sequence[Share]) -> dict[str, Any]:
+def _seen(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
     if not shares:
         return {"recall": None, "why": None}
     layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
@@ -250,4 +250,4 @@ def _seen(score: float, shares: Sequence[Share]) -> dict[str, Any]:
     return {"recall": recall, "why": why(score, best)}
 
 
-__all__ = ["DENSE", "Engine", "Listener"]
+__all__ = ["DENSE", "SelftestEvents", "SelftestRun"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.selftest.run_plan import Settings, groups
+from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.settings_hash import settings_hash
@@ -22,7 +22,7 @@ from esa_cli.system.jsonl import Journal
 KEY = ("test", "method", "length", "sample", "question")
 
 
-def same_reading(journal: Journal, settings: Settings, preset: Preset) -> None:
+def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -> None:
     """Checks that this run reads for its methods as the journal's rows of them were read for.
 
     Which methods share a reading depends on which are asked together; one method must not have
@@ -47,7 +47,7 @@ def same_reading(journal: Journal, settings: Settings, preset: Preset) -> None:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResumedRows:
     """The rows of a journal that are about one document.
 
     Raises:
