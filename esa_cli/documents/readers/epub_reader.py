@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from esa_cli.documents.readers.html_reader import decode_markup
-from esa_cli.documents.readers.markup import parse_xhtml, write
+from esa_cli.documents.readers.html_text import parse_xhtml, write_html
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.zip_parts import Parts
 from esa_cli.documents.text_builder import Extracted, TextBuilder, called, without_text
@@ -57,7 +57,7 @@ class Epub:
             of_file = chapters.get(file, {})
             if "" in of_file:
                 out.chapter(of_file[""])
-            write(root, out, name, of_file if chapters else None)
+            write_html(root, out, name, of_file if chapters else None)
         extracted = out.result(missing)
         if not extracted.text.strip():
             raise without_text(name, self.what)

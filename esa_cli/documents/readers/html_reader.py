@@ -7,7 +7,7 @@ import re
 from typing import ClassVar
 
 from esa_cli.documents.encoding import BYTE_ORDER_MARKS, decode
-from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.text_builder import Extracted, TextBuilder, called, path_of
 from esa_cli.errors import DocumentError
@@ -39,9 +39,8 @@ class Html:
         root = parse_html(text, name)
         out = TextBuilder()
         if root is not None:
-            title = root.find("head/title")
-            out.chapter(None if title is None else " ".join((title.text or "").split()) or None)
-            write(root, out, name)
+            out.chapter(" ".join((root.findtext("head/title") or "").split()) or None)
+            write_html(root, out, name)
         extracted = out.result()
         if not extracted.text.strip():
             raise DocumentError(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.text_reader import headings, plain_text
 from esa_cli.documents.text_builder import Extracted, TextBuilder, called
@@ -190,7 +190,7 @@ class _Writer:
             return _shown(text)
         root, page = parse_html(text, self._name), TextBuilder()
         if root is not None:
-            write(root, page, self._name, {})
+            write_html(root, page, self._name, {})
         return page.result().text.strip("\n")
 
     def _text(self, value: Any) -> str:

@@ -19,7 +19,7 @@ from typing import ClassVar, cast
 
 from esa_cli.documents.encoding import decode
 from esa_cli.documents.readers.html_reader import WIDER, decode_markup
-from esa_cli.documents.readers.markup import parse_html, write
+from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
 from esa_cli.documents.text_builder import Extracted, TextBuilder, called, listed, path_of
@@ -178,7 +178,7 @@ class _Reading:
         root = parse_html(page or self._decoded(data, charset), self._name)
         out = TextBuilder()
         if root is not None:
-            write(root, out, self._name, {})
+            write_html(root, out, self._name, {})
         return out.result().text
 
     def _decoded(self, data: bytes, charset: str | None) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.mathml import linear
+from esa_cli.documents.readers.html_text import formula_text
 from esa_cli.documents.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.zip_parts import Parts
@@ -219,10 +219,7 @@ class _Writer:
         part = posixpath.normpath(posixpath.join(found.get(_HREF, ""), _CONTENT))
         if inside is None and part in self._parts:
             inside = next(self._parts.xml(part).iter(_MATH), None)
-        try:
-            return "" if inside is None else linear(inside)
-        except RecursionError:  # nested thousands deep
-            return "".join(inside.itertext())
+        return "" if inside is None else formula_text(inside)
 
 
 def _words(paragraph: Any) -> str:

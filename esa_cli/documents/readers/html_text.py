@@ -1,8 +1,9 @@
-"""From a tree of HTML elements to text: paragraphs, lists, tables, headings, formulas.
+"""HTML trees as text: paragraphs, lists, tables, headings, formulas.
 
-Everything a page shows as text is kept, menus included: what is furniture and what is content
-cannot be told for sure. Scripts, styles and templates are no text. Pictures give their
-description.
+Everything a page shows as text is kept, menus included: navigation and content cannot be told apart
+for sure. Pictures give their description. Written by hand: inscriptis takes time quadratic in the
+length of a paragraph, fills the columns of tables with spaces, and needs longer preparation than
+this.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from esa_cli.documents.readers.mathml import linear
 from esa_cli.documents.readers.reader_registry import damaged
 from esa_cli.documents.text_builder import TextBuilder, library
 
-_SKIPPED = frozenset({"script", "style", "template", "head", "annotation", "rp"})
+_SKIPPED = frozenset({"script", "style", "template", "head", "annotation", "annotation-xml", "rp"})
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _APART = _HEADINGS | {"p", "pre", "table", "ul", "ol", "dl", "blockquote", "figure", "hr"}
 _BLOCKS = _APART | {
@@ -28,6 +28,13 @@ _BESIDE = frozenset(
     ("button", "desc", "iframe", "noscript", "object", "svg", "text", "textarea", "title")
 )
 """What is shown apart from the words around it, though on their line."""
+_SIGNS = {
+    "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
+    "munderover": " _^", "mfrac": " /",
+}  # fmt: skip
+"""Element of a formula -> the sign before its first, second and third part."""
+_BETWEEN = {"mtr": ";", "mlabeledtr": ";", "mtd": ","}
+_RELATIONS = frozenset("+=<>≤≥≠≈≡→⇒⇔∈⊆⊂")
 _ENTITY = re.compile(rb"&([A-Za-z][A-Za-z0-9]*);")
 _XML_ENTITIES = frozenset((b"amp", b"lt", b"gt", b"quot", b"apos"))
 _EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
@@ -73,7 +80,7 @@ def _spelled(found: re.Match[bytes]) -> bytes:
     return "".join(f"&#{ord(letter)};" for letter in text).encode()
 
 
-def write(
+def write_html(
     root: Any, out: TextBuilder, name: str, chapters: Mapping[str, str] | None = None
 ) -> None:
     """Appends a tree's text.
@@ -112,7 +119,7 @@ class _Walker:
         self._space(tag)
         self._mark(element, tag)
         if tag == "math":
-            self._out.flow(_formula(element))
+            self._out.flow(formula_text(element))
             return False
         if tag == "sup":
             self._out.raised("".join(element.itertext()))
@@ -190,11 +197,36 @@ class _Walker:
             self._lists[-1] = number + 1
 
 
-def _formula(element: Any) -> str:
+def formula_text(element: Any) -> str:
+    """MathML in one line: x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
     try:
-        return linear(element)
+        return " ".join(_formula(element).split())
     except RecursionError:  # nested thousands deep
         return "".join(element.itertext())
+
+
+def _formula(element: Any) -> str:
+    tag, text = _tag(element), (element.text or "").strip()
+    if tag in _SKIPPED:
+        return ""
+    parts = [(_tag(child), _formula(child)) for child in element if isinstance(child.tag, str)]
+    if tag in _SIGNS and len(parts) == len(_SIGNS[tag]):
+        return "".join(
+            sign.strip() + (part if part.isalnum() or len(part) < 2 else f"({part})")
+            for sign, (_, part) in zip(_SIGNS[tag], parts, strict=True)
+        )
+    if tag == "mo" and text in _RELATIONS:
+        return f" {text} "
+    last = ""
+    for (kind, part), child in zip(parts, element.iterchildren("*"), strict=True):
+        if last and part:
+            words = kind in ("mi", "mtext") and last[-1:].isalpha() and len(last + part) > 2
+            relation = part.strip()[:1] in _RELATIONS
+            text += _BETWEEN.get(kind, "") * (not relation) + " " * (words or kind in _BETWEEN)
+        text, last = text + part + (child.tail or "").strip(), part
+    if tag == "mfenced":
+        return f"{element.get('open', '(')}{text}{element.get('close', ')')}"
+    return f"√({text})" if tag == "msqrt" else text
 
 
 def _tag(element: Any) -> str:
