@@ -7,20 +7,18 @@ is short, documents that the present question does not need are closed, one at a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
 from esa_cli.qa.reply import Asker
+from esa_cli.system.progress import Progress
 
 MOST_RECENT = 16
 """Documents that stay open after their question, the latest used."""
 MOST_SCHEDULED = 8
 """Documents that stay open for later questions of a schedule, besides those of the present one."""
-
-Progress = Callable[[int, int], None]
-"""Called with tokens done and tokens in all."""
 
 
 class _OpenFile(NamedTuple):

@@ -8,14 +8,14 @@ from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.prepared_models import CachedModel, list_models, path_of, remove
 from esa_cli.models.resolve import pull, resolve
-from esa_cli.system.progress import Progress
+from esa_cli.system.progress import StageProgress
 
 __all__ = [
     "DEFAULT_MODEL",
     "CachedModel",
     "LoadedModel",
     "ModelRef",
-    "Progress",
+    "StageProgress",
     "list_models",
     "load",
     "parse_reference",

@@ -15,7 +15,7 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers, stderr_swallowed
-from esa_cli.system.progress import Progress, silent
+from esa_cli.system.progress import StageProgress, silent
 
 _CHUNK = 1 << 20
 
@@ -37,7 +37,7 @@ _PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-def sha256_of(path: Path, progress: Progress | None = None) -> str:
+def sha256_of(path: Path, progress: StageProgress | None = None) -> str:
     """The hex sha256 of a file, reporting the stage "hash" in bytes. Raises ModelError."""
     report = progress or silent
     digest = hashlib.sha256()
@@ -54,7 +54,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
     return digest.hexdigest()
 
 
-def convert(gguf_file: Path, folder: Path, *, progress: Progress | None = None) -> None:
+def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> None:
     """Writes config.json, generation_config.json, tokenizer files and model.safetensors.
 
     Args:

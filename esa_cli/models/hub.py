@@ -17,7 +17,7 @@ from esa_cli.errors import ModelError, ResourceError, first_line
 from esa_cli.models.checkpoint_files import check_tokenizer, weight_files
 from esa_cli.models.model_reference import ModelRef
 from esa_cli.system.files import lacks_room
-from esa_cli.system.progress import Progress, silent
+from esa_cli.system.progress import StageProgress, silent
 
 _FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _SMALL_FILES = ["config.json", "tokenizer*"]
@@ -39,7 +39,7 @@ def small_files(ref: ModelRef) -> Path:
     return _on_disk(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
 
 
-def fetch(ref: ModelRef, *, offline: bool = False, progress: Progress | None = None) -> Path:
+def fetch(ref: ModelRef, *, offline: bool = False, progress: StageProgress | None = None) -> Path:
     """The local snapshot folder of a hub model, downloaded unless it is there.
 
     Args:
@@ -88,7 +88,7 @@ def _on_disk(ref: ModelRef, files: list[str], check: Callable[[Path], object]) -
     return folder if (folder / "config.json").exists() else None
 
 
-def _download(ref: ModelRef, files: list[str], report: Progress) -> Path:
+def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
     from huggingface_hub import HfApi
 
     report("download", 0, None)
@@ -102,7 +102,7 @@ def _download(ref: ModelRef, files: list[str], report: Progress) -> Path:
         raise _fetch_error(ref, error) from error
 
 
-def _bar_class(progress: Progress) -> Any:
+def _bar_class(progress: StageProgress) -> Any:
     """A tqdm class that shows nothing and reports the bytes written to disk."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 

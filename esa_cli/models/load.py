@@ -16,7 +16,7 @@ from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.resolve import resolve
 from esa_cli.system.machine import available_memory, size_text
-from esa_cli.system.progress import Progress, silent
+from esa_cli.system.progress import StageProgress, silent
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16"
@@ -43,7 +43,7 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     offline: bool = False,
 ) -> LoadedModel:
     """Loads a model, fetched and converted first where that is needed.
@@ -52,7 +52,7 @@ def load(
         device: "auto" (the GPU if there is one, else the processor), "cpu", "cuda", "cuda:1",
             "mps", or "balanced" to spread the layers over all GPUs.
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16".
-        progress: called with each stage, first before the slow imports; see `Progress`.
+        progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
 
     Raises:
@@ -101,7 +101,7 @@ def check_loadable(folder: Path) -> None:
     check_supported(config)
 
 
-def _import(report: Progress) -> None:
+def _import(report: StageProgress) -> None:
     """The slow imports, all together and with the collector off, so that later ones are quick."""
     report("import", 0, None)
     with gc_paused():

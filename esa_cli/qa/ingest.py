@@ -24,7 +24,7 @@ from esa_cli.qa.cache_key import identity, model_facts
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import SEGMENT, Entry, Layout, Library
 from esa_cli.storage.prefilled_document import PrefilledDocument
-from esa_cli.system.told import Progress, asking, hearing
+from esa_cli.system.progress import Progress, WaitNotice, combined
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """How rows are wanted -> how those may be kept that serve: who wants every bit gets no other."""
@@ -175,7 +175,7 @@ class Books:
         found = self.find(document)
         if found is not None:
             return found
-        hear, session = hearing(self.progress, progress), self.session
+        hear, session = combined(self.progress, progress), self.session
         try:
             if self.library is None or not self.keep or not storable(session.attachment.method):
                 return self._read(document, hear)
@@ -213,7 +213,7 @@ class Books:
         ids, head = session.prompt.document(document.text), len(session.prompt.head())
         spans = [(0, 0)] * head + session.prompt.offsets(document.text)
         places = layer_devices(self.session.model)
-        waiting, layout = asking(self.waiting, more, len(ids)), self.layout(self.rows)
+        waiting, layout = WaitNotice(self.waiting, more, len(ids)), self.layout(self.rows)
         with library.write(key, known, ids, layout, waiting, places) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)

@@ -1,15 +1,19 @@
-"""How the model package reports what it is doing: one callback, given stage and counts.
+"""Progress callbacks, for prefill and for preparing a model.
 
-It knows nothing of how the report is shown.
+An exception raised in a callback stops the work and propagates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+Progress = Callable[[int, int], None]
+"""Called with (tokens done, tokens in all); questions where the caller says so."""
 
-class Progress(Protocol):
-    """Called with what is being done, how much of it is done, and the whole, if it is known.
+
+class StageProgress(Protocol):
+    """Called with the stage, how much of it is done, and the whole, if it is known.
 
     Counts are bytes for the stages "download", "extract" and "hash"; the stages "convert",
     "wait" (another process is preparing the same model), "import", "save" and "load"
@@ -20,4 +24,35 @@ class Progress(Protocol):
 
 
 def silent(stage: str, done: int, total: int | None, /) -> None:
-    """A progress callback that shows nothing."""
+    """A StageProgress that shows nothing."""
+
+
+def combined(*callbacks: Progress | None) -> Progress:
+    """Calls all of them, in this order."""
+
+    def call(done: int, total: int) -> None:
+        for callback in callbacks:
+            if callback:
+                callback(done, total)
+
+    return call
+
+
+class WaitNotice:
+    """Called again and again while another process ingests the same document.
+
+    Args:
+        started: called the first time. progress: called each time, with 0 of `tokens`.
+    """
+
+    def __init__(
+        self, started: Callable[[], None] | None, progress: Progress | None, tokens: int
+    ) -> None:
+        self.started, self.progress, self.tokens = started, progress, tokens
+
+    def __call__(self) -> None:
+        started, self.started = self.started, None
+        if started:
+            started()
+        if self.progress:
+            self.progress(0, self.tokens)

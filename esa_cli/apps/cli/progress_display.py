@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.terminal import Reporter, clean
 from esa_cli.system.machine import time_text
+from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all)."""
 Place = tuple[str, str, int]
 """Test, method and length."""
 

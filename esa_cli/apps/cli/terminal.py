@@ -147,7 +147,7 @@ class Reporter:
         self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """A `models.Progress`: a spinner with the bytes so far, or a line for each stage."""
+        """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""
         text = _STAGES.get(stage, stage)
         if done and stage in _IN_BYTES:
             whole = f" of {size_text(total)}" if total else ""

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.open_books import OpenBooks, Progress
+from esa_cli.apps.open_books import OpenBooks
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.qa.reply import Asker
+from esa_cli.system.progress import Progress
 
 
 class AllowedDocuments:

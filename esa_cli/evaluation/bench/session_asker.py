@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from esa_cli.evaluation.bench.bench_record import BenchRecord
 from esa_cli.evaluation.bench.bench_runner import BenchReply
 from esa_cli.qa.preset import Preset, Prompt
+from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.qa.session import Session
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,9 +28,7 @@ from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.planning.costs import shape_of
 from esa_cli.qa.prefill import feed
 from esa_cli.system.machine import size_text
-
-Progress = Callable[[int, int], None]
-"""Called with (done, of how many)."""
+from esa_cli.system.progress import Progress
 
 
 def uncompressed(method: Method) -> Method:

@@ -13,7 +13,7 @@ from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.activation_files import Shards, open_folder, saving_errors
-from esa_cli.evaluation.calibration.activations import Progress, collect, uncompressed
+from esa_cli.evaluation.calibration.activations import collect, uncompressed
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attach import attach
@@ -25,6 +25,7 @@ from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.digest import text_digest
 from esa_cli.system.files import replacing
+from esa_cli.system.progress import Progress
 from esa_cli.version import __version__
 
 LEAST = 64

@@ -22,12 +22,10 @@ from esa_cli.models.attach import Attachment
 from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.prefill import feed
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.system.progress import Progress
 
 ALL: HeadSet = ()
 """The set of all heads, as `score.heads` has it."""
-
-Progress = Callable[[int, int], None]
-"""Called with (done, of how many)."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from esa_cli.evaluation.calibration.head_ranking import (
 from esa_cli.evaluation.calibration.head_votes import (
     ALL,
     NeedleVotes,
-    Progress,
     QuestionReader,
     read,
 )
@@ -39,6 +38,7 @@ from esa_cli.models.attach import attach
 from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.system.progress import Progress
 
 PASSAGE = 128
 """Tokens of a window where the preset selects no whole passages."""

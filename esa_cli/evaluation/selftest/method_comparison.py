@@ -20,8 +20,7 @@ from esa_cli.qa.evidence import heaviest
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Answer, Session
 from esa_cli.system.machine import peak_memory
-
-Progress = Callable[[int, int], None]
+from esa_cli.system.progress import Progress
 
 
 @dataclass

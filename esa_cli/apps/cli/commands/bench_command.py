@@ -18,12 +18,12 @@ from esa_cli.errors import EsaError, LengthError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.bench_output import NoRoom
     from esa_cli.apps.cli.preflight import Known
-    from esa_cli.apps.cli.progress_display import Progress
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
     from esa_cli.evaluation.bench.task_selection import TaskSelection
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
+    from esa_cli.system.progress import Progress
 
 Name = Annotated[
     str,

@@ -17,6 +17,7 @@ Passages = Annotated[
 if TYPE_CHECKING:
     from esa_cli.apps.cli.request import Request
     from esa_cli.evaluation.selftest.method_comparison import MethodAnswer
+    from esa_cli.system.progress import Progress
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 
@@ -78,7 +79,7 @@ def _run(
         ):
             reporter.note(f"esa: {note}", dim=False)
 
-        def reading(names: Sequence[str]) -> progress.Progress:
+        def reading(names: Sequence[str]) -> Progress:
             return progress.token_progress(reporter, f"reading for {', '.join(names)}")
 
         with quiet_transformers():
