@@ -1,0 +1,348 @@
+"""Conformance of scores, compressors and positions: wrong ones fail with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from conformance_tools import examine
+from conftest import copy_registries
+from torch import Tensor
+
+import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
+from esa_cli.attention.compression import Moments
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.step import Step
+from esa_cli.evaluation.conformance import check
+from esa_cli.methods import registry
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_registries(monkeypatch)
+
+
+class Scores:
+    """One broken score each."""
+
+    class NotANumber:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.full((step.middle,), torch.nan)
+
+    class Infinite:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.full((step.middle,), torch.inf)
+
+    class FirstBlockOnly:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            blocks = (logits.sum(dim=(0, 1)) for _, logits in step.head_logits(False))
+            return next(blocks, step.queries.new_zeros(0))
+
+    class Whole:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.zeros(step.middle, dtype=torch.long)
+
+    class Undecided:
+        features: Any = "perhaps"
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.zeros(step.middle)
+
+    class Dice:
+        features: bool = False
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.rand(step.middle)
+
+    class LastOfAll:
+        features: bool = False
+        last: Any = "the last"
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.zeros(step.middle)
+
+    class CountsSteps:
+        features: bool = False
+        seen: list[int] = field(default_factory=list, init=False)
+
+        def scores(self, step: Step) -> Tensor:
+            self.seen.append(step.start)
+            return torch.full((step.middle,), float(len(self.seen) > 9))
+
+    class ScribblesOnReducedKeys:
+        features: bool = True
+
+        def scores(self, step: Step) -> Tensor:
+            if step.projection is not None:
+                for _, reduced in step.store.feature_blocks(step.low, step.high):
+                    reduced.neg_()
+            return torch.zeros(step.middle)
+
+    class NeedsOne:
+        features: bool = True
+
+        def scores(self, step: Step) -> Tensor:
+            return torch.cat([block.amax(dim=0) for _, block in step.sums(False)])
+
+
+WRONG_SCORES = {
+    "NotANumber": ("never NaN", "100 of 100"),
+    "Infinite": ("never +inf", "100 of 100"),
+    "FirstBlockOnly": ("a tensor of M scores", "more than one block of keys: has 1020 scores"),
+    "Whole": ("floating point", "torch.int64"),
+    "Undecided": ("declares features", "'perhaps'"),
+    "Dice": ("deterministic", "numbers differ on the same step again"),
+    "LastOfAll": ("declares last", "last is 'the last'"),
+    "CountsSteps": ("deterministic", "numbers differ on an equal step, after others"),
+    "ScribblesOnReducedKeys": (
+        "leaves the store alone",
+        "reduced keys: 500 of 520 numbers in the reduced keys changed",
+    ),
+    "NeedsOne": ("runs: empty M", "raised"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SCORES)
+def test_wrong_scores_fail(name: str) -> None:
+    found = examine("score", getattr(Scores, name))
+    wanted, detail = WRONG_SCORES[name]
+    assert detail in found[wanted]
+    assert set(found) == {wanted}
+
+
+@dataclass(frozen=True)
+class Maps:
+    """A projection to R = 3 that a test may bend."""
+
+    apart: int = 0
+    mix: bool = False
+    noise: bool = False
+    running: bool = False
+    double: bool = False
+    write: bool = False
+
+    def queries(self, q: Tensor) -> Tensor:
+        out = q[:, :3] + (torch.rand(1).to(q) if self.noise else 0)
+        return out.double() if self.double else out
+
+    def keys(self, k: Tensor) -> Tensor:
+        out = k.mul_(2) if self.write else k
+        out = out[:, : 3 + self.apart]
+        out = out.double() if self.double else out
+        out = out.cumsum(dim=0) if self.running else out
+        return out - out.mean(dim=0) if self.mix else out
+
+
+@pytest.mark.parametrize(
+    ("projection", "wanted", "detail"),
+    [
+        (Maps(apart=1), "shapes (C, R) and (n, R)", "R is 3 for queries and 4 for keys"),
+        (Maps(mix=True), "each key on its own", "apart"),
+        (Maps(noise=True), "deterministic", "two fits map the same queries"),
+        (Maps(running=True), "each key on its own", "key 50 of 100 is mapped"),
+        (Maps(double=True), "one floating point dtype", "torch.float32 queries became"),
+        (Maps(write=True), "leaves queries and keys alone", "32 numbers were written over"),
+    ],
+)
+def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
+    class Broken:
+        fit_tokens: int = field(default=4, init=False)
+
+        def fit(self, layer: int, moments: Moments) -> Maps:
+            return projection
+
+    found = examine("compressor", Broken)
+    assert detail in found[wanted]
+    assert set(found) == {wanted}
+
+
+def test_compressors_may_leave_short_documents_alone() -> None:
+    class Careful:
+        fit_tokens: int = 9
+
+        def fit(self, layer: int, moments: Moments) -> Maps | None:
+            return None if moments.count < 9 else Maps()
+
+    assert examine("compressor", Careful) == {}
+
+
+def test_what_is_fitted_on_all_the_tokens_is_looked_at_too() -> None:
+    class Broken:
+        fit_tokens: int = 9
+
+        def fit(self, layer: int, moments: Moments) -> Maps:
+            return Maps(apart=moments.count // 9)
+
+    assert set(examine("compressor", Broken)) == {"shapes (C, R) and (n, R)"}
+
+
+@pytest.mark.parametrize("name", ["queries", "keys", "count", "seen"])
+def test_compressors_leave_the_moments_alone(name: str) -> None:
+    class Broken:
+        fit_tokens: int = 4
+
+        def fit(self, layer: int, moments: Moments) -> None:
+            setattr(moments, name, getattr(moments, name) + 1)
+
+    found = examine("compressor", Broken)
+    assert "fit changed the moments" in found["runs: fit on all the tokens asked for"]
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, True])
+def test_fit_tokens_must_be_a_count(count: Any) -> None:
+    class Broken:
+        fit_tokens: int = count
+
+        def fit(self, layer: int, moments: Moments) -> None:
+            return None
+
+    assert repr(count) in examine("compressor", Broken)["declares fit_tokens"]
+
+
+@dataclass(frozen=True)
+class Bent(FixedDistance):
+    def bend(self, positions: Positions) -> Positions:
+        return positions
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        return self.bend(super().far(at, local, chunk, start))
+
+
+@pytest.mark.parametrize(
+    ("bend", "wanted", "detail"),
+    [
+        (lambda p: Positions(p.query[:-1], p.key), "shapes (C,), (L + C,) and (n,)", "(7,)"),
+        (lambda p: p.query, "shapes (C,), (L + C,) and (n,)", "far gives a Tensor, not Positions"),
+        (lambda p: (*p,), "shapes (C,), (L + C,) and (n,)", "far gives a tuple, not Positions"),
+        (lambda p: Positions(p.query, p.key.tolist()), "shapes (C,), (L + C,) and (n,)", "a list"),
+        (lambda p: Positions(p.query, p.key - 5), "not negative", "far keys go down to -5"),
+        (lambda p: Positions(p.query * torch.nan, p.key), "finite", "8 far queries"),
+        (lambda p: Positions(p.query, p.key + 5000), "no far query before a far key", "5000"),
+        (lambda p: Positions(p.query > 0, p.key), "integers or floats", "torch.bool"),
+        (lambda p: Positions(p.query + torch.rand(1), p.key), "deterministic", "8 far queries"),
+    ],
+)
+def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
+    class Broken(Bent):
+        def bend(self, positions: Positions) -> Positions:
+            return bend(positions)
+
+    found = examine("position", Broken)
+    assert detail in found[wanted]
+
+
+def test_encodings_leave_the_positions_they_are_given_alone() -> None:
+    class Broken(FixedDistance):
+        def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+            return Positions(torch.full((chunk,), self.distance), at.zero_())
+
+    found = examine("position", Broken)
+    assert set(found) == {"leaves the positions it is given alone"}
+    assert "usual: 39 of the positions" in found["leaves the positions it is given alone"]
+
+
+def test_encodings_repeat_themselves_in_every_place() -> None:
+    class Broken(FixedDistance):
+        def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+            place = super().near(local, chunk, start, far)
+            return Positions(place.query, place.key + (torch.rand(1) if start > 1000 else 0))
+
+    found = examine("position", Broken)
+    assert set(found) == {"deterministic"}
+    assert "a long document: 1536 near keys differ the second time" in found["deterministic"]
+
+
+class Encodings:
+    """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
+
+    class NoReach(FixedDistance):
+        reach: Any = 0
+
+    class SpokenReach(FixedDistance):
+        reach: Any = "far"
+
+    class OneSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return torch.ones(1)
+
+    class WholeSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return torch.ones_like(at)
+
+    class LostSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return at.float().log()
+
+    class CommonSharpness(FixedDistance):
+        def sharpness(self, at: Tensor) -> Tensor:
+            return at.float() - at[0] + 1
+
+    class EveryFrequency(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return torch.cat((inverse, inverse)), factor
+
+    class NoFrequency(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse / (length - 1), factor
+
+    class Overwritten(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse.div_(2), factor
+
+    class NoFactor(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, Any]:
+            return inverse, None
+
+    class Restless(FixedDistance):
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse * torch.rand(1), factor
+
+
+WRONG_MEMBERS = {
+    "NoReach": ("declares reach", "reach is 0"),
+    "SpokenReach": ("declares reach", "reach is 'far'"),
+    "OneSharpness": ("sharpness (C,)", "the first tokens: not one factor a query: shape (1,)"),
+    "WholeSharpness": ("sharpness (C,)", "torch.int64"),
+    "LostSharpness": ("sharpness (C,)", "2 factors are not finite and above 0"),
+    "CommonSharpness": ("sharpness (C,)", "the last query's factor is 8, but alone it has 1"),
+    "EveryFrequency": ("frequencies (D / 2,)", "short: not D / 2 = 4 frequencies: shape (8,)"),
+    "NoFrequency": ("frequencies (D / 2,)", "frequencies are not finite floats from 0"),
+    "Overwritten": ("frequencies (D / 2,)", "changes the frequencies it is given"),
+    "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
+    "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MEMBERS)
+def test_wrong_optional_members_fail(name: str) -> None:
+    found = examine("position", getattr(Encodings, name))
+    wanted, detail = WRONG_MEMBERS[name]
+    assert detail in found[wanted]
+    assert set(found) == {wanted}
+
+
+def test_optional_members_are_looked_at_where_there_are_any() -> None:
+    class Whole(FixedDistance):
+        reach = 7
+
+        def sharpness(self, at: Tensor) -> Tensor:
+            return torch.full(at.shape, 1.5)
+
+        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+            return inverse / 2, factor
+
+    registry.register("position", "whole")(dataclass(frozen=True)(Whole))
+    optional = {"declares reach", "sharpness (C,)", "frequencies (D / 2,)"}
+    assert optional <= {finding.check for finding in check("position", "whole") if finding.passed}
+    assert not optional & {finding.check for finding in check("position", "esa")}

@@ -1,0 +1,314 @@
+"""Conformance of selectors: right ones pass, wrong ones fail with the reason; random steps."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conformance_tools import examine, first
+from conftest import copy_registries
+from torch import Tensor
+
+import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
+from esa_cli.attention.step import Step
+from esa_cli.evaluation.conformance import advance, make_step
+from esa_cli.evaluation.conformance.random_steps import watched
+from esa_cli.evaluation.conformance.selector_checks import SHAPE
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_registries(monkeypatch)
+
+
+class First:
+    def select(self, step: Step, budget: int) -> Tensor:
+        return first(step, budget)
+
+
+def loud(step: Step, budget: int) -> Tensor:
+    """The best by the first head and query."""
+    logits = [block[0, 0] for _, block in step.head_logits(False)] or [torch.zeros(0)]
+    best = torch.cat(logits).topk(min(budget, step.middle)).indices
+    return best.sort().values
+
+
+class Uncut(list[Tensor]):
+    """A memo value that stays as it is when tokens are taken back."""
+
+    def truncate(self, length: int) -> None:
+        pass
+
+
+class Selectors:
+    """One broken selector each; `WRONG_SELECTORS` is what the suite has to say."""
+
+    class Duplicates:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget) // 2
+
+    class Descending:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget).flip(0)
+
+    class TooFar:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget) + 1
+
+    class Negative:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget) - 1
+
+    class Greedy:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, step.middle)
+
+    class Narrow:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget).int()
+
+    class Square:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)[None]
+
+    class AList:
+        def select(self, step: Step, budget: int) -> Any:
+            return first(step, budget).tolist()
+
+    class Random:
+        def select(self, step: Step, budget: int) -> Tensor:
+            return torch.randperm(step.middle)[:budget].sort().values
+
+    class Scribbler:
+        def select(self, step: Step, budget: int) -> Tensor:
+            step.queries.mul_(2)
+            return first(step, budget)
+
+    class ScribblingObserver:
+        def observe(self, step: Step) -> None:
+            step.queries.mul_(2)
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    class Vandal:
+        def select(self, step: Step, budget: int) -> Tensor:
+            step.store.span(0, 3)[1].mul_(2)
+            return first(step, budget)
+
+    class NotEmpty:
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.middle > 0, "nothing to choose from"
+            return first(step, budget)
+
+    class Remembers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            kept: list[Tensor] = step.store.memo.setdefault("kept", Uncut([first(step, budget)]))
+            return kept[0]
+
+    class RemembersInItself:
+        kept: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            if not step.decoding:
+                self.kept[step.layer] = loud(step, budget)
+            return self.kept.get(step.layer, loud(step, budget))
+
+    class ThreeRounds(First):
+        rounds: Any = 3
+
+    class NothingAgain(First):
+        rounds: int = 2
+
+    class NoneAgain(NothingAgain):
+        def again(self, shared: dict[str, Any]) -> None:
+            return None
+
+    class SumsPerhaps(First):
+        sums_layers: Any = "perhaps"
+
+    class RandomInLateLayers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            some = torch.randperm(step.middle)[:budget].sort().values
+            return some if step.layer > 20 else first(step, budget)
+
+    class TwoHeads:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            return [first(step, budget)] * 2
+
+    class OneHeadTooFar:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            rows = [first(step, budget)] * (step.queries.shape[0] - 1)
+            return [*rows, first(step, budget) + 1]
+
+    class OneHeadSquare:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            rows = [first(step, budget)] * (step.queries.shape[0] - 1)
+            return [first(step, budget)[None], *rows]
+
+    class OneHeadRandom:
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            some = torch.randperm(step.middle)[:budget].sort().values
+            return [some] + [first(step, budget)] * (step.queries.shape[0] - 1)
+
+    class Fraction:
+        def allowance(self, step: Step, budget: int) -> Any:
+            return budget / 2
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, budget)
+
+    class OverItsAllowance:
+        def allowance(self, step: Step, budget: int) -> int:
+            return budget // 2
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            return first(step, 2 * budget)
+
+    class EarlyLayersOnly:
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.layer < 30, "no such layer"
+            return first(step, budget)
+
+    class NotForAnswers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert not step.decoding, "an answer"
+            return first(step, budget)
+
+    class Idle:
+        pass
+
+
+WRONG_SELECTORS = {
+    "Duplicates": ("unique", "such as 0"),
+    "Descending": ("ascending", "14 follows 15 at place 1"),
+    "TooFar": ("inside M", "offset 7 with M = 7"),
+    "Negative": ("inside M", "offset -1 with M = 100"),
+    "Greedy": ("within the budget", "100 tokens for budget 16 and M = 100: 16 at most"),
+    "Narrow": ("int64", "torch.int32"),
+    "Square": (SHAPE, "(1, 16)"),
+    "AList": (SHAPE, "a list of 16 for 6 query heads"),
+    "Random": ("deterministic", "of 16 numbers differ"),
+    "Scribbler": ("leaves the queries alone", "768 of 768"),
+    "ScribblingObserver": ("leaves the queries alone", "768 of 768"),
+    "Vandal": ("leaves the store alone", "96 of 4096 numbers in the values changed"),
+    "NotEmpty": ("runs: empty M", "AssertionError: nothing to choose from"),
+    "TwoHeads": (SHAPE, "a list of 2 for 6 query heads"),
+    "OneHeadTooFar": ("inside M", "head 5: offset 7 with M = 7"),
+    "OneHeadSquare": (SHAPE, "head 0: has shape (1, 16)"),
+    "OneHeadRandom": ("deterministic", "of 96 numbers differ"),
+    "Fraction": ("allowance is a whole number from 0", "0.0 in layer 0 for budget 0"),
+    "OverItsAllowance": ("within the budget", "16 tokens for budget 8 and M = 100: 8 at most"),
+    "EarlyLayersOnly": ("runs: a late layer", "no such layer"),
+    "NotForAnswers": ("runs: an answer's token", "an answer"),
+    "Remembers": ("works after the store is cropped", "M = 6: not within the budget"),
+    "RemembersInItself": ("deterministic", "an answer's token: "),
+    "RandomInLateLayers": ("deterministic", "a late layer: "),
+    "ThreeRounds": ("declares its optional members", "rounds is 3, not 1 or 2"),
+    "NothingAgain": ("declares its optional members", "no attribute 'again'"),
+    "NoneAgain": ("declares its optional members", "again gives None, not a dict"),
+    "SumsPerhaps": ("declares its optional members", "sums_layers is 'perhaps'"),
+    "Idle": ("has select(step, budget)", "no such method"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SELECTORS)
+def test_wrong_selectors_fail(name: str) -> None:
+    found = examine("selector", getattr(Selectors, name))
+    wanted, detail = WRONG_SELECTORS[name]
+    assert detail in found[wanted]
+    # What a wrong result of any step breaks as well: the same property in the cropped store.
+    also = {"works after the store is cropped"}
+    if wanted == SHAPE:
+        also |= {"int64", "on the queries' device", "within the budget"}
+        also |= {"inside M", "ascending", "unique", "deterministic"}
+    assert set(found) <= {wanted} | also
+
+
+def test_make_step_has_the_shapes_it_says() -> None:
+    step = make_step(middle=20, chunk=3, initial=5, local=7, heads=4, groups=2, dim=8)
+    assert step.queries.shape == (4, 3, 8)
+    assert step.store.span(0, 35)[0].shape == (2, 35, 8)
+    assert (step.low, step.high, step.local, step.start) == (5, 25, 7, 32)
+    later = advance(step, 2)
+    assert (later.low, later.high, later.local, later.start) == (5, 28, 7, 35)
+    step.store.crop(-30)
+    short = advance(replace(later, start=0), 1)
+    assert (short.low, short.high, short.local, short.start) == (0, 0, 7, 7)
+
+
+class Right:
+    """Selectors that use all that the protocol allows."""
+
+    class Ragged:
+        def allowance(self, step: Step, budget: int) -> int:
+            return step.middle if step.layer == 0 else budget
+
+        def select(self, step: Step, budget: int) -> list[Tensor]:
+            heads = step.queries.shape[0]
+            return [first(step, budget * head // heads) for head in range(heads)]
+
+    class Observing:
+        def observe(self, step: Step) -> None:
+            assert step.lse is not None
+            assert step.lse.shape == step.queries.shape[:2]
+
+        def select(self, step: Step, budget: int) -> Tensor:
+            assert step.lse is None
+            return first(step, budget)
+
+    class SharedByLayers:
+        def select(self, step: Step, budget: int) -> Tensor:
+            kept: Tensor = step.shared.setdefault("kept", first(step, budget))
+            return kept[:budget]
+
+
+@pytest.mark.parametrize("name", ["Ragged", "Observing", "SharedByLayers"])
+def test_right_selectors_pass(name: str) -> None:
+    assert examine("selector", getattr(Right, name)) == {}
+
+
+def test_make_step_observes_as_attention_does() -> None:
+    """A chunk is observed after it was selected for: with the next step, or when tokens go."""
+    seen: list[tuple[int, int, int, int, int]] = []
+
+    def observe(step: Step) -> None:
+        stop = step.start + step.queries.shape[1]
+        assert len(step.store) == stop, "the chunk's own keys are in the store"
+        seen.append((step.low, step.high, step.local, step.start, stop))
+
+    step = make_step(middle=300, observe=observe)
+    assert seen == [(0, 0, 0, 0, 256), (0, 240, 16, 256, 320)]
+    step = advance(step, 5, observe=observe)
+    assert seen[2:] == [(0, 304, 16, 320, 328)]
+    step = advance(step, 1, back=11, decoding=True, observe=observe)
+    assert seen[3:] == [(0, 312, 16, 328, 333)]
+    assert (step.start, step.decoding, len(step.store)) == (322, True, 323)
+    step.store.crop(-1)
+    step = advance(step, 2, observe=observe)
+    assert (len(seen), step.start, step.decoding) == (4, 322, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])
+def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[str, Any]) -> None:
+    step = make_step(middle=9, chunk=3, **{"initial": 2, "local": 4, **options})
+    lse = watched(step).lse
+    assert lse is not None
+    heads, chunk, _ = step.queries.shape
+    keys = reference.plain(step.store.span(0, len(step.store))[0])
+    queries = reference.plain(step.queries)
+    for h in range(heads):
+        for c in range(chunk):
+            at = step.start + c
+            away = dict.fromkeys(range(step.low), float(step.distance))
+            away |= {n: at - n for n in range(step.start - step.local, at + 1)}
+            group = keys[reference.group_of(h, heads, len(keys))]
+            logits = [
+                step.scale * reference.dot(reference.rotate(queries[h][c], apart), group[n])
+                for n, apart in away.items()
+            ]
+            _, want = reference.softmax_over(logits, [[]] * len(logits), 0)
+            assert float(lse[h, c]) == pytest.approx(want, abs=1e-4)
