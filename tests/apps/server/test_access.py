@@ -1,0 +1,224 @@
+"""Who may connect, and the command that starts the server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import sample_files
+import typer.testing
+from fake_asker import FakeAsker
+from live_server import HEAD, TOKEN, LiveServer, Start, user
+
+from esa_cli.apps.cli.commands import serve_command as command
+from esa_cli.apps.server import access, server_run
+from esa_cli.errors import UsageError
+
+
+def test_the_token(start: Start, asker: FakeAsker) -> None:
+    live = start(token=TOKEN)
+    with live.client(TOKEN) as client:
+        assert [one.id for one in client.models.list()] == ["fake-model"]
+    for wrong in ("let-me-i", "let-me-in2", "", "\u00e9"):
+        header = f"Bearer {wrong}".encode().decode("latin-1")
+        status, headers, body = live.post(user("one"), Authorization=header)
+        assert status == 401
+        assert headers["www-authenticate"] == "Bearer"
+        assert body["error"]["type"] == "authentication_error"
+    assert live.post(user("one"), Authorization=f"Basic {TOKEN}")[0] == 401
+    assert live.raw("GET", "/v1/models")[0] == 401
+    assert live.raw("GET", "/nowhere")[0] == 401
+    assert live.raw("GET", "/health")[0] == 200
+    assert live.post(user("one"), Authorization=f"bearer {TOKEN}", Host="elsewhere.org")[0] == 200
+    with live.client("wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.org"}, 403),
+        ({"Host": "evil.org:80"}, 403),
+        ({"Host": "localhost.evil.org"}, 403),
+        ({"Host": "127.0.0.1.evil.org"}, 403),
+        ({"Host": "[x"}, 403),
+        ({"Host": "LOCALHOST:1"}, 200),
+        ({"Host": "[::1]:80"}, 200),
+        ({"Origin": "https://evil.org"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:3000"}, 200),
+    ],
+)
+def test_web_pages_cannot_ask(live: LiveServer, headers: dict[str, str], status: int) -> None:
+    assert live.post(user("one"), **headers)[0] == status
+
+
+def test_too_large(start: Start, asker: FakeAsker) -> None:
+    live = start(max_body=200)
+    assert live.post(user("x" * 100))[0] == 200
+    status, _, body = live.post(user("x" * 200))
+    assert (status, body["error"]["message"]) == (413, "the request is larger than 200 bytes")
+    chunks = (b"x" * 50 for _ in range(1000))  # without a length
+    found = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
+    with contextlib.suppress(OSError):  # the server may hang up before all is sent
+        sent = {"Transfer-Encoding": "chunked"}
+        found.request("POST", "/v1/chat/completions", chunks, sent, encode_chunked=True)
+    with contextlib.suppress(OSError):
+        assert found.getresponse().status == 413
+    assert len(asker.calls) == 1
+
+
+def test_a_request_that_never_comes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "SEND_WITHIN_S", 0.2)
+    live = start()
+    with socket.create_connection(("127.0.0.1", live.port), 20) as slow:
+        slow.sendall(HEAD % 9 + b"{")
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("[::1]", True),
+        ("localhost", True), ("localhost.", True), ("0.0.0.0", False), ("::", False), ("", False),
+        ("192.168.0.1", False), ("example.org", False), ("localhost.example.org", False),
+    ],
+)  # fmt: skip
+def test_loopback(host: str, here: bool) -> None:
+    assert access.is_loopback(host) is here
+
+
+def test_a_taken_port_is_said() -> None:
+    with server_run.bind("127.0.0.1", 0) as sock, pytest.raises(UsageError, match="cannot listen"):
+        server_run.bind("127.0.0.1", sock.getsockname()[1])
+    with pytest.raises(UsageError, match="no address"):
+        server_run.bind("no.such.host.invalid", 0)
+
+
+@contextmanager
+def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
+    yield asker
+
+
+def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
+    module = types.ModuleType("esa_cli.apps.cli.open_esa")
+    module.opened = lambda *given, keep: opening(asker)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
+    monkeypatch.setattr(server_run, "run", lambda app, sock: None)
+    app = typer.Typer()
+    app.command()(command.serve)
+    return typer.testing.CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no documents"),
+        (["a.txt", "--host", "0.0.0.0"], "needs a token"),
+        (["a.txt", "--token", ""], "empty"),
+        (["a.txt", "--token", "a b"], "spaces"),
+        (["a.txt", "--token", "\u00e9"], "letters"),
+        (["--allow", "nowhere"], "not a folder"),
+        (["a.txt", "--max-body", "much"], "not a size"),
+    ],
+)
+def test_servers_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str], message: str
+) -> None:
+    monkeypatch.delenv("ESA_TOKEN", raising=False)
+    result = call(monkeypatch, asker, *words)
+    assert isinstance(result.exception, UsageError)
+    assert message in result.exception.message
+    assert not asker.ingested
+
+
+def test_the_command_prints_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("text a", "utf-8")
+    monkeypatch.setenv("ESA_TOKEN", TOKEN)
+    result = call(monkeypatch, asker, str(tmp_path / "a.txt"), "--port", "0", "--host", "0.0.0.0")
+    assert result.exit_code == 0, result.exception
+    assert result.stdout.startswith("http://0.0.0.0:")
+    assert result.stdout.endswith("/v1\n")
+    assert TOKEN not in result.output
+
+
+def test_a_scan_in_a_folder_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
+) -> None:
+    for name, text in (("a", "alpha"), ("b", "beta"), ("copy", "alpha")):
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
+    (tmp_path / "scan.pdf").write_bytes(sample_files.pdf([None]))
+    result = call(monkeypatch, asker, str(tmp_path), "--port", "0", "--quiet")
+    assert result.exit_code == 0, result.exception
+    assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
+    assert "scan.pdf has no text" in result.stderr
+    assert "copy.txt: the same text again" in result.stderr
+
+
+def test_without_the_extra_it_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "uvicorn" else real(name, *a)
+    )
+    result = call(monkeypatch, asker, "a.txt")
+    assert isinstance(result.exception, UsageError)
+    assert (result.exception.message, result.exception.hint) == (
+        "`esa serve` needs uvicorn",
+        "pip install 'esa-cli[serve]'",
+    )
+
+
+CHILD = """
+import sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from pathlib import Path
+from fake_asker import FakeAsker
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.commands.serve_command import Wanted, run
+from esa_cli.documents.document import read_document
+asker = FakeAsker(delay=0.05)
+run(asker, Wanted(port=0), [read_document("a.txt")], Reporter(True))
+print("ended", len(asker.spoken), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_after_the_answer(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "a.txt").write_text("alpha", "utf-8")
+    root = Path(__file__).parents[3]
+    code = CHILD.format(tests=str(root / "tests" / "support"), root=str(root))
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert child.stdout is not None
+    url = child.stdout.readline().strip()
+    with openai.OpenAI(base_url=url, api_key="x", max_retries=0, timeout=20) as client:
+        stream = client.chat.completions.create(
+            model="any", messages=user("one two three four")["messages"], stream=True
+        )
+        chunks = iter(stream)
+        next(chunks)
+        os.kill(child.pid, number)
+        said = "".join(one.choices[0].delta.content or "" for one in chunks)
+    rest, _ = child.communicate(timeout=20)
+    assert said == "You asked: one two three four"
+    assert rest == "ended 6\n"
+    assert child.returncode == 0

@@ -1,0 +1,202 @@
+"""Requests and answers in the shapes of OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import Any
+
+import openai
+import pytest
+from fake_asker import FakeAsker
+from live_server import LiveServer, Start, user
+
+from esa_cli.apps.server import wire
+from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.qa.reply import Turn
+
+
+def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
+    found = live.ask("one two")
+    choice = found.choices[0]
+    assert (choice.message.role, choice.message.content) == ("assistant", "You asked: one two")
+    assert choice.finish_reason == "stop"
+    assert found.object == "chat.completion"
+    assert found.model == "fake-model"
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (
+        2,
+        4,
+        6,
+    )
+    assert [one["document"] for one in choice.message.evidence] == [
+        f"book{n}.txt" for n in range(3)
+    ]
+    assert set(choice.message.evidence[0]) == {
+        "document", "page", "line", "chapter", "start", "end", "text", "weight",
+    }  # fmt: skip
+    assert choice.message.found is True
+    assert asker.calls[0]["books"] == ["alpha"]
+    assert live.notes == ["4 tokens answered in 0.2 s"]
+
+
+def test_names_that_are_not_utf8_are_escaped(start: Start) -> None:
+    live = start(fixed=["al\udcffpha"])  # the fake puts a book's text where a name may stand
+    messages = [{"role": "user", "content": "one"}]
+    status, _, body = live.post({"messages": messages})
+    assert status == 200
+    assert body["choices"][0]["message"]["evidence"][0]["text"] == "passage 0\nof al\udcffpha"
+    *_, last = live.ask(stream=True)
+    assert last.model_extra["evidence"][0]["text"] == "passage 0\nof al\udcffpha"
+
+
+def test_parameters_are_handed_on(live: LiveServer, asker: FakeAsker) -> None:
+    found = live.ask(
+        "one", temperature=0.5, top_p=0.9, seed=-1, max_tokens=99, max_completion_tokens=2, n=1,
+        presence_penalty=1.0, user="me", tools=[], stop=None, response_format={"type": "text"},
+        extra_body={"evidence": 1, "unknown": {"a": 1}},
+    )  # fmt: skip
+    assert found.choices[0].finish_reason == "length"
+    assert found.choices[0].message.content == "You asked:"
+    call = asker.calls[0]
+    assert (call["temperature"], call["top_p"], call["max_new_tokens"]) == (0.5, 0.9, 2)
+    assert (call["seed"], call["evidence"]) == (2**63 - 1, 1)
+    live.ask("one", max_tokens=1)
+    call = asker.calls[1]
+    assert (call["max_new_tokens"], call["temperature"], call["seed"]) == (1, None, None)
+
+
+def test_earlier_messages_are_history(live: LiveServer, asker: FakeAsker) -> None:
+    live.ask(
+        messages=[
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": [{"type": "text", "text": "eins"}]},
+            {"role": "user", "content": "two"},
+            {"role": "user", "content": "more of two"},
+            {"role": "assistant", "content": "zwei"},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("th", "ree")]},
+        ]
+    )  # fmt: skip
+    assert asker.calls[0]["question"] == "th\nree"
+    assert asker.calls[0]["history"] == [
+        Turn("Be short.", ""),
+        Turn("one", "eins"),
+        Turn("two\n\nmore of two", "zwei"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "question", "history"),
+    [
+        (["a:hello", "u:one"], "one", [Turn("", "hello")]),
+        (["u:one", "u:two"], "one\n\ntwo", []),
+        (["u:one", "a:x", "a:y", "u:two"], "two", [Turn("one", "x\n\ny")]),
+        (["u:one", "a:", "u:two"], "two", [Turn("one", "")]),
+        (["u:one", "s:late", "u:two"], "one\n\ntwo", [Turn("late", "")]),
+    ],
+)
+def test_odd_orders_of_messages(said: list[str], question: str, history: list[Turn]) -> None:
+    roles = {"u": "user", "a": "assistant", "s": "developer"}
+    messages = [{"role": roles[one[0]], "content": one[2:]} for one in said]
+    found = wire.parse(json.dumps({"messages": messages}).encode())
+    assert found.conversation() == (question, history)
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+
+
+WRONG: list[tuple[Any, str]] = [
+    (b"{", "must be JSON in UTF-8: EOF"),
+    (b"\xff", "must be JSON in UTF-8"),
+    (b"[" * 100_000, "must be JSON in UTF-8: recursion limit"),
+    ([], "must be a JSON object, got []"),
+    ({}, "messages must be a list of at least one message, got None"),
+    ({"messages": []}, "messages must be a list"),
+    ({"messages": ["x"]}, "messages must be a list of at least one message, got 'x'"),
+    (user(""), "the question is empty"),
+    (user(None), "messages[0].content must be text"),
+    (user(IMAGE), "messages[0].content must be text, or a list of texts, got [{"),
+    (user(["x"]), "messages[0].content must be text"),
+    (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "must be JSON in UTF-8"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be system"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls is not"),
+    ({**user("x"), "tools": [{"type": "function"}]}, "tools is not supported"),
+    ({**user("x"), "stop": ["a"]}, "stop is not supported"),
+    ({**user("x"), "logprobs": True}, "logprobs is not supported"),
+    ({**user("x"), "response_format": {"type": "json_object"}}, "response_format must be"),
+    ({**user("x"), "n": 2}, "n must be 1"),
+    ({**user("x"), "stream": "yes"}, "stream must be"),
+    ({**user("x"), "stream": 1}, "stream must be"),
+    ({**user("x"), "temperature": "hot"}, "temperature must be"),
+    ({**user("x"), "temperature": True}, "temperature must be"),
+    ({**user("x"), "temperature": float("nan")}, "temperature must be"),
+    ({**user("x"), "temperature": 2.1}, "temperature must be"),
+    ({**user("x"), "temperature": 10**400}, "temperature must be"),
+    ({**user("x"), "temperature": float("inf")}, "temperature must be"),
+    ({**user("x"), "top_p": -1}, "top_p must be"),
+    ({**user("x"), "max_tokens": 0}, "max_tokens must be"),
+    ({**user("x"), "max_tokens": 32_769}, "max_tokens must be a whole number from 1 to 32768"),
+    ({**user("x"), "max_completion_tokens": 10**400}, "max_completion_tokens must be"),
+    ({**user("x"), "max_completion_tokens": 1.5}, "max_completion_tokens must be"),
+    ({**user("x"), "seed": "1"}, "seed must be"),
+    ({**user("x"), "evidence": 51}, "evidence must be"),
+    ({**user("x"), "documents": "a.txt"}, "documents must be a list"),
+    ({**user("x"), "documents": []}, "documents must be a list of 1 to 64 paths, got []"),
+    ({**user("x"), "documents": [""]}, "documents must be a list"),
+    ({**user("x"), "documents": [str(n) for n in range(65)]}, "documents must be a list of 1 to"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), WRONG)
+def test_requests_that_are_refused(body: Any, message: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(ApiError) as caught:
+        wire.parse(data).conversation()
+    assert caught.value.status == 400
+    assert message in caught.value.message
+
+
+def test_the_longest_answer_that_may_be_asked_for() -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        found = wire.parse(json.dumps({**user("x"), name: 32_768}).encode())
+        assert found.options()["max_new_tokens"] == 32_768
+
+
+def test_errors_have_openais_shape(live: LiveServer) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        live.ask("one", tools=[{"type": "function", "function": {"name": "f"}}])
+    assert caught.value.body == {
+        "message": "tools is not supported",
+        "type": "invalid_request_error",
+        "param": "tools",
+        "code": "unsupported_parameter",
+    }
+    for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/chat/completions", 405)):
+        got, _, body = live.raw(method, path)
+        assert got == status
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_models_and_health(live: LiveServer) -> None:
+    with live.client() as client:
+        assert [one.id for one in client.models.list()] == ["fake-model"]
+        assert client.models.retrieve("fake-model").owned_by == "esa"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other/model")
+    assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}
+
+
+def test_what_documents_lack_is_told_with_the_answer(start: Start) -> None:
+    document = types.SimpleNamespace(name="a.pdf", missing=("page 7 has no text",))
+    live = start(fixed=[types.SimpleNamespace(document=document)])
+    wanted = ["a.pdf: page 7 has no text"]
+    assert live.ask("one").choices[0].message.missing == wanted
+    *_, last = live.ask("one", stream=True)
+    assert last.missing == wanted
+
+
+def test_where_nothing_lacks_nothing_is_said(live: LiveServer) -> None:
+    *_, last = live.ask("one", stream=True)
+    assert not hasattr(last, "missing")
+    assert not hasattr(live.ask("one").choices[0].message, "missing")
