@@ -1,8 +1,7 @@
-"""An answer and the documents it rests on, as one HTML page that needs nothing else.
+"""An answer, its evidence and its documents as one self-contained HTML page.
 
-Behind the text stands how much attention each token got while the answer was written; where there
-was none, the text is plain. Everything is escaped by the template. It does not work out weights or
-choose passages; `witness` and `evidence` do.
+The documents' text has a heat map of the attention that each token got while the answer was
+generated. Weights come from `attention_weights`, passages from `evidence`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from esa_cli.qa.reply import Evidence, Reply
 LEVELS = 8
 """Shades of heat; the stylesheet has a class for each."""
 COLD = 1 / 64
-"""A token with less than this share of the heaviest token's weight stays plain."""
+"""A token with less than this share of the heaviest token's weight is plain."""
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
 APART = 2.5
@@ -32,7 +31,7 @@ BARS = 240
 
 
 class ShadedText(NamedTuple):
-    """Characters of one shade; `level` 0 is plain. `passage`: the number of the one it is in."""
+    """Characters of one shade; `level` 0 is plain. `passage`: its number, if it is in one."""
 
     text: str
     level: int
@@ -44,7 +43,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     """The page; write it as UTF-8.
 
     Args:
-        reply: its evidence's numbers are those of the page. books: what was asked.
+        reply: its evidence is numbered as on the page. books: the documents of the question.
         weights: (N,) of all cached tokens, as `Witness.weights`.
     """
     top = max((float(weights[_rows(book)].max()) for book in books if len(book.rows)), default=0.0)
@@ -93,7 +92,7 @@ def _book(
 
 
 def _marks(places: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Numbers and where they stand under the strip, in percent, none on top of another."""
+    """Numbers and their places under the strip in percent, none on top of another."""
     out: list[tuple[int, float]] = []
     for number, place in places:
         least = out[-1][1] + APART if out else 0.0
@@ -130,7 +129,7 @@ def _bars(spans: Tensor, weights: Tensor, length: int) -> list[tuple[int, float]
 def _blocks(
     text: str, heat: Sequence[tuple[int, int, int]], passages: Sequence[tuple[int, int, int]]
 ) -> Iterator[list[ShadedText]]:
-    """The whole text in runs, in blocks that end at lines, never within a passage or a shade."""
+    """The text as blocks of shaded runs; blocks end at lines, never in a passage or a shade."""
     edges = {0, len(text)}
     edges |= {edge for start, end, _ in (*heat, *passages) for edge in (start, end)}
     places = sorted(edges)

@@ -1,9 +1,9 @@
-"""How figures look everywhere: the colour scale, the colours of lines, and numbers as short texts.
+"""Colours and number formats of all reports: the colour scale, line colours, short numbers.
 
-The scale runs from dark violet over blue and green to yellow. Its brightness only rises, so it also
-reads in grey and to those who cannot tell red from green. The line colours stand out from the page
-in light and in dark; beside them every line has a marker of its own. `tests/test_report.py` works
-out both. Colours are "#rrggbb".
+The scale runs from dark violet over blue and green to yellow. Its brightness only rises, so it is
+readable in grey and for people who cannot tell red from green. The line colours have contrast with
+the page in light and dark mode, and every line has a marker of its own.
+`tests/evaluation/test_report.py` checks both. Colours are "#rrggbb".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DARK = {
     "page": "#14161a", "raised": "#1e2127", "text": "#e8eaee", "soft": "#a7aebb",
     "line": "#3d434e", "grid": "#2a2e36", "link": "#7cc0ff", "none": "#23272e",
 }  # fmt: skip
-"""Surfaces and texts of the page; `none` fills a cell where nothing was asked."""
+"""Surfaces and texts of the page; `none` fills a cell without questions."""
 
 LIGHT_LINES = (
     "#0062a8", "#b8500b", "#00795a", "#a03d7c", "#5f50b8", "#756000", "#a11d2a", "#4d5563",
@@ -31,7 +31,7 @@ DARK_LINES = (
 )  # fmt: skip
 
 REASON_COLOURS = ("#16907a", "#cf7a1c", "#4a7fcf", "#868c96")
-"""answered, not selected, selected but not used, and whatever else; they serve both themes."""
+"""answered, not selected, selected but not used, and any other; the same in both themes."""
 
 
 def colour(share: float) -> str:
@@ -44,7 +44,7 @@ def colour(share: float) -> str:
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever reads better there; the contrast is then 4.5 at least."""
+    """Black or white, whichever has more contrast there: at least 4.5."""
     return "#000000" if luminance(background) > 0.179 else "#ffffff"
 
 
@@ -62,7 +62,7 @@ def luminance(colour: str) -> float:
 
 
 def percent(share: float | None) -> str:
-    """0.826 -> "83"; "–" where there is no figure. The sign stands in a heading."""
+    """0.826 -> "83"; "–" for None. The sign is in a heading."""
     return "–" if share is None else f"{share * 100:.0f}"
 
 
@@ -72,14 +72,14 @@ def percent_sign(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds with about two digits that count."""
+    """Seconds with about two significant digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def length_labels(lengths: Sequence[int]) -> list[str]:
-    """Short texts for lengths in tokens: 32000 -> "32k"; written out where two would be equal."""
+    """Short texts for lengths in tokens: 32000 -> "32k"; in full where two would be equal."""
     short = [_short(length) for length in lengths]
     return short if len(set(short)) == len(short) else [f"{length:,}" for length in lengths]
 
@@ -97,5 +97,5 @@ def depth_label(bin: int, bins: int) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line and without control characters: a name must not steer a terminal."""
+    """The text on one line, without control characters that would act on a terminal."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())

@@ -1,4 +1,4 @@
-"""Public long-context benchmarks: their prompts, their files, their scores.
+"""Public long-context benchmarks: prompts, files and scores.
 
 One module a benchmark; `evaluation/metrics.py` has the scores, `bench_runner.py` the loop that can
 be resumed, `report/bench_table.py` the tables.

@@ -1,9 +1,10 @@
-"""What a benchmark is made of: tasks, and records that hold one prompt each.
+"""Tasks and records of a benchmark, and the interface of a benchmark's module.
+
+A record is one prompt, divided so that a document is read once for all questions about it:
 
     prompt = before + document + question
 
-cut at the document, so that it is read once for all questions about it. A record is never cut
-short. It knows nothing of chat templates but whether the official code uses one.
+A record is never shortened.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from esa_cli.system.digest import text_digest
 
 @dataclass(frozen=True)
 class BenchTask:
-    """One row of a benchmark's table.
+    """A row of a benchmark's table.
 
     Args:
         name: as on the command line. title: as in the paper. group: what it is averaged with.
-        size: records in the whole task; None where the user's own files say.
+        size: records in the whole task; None where the user's own files decide.
     """
 
     name: str
@@ -34,12 +35,12 @@ class BenchTask:
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """One prompt and what a right answer is.
+    """One prompt and its right answers.
 
     Args:
-        id: with `task` the record's own name. longest: tokens of the longest answer.
-        chat: inside the model's chat template. prime: words put into the model's mouth.
-        data: what this benchmark's score needs beside the answers.
+        id: unique within the task. longest: tokens of the longest answer.
+        chat: inside the model's chat template. prime: the answer's first words, given to the model.
+        data: what this benchmark's score needs besides the answers.
     """
 
     benchmark: str
@@ -56,22 +57,22 @@ class BenchRecord:
 
     @property
     def digest(self) -> str:
-        """Tells records apart, what is right included: ids are places in a file for some."""
+        """Hash of all fields but the id, which is only a place in a file for some benchmarks."""
         fields = {name: value for name, value in vars(self).items() if name != "id"}
         return text_digest(json.dumps(fields))[:16]
 
 
 class Benchmark(Protocol):
-    """What each benchmark's module has."""
+    """The interface of each benchmark's module."""
 
     TASKS: tuple[BenchTask, ...]
     """In the order of the paper's table."""
     SOURCE: str
     """Where the official files come from, in a few words."""
     NOTES: dict[str, str]
-    """What a reader of the scores must know; the keys begin the names of the tasks it is about."""
+    """Remarks on the scores; a key is the beginning of its tasks' names."""
     LENGTH: int
-    """Tokens to which the paper stretches position encodings on it; 0 where it does not use it."""
+    """Tokens to which the paper stretches position encodings; 0 if it lacks the benchmark."""
 
     def there(self, folder: Path) -> list[str]:
         """The tasks whose files are in `folder`."""
@@ -81,7 +82,7 @@ class Benchmark(Protocol):
         """The first `limit` records of each task, from the official files.
 
         Raises:
-            DocumentError: a file is missing, or a line of it is not as it should be.
+            DocumentError: a file is missing, or one of its lines is invalid.
         """
         ...
 
@@ -91,6 +92,6 @@ class Benchmark(Protocol):
 
 
 def split(template: str, context: str, **fields: str) -> tuple[str, str, str]:
-    """Before, document and question of a template that holds {context} once."""
+    """Before, document and question of a template with one {context}."""
     before, after = template.split("{context}")
     return before.format(**fields), context, after.format(**fields)

@@ -1,7 +1,7 @@
-"""Asks the records of a benchmark and keeps each answer with its score.
+"""Runs the records of a benchmark through a function that answers them, and writes scored rows.
 
-Every row is on disk before the next record is begun (see `journal`), so a run that was stopped goes
-on where it was. It knows no model: it is given a function that answers.
+Every row is on disk before the next record starts (see `system/jsonl.py`), so a stopped run can be
+resumed.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from esa_cli.evaluation.metrics import is_share
 from esa_cli.system.jsonl import Journal
 
 KEY = ("method", "task", "id")
-"""What tells rows apart."""
+"""Fields that identify a row."""
 
 
 class BenchReply(NamedTuple):
-    """What came back: the answer as it was written, and the tokens of the prompt."""
+    """The answer as generated, and the number of the prompt's tokens."""
 
     text: str
     tokens: int
 
 
 def wrong(row: Mapping[str, Any]) -> str:
-    """What is wrong with a row that `run` is said to have kept; empty when nothing is."""
+    """Says what is wrong with a row of an earlier run; empty for a valid one."""
     score, tokens = row.get("score"), row.get("tokens")
     if not is_share(score):
-        return f"'score' is {score!r}, not a number from 0 to 1"
+        return f"'score' must be a number from 0 to 1, got {score!r}"
     if not isinstance(tokens, int):
-        return f"'tokens' is {tokens!r}, not a number of tokens"
+        return f"'tokens' must be a number of tokens, got {tokens!r}"
     return ""
 
 
-def kept(record: BenchRecord, method: str, settings: str, journal: Journal) -> bool:
-    """Whether the journal has the method's answer to this very record.
+def has_answer(record: BenchRecord, method: str, settings: str, journal: Journal) -> bool:
+    """Whether the journal has the method's answer to this record.
 
     Args:
-        settings: the hash of what the method stands for.
+        settings: the hash of the method's settings.
 
     Raises:
-        UsageError: it has the answer to another one of that name: the prompt, or what is right,
-            is not the same; or by other settings of that name.
+        UsageError: the journal's record of that name has another prompt or other right answers, or
+            its row comes from other settings.
     """
     row = journal.find({"method": method, "task": record.task, "id": record.id})
     if row is not None and row.get("record") != record.digest:
@@ -71,23 +71,23 @@ def run(
     method: str,
     settings: str = "",
     until: float | None = None,
-    heard: Callable[[dict[str, Any]], None] | None = None,
-    left_out: Callable[[BenchRecord, LengthError], None] | None = None,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_left_out: Callable[[BenchRecord, LengthError], None] | None = None,
 ) -> bool:
-    """Asks what the journal does not hold yet; False when the time was up before the end.
+    """Asks the records that the journal lacks; False when the time limit came first.
 
     Args:
-        method: a name for who answers. settings: the hash of what it stands for.
-        heard: called with each new row.
-        left_out: called with a record whose question the window has no room for; the others are
-            asked. Without it such a record ends the run.
-        until: seconds on `time.monotonic` after which no record is begun.
+        method: the name of the method. settings: the hash of its settings.
+        until: seconds on `time.monotonic` after which no record starts.
+        on_row: called with each new row.
+        on_left_out: called with a record whose question does not fit in the window; the run
+            continues. Without it such a record ends the run.
 
     Raises:
-        UsageError: the journal's rows come from other data. LengthError: see `left_out`.
+        UsageError: the journal's rows come from other data. LengthError: see `on_left_out`.
     """
     for record in records:
-        if kept(record, method, settings, journal):
+        if has_answer(record, method, settings, journal):
             continue
         started = time.monotonic()
         if until is not None and started >= until:
@@ -95,9 +95,9 @@ def run(
         try:
             reply = ask(record)
         except LengthError as error:
-            if left_out is None:
+            if on_left_out is None:
                 raise
-            left_out(record, error)
+            on_left_out(record, error)
             continue
         row = {
             "method": method, "task": record.task, "id": record.id, "settings": settings,
@@ -109,6 +109,6 @@ def run(
             "seconds": round(time.monotonic() - started, 2),
         }  # fmt: skip
         journal.add(row)
-        if heard:
-            heard(row)
+        if on_row:
+            on_row(row)
     return True

@@ -1,7 +1,4 @@
-"""Reads the JSON lines that benchmarks are published as.
-
-Says which file and line is wrong. It knows nothing of what the fields mean.
-"""
+"""Reads the JSON-lines files that benchmarks are published as; errors name file and line."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from esa_cli.errors import DocumentError
 from esa_cli.system.surrogates import has_lone_surrogate
 
 FOLDERS = ("", "data")
-"""Where files lie below the folder a person names."""
+"""Places of files below the folder that the user names."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +32,19 @@ class DataRow:
     def text(self, key: str) -> str:
         value = self.data.get(key)
         if not isinstance(value, str):
-            raise self.wrong(f"{key!r} is not a text")
+            raise self.wrong(f"{key!r} must be a text, got {_short(value)}")
         return self._whole(key, value)
 
     def _whole(self, key: str, value: str) -> str:
-        """JSON can spell half a letter, which no tokenizer takes."""
+        """Refuses lone surrogates, which JSON escapes can spell and no tokenizer accepts."""
         if has_lone_surrogate(value):
-            raise self.wrong(f"{key!r} has half of a surrogate pair in it")
+            raise self.wrong(f"{key!r} must be Unicode text, got a lone surrogate")
         return value
 
     def number(self, key: str) -> int:
         value = self.data.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.wrong(f"{key!r} is not a whole number")
+            raise self.wrong(f"{key!r} must be a whole number, got {_short(value)}")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -55,21 +52,25 @@ class DataRow:
         value = self.data.get(key)
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(v, str | int | float) for v in values):
-            raise self.wrong(f"{key!r} is not a text or a list of texts")
+            raise self.wrong(f"{key!r} must be a text or a list of texts, got {_short(value)}")
         return tuple(self._whole(key, str(v)) for v in values)
 
     def filled(self, key: str) -> tuple[str, ...]:
-        """The same, where each is looked for in an answer: an empty one would be found in all."""
+        """The same for texts that are searched in an answer: an empty one would always be found."""
         values = self.texts(key)
         if not all(value.strip() for value in values):
-            raise self.wrong(f"{key!r} has an empty text")
+            raise self.wrong(f"{key!r} must have no empty text")
         return values
 
     def numbers(self, key: str) -> tuple[int, ...]:
         value = self.data.get(key)
         if not isinstance(value, list) or not value or not all(type(v) is int for v in value):
-            raise self.wrong(f"{key!r} is not a list of whole numbers")
+            raise self.wrong(f"{key!r} must be a list of whole numbers, got {_short(value)}")
         return tuple(value)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:60]
 
 
 def find(folder: Path, *names: str) -> Path | None:
@@ -83,7 +84,7 @@ def find(folder: Path, *names: str) -> Path | None:
 
 
 def need(folder: Path, source: str, *names: str) -> Path:
-    """The same. Raises DocumentError when none of them is there."""
+    """The same; raises DocumentError when no file is there."""
     path = find(folder, *names)
     if path is None:
         raise DocumentError(f"{folder / names[0]} is missing", f"official files: {source}")
@@ -121,7 +122,7 @@ def array(path: Path) -> list[DataRow]:
             f"{path} cannot be read: {error}", "fetch the official file again"
         ) from error
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
-        raise DocumentError(f"{path} is not a list of objects", "fetch the official file again")
+        raise DocumentError(f"{path} must be a list of objects", "fetch the official file again")
     if not data:
         raise _nothing(path)
     return [DataRow(path, place, one) for place, one in enumerate(data, start=1)]

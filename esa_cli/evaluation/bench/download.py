@@ -1,7 +1,7 @@
-"""Fetches a benchmark's official files from the Hugging Face hub, when a person asks for it.
+"""Downloads a benchmark's official files from the Hugging Face hub.
 
-Tokens, mirrors (HF_ENDPOINT) and the offline switch (HF_HUB_OFFLINE) are huggingface_hub's
-business. Counting-Stars and RULER are not on the hub by their authors.
+huggingface_hub handles tokens, mirrors (HF_ENDPOINT) and the offline switch (HF_HUB_OFFLINE). The
+authors of Counting-Stars and RULER have no files on the hub.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Dataset:
-    """A repository of the hub. `licence` is what its authors say."""
+    """A repository of the hub, with the licence that its authors state."""
 
     repo: str
     licence: str
@@ -49,14 +49,14 @@ DATASETS = {
 
 
 def dataset(name: str, source: str) -> Dataset:
-    """Raises UsageError where there is nothing on the hub."""
+    """The benchmark's repository; raises UsageError when it has none."""
     if name not in DATASETS:
         raise UsageError(f"{name} cannot be downloaded", f"official files: {source}")
     return DATASETS[name]
 
 
 def download(chosen: Dataset, folder: Path, *, bars: bool = True) -> None:
-    """Puts the files into the folder; `bars` shows how far it is.
+    """Puts the files into the folder; `bars` shows progress.
 
     Raises:
         DocumentError: they cannot be fetched or unpacked.
@@ -94,7 +94,7 @@ def _silent() -> Any:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The JSON lines in an archive, side by side in the folder, whatever folders it has inside."""
+    """Extracts an archive's .jsonl files into the folder itself, without the archive's folders."""
     with zipfile.ZipFile(archive) as packed:
         for member in packed.namelist():
             name = PurePosixPath(member).name

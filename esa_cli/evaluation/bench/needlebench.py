@@ -1,8 +1,8 @@
 """NeedleBench, version 1, English: one needle (S-RT), three (M-RT), and chains of needles (M-RS).
 
-`haystack.py` builds the texts. The paper gives M-RT alone, without the number of prompts or the
-depths. Its scores are multiples of 1/30, and its sample has text on both sides of each needle, so
-here it is ten prompts with needles at 25, 50 and 75 per cent.
+`needlebench_haystack.py` builds the texts. The paper gives M-RT alone, without the number of
+prompts or the depths. Its scores are multiples of 1/30, and its sample has text on both sides of
+each needle, so here it is ten prompts with needles at 25, 50 and 75 per cent.
 """
 
 from __future__ import annotations

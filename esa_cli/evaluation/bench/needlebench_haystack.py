@@ -1,7 +1,7 @@
 """Hides NeedleBench's needles in essays, as OpenCompass does for version 1.
 
 The same tokens (gpt-4's), seeds, order of draws and places. Which three needles OpenCompass draws
-for M-RT depends on what ran before; here that draw has the seed 0. It knows no prompts.
+for M-RT depends on what ran before; here that draw has the seed 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gpt4() -> Tokenizer:
         tiktoken: Any = importlib.import_module("tiktoken")
     except ImportError:
         raise UsageError(
-            "NeedleBench measures its texts in gpt-4's tokens, which takes tiktoken",
+            "NeedleBench measures its texts in gpt-4's tokens, which needs tiktoken",
             "pip install 'esa-cli[bench]'",
         ) from None
     try:

@@ -1,7 +1,7 @@
 """RULER, from the files its own generator wrote: TASK/validation.jsonl for each of its 13 tasks.
 
 Answer lengths and the words that begin an answer are those of its `scripts/data/synthetic/
-constants.py`; the words are put into the model's mouth, as RULER does. The files must have been
+constants.py`; the words are given to the model, as RULER does. The files must have been
 written with the model template `base`: the model's own chat template is put around them here.
 The paper has no RULER; the average is RULER's own, over all tasks.
 """
@@ -28,7 +28,7 @@ LENGTH = 0
 
 @dataclass(frozen=True)
 class _TaskForm:
-    """How the prompt of a kind of task begins and asks, how its answer begins, and its length."""
+    """The beginnings of a task's prompt, question and answer, and the answer's length."""
 
     begins: tuple[str, ...]
     asks: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Puts a record to a session as the official code would put it to a model.
+"""Asks a session a record's question with the prompt of the benchmark's official code.
 
-The record's prompt replaces the preset's, to the letter; answers are greedy. Records in a row with
-the same document share one reading of it. It knows no benchmark.
+The record's prompt replaces the preset's; decoding is greedy. Consecutive records with the same
+document share one prefill.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class RecordAsker:
-    """Answers records by one method.
+    """Answers records with one method.
 
     Args:
-        preset: the method. reading: called before a document is read; returns progress(done, all).
+        preset: the method. reading: called before a prefill; returns progress(done, all).
     """
 
     session: Session
@@ -37,7 +37,7 @@ class RecordAsker:
         if wanted != self._read:
             self._read = None
             self.session.forget()
-        # What stands behind the document may change with every record.
+        # The text after the document may change with every record.
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))
         self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)

@@ -1,7 +1,4 @@
-"""What is to be run: which tasks of which files, by which methods.
-
-All of it is checked before a model is loaded. It knows nothing of how records are asked.
-"""
+"""The tasks, records and methods of a benchmark run, all checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from esa_cli.qa.settings_hash import settings_hash
 from esa_cli.system.registry import nearest
 
 AS_IS = "preset"
-"""The method that is the preset itself."""
+"""The name of the method that is the preset itself."""
 
 
 class RecordPlaces(NamedTuple):
@@ -43,11 +40,11 @@ class TaskSelection:
         return self.benchmark.load(self.folder, self.tasks, self.limit)
 
     def settings(self, preset: Preset) -> str:
-        """The hash of what a method stands for; the prompt is the benchmark's."""
+        """The hash of a method's settings without the prompt, which is the benchmark's."""
         return settings_hash(preset, ("name", "description", "prompt", "generation"))
 
     def survey(self) -> RecordPlaces:
-        """Reads every line once, so that a broken one is found before any is asked.
+        """Reads every line once, so that an invalid one is found before any question is asked.
 
         Raises:
             DocumentError, UsageError.
@@ -76,13 +73,13 @@ class TaskSelection:
         return RecordPlaces(places, length)
 
     def left_out(self) -> list[str]:
-        """Tasks that are averaged together with those asked, and are not asked."""
+        """Tasks of the same averages that are not selected."""
         tasks = self.benchmark.TASKS
         groups = {task.group for task in tasks if task.name in self.tasks}
         return [t.name for t in tasks if t.group in groups and t.name not in self.tasks]
 
     def notes(self) -> list[str]:
-        """What a reader of the scores must know."""
+        """The benchmark's remarks on the selected tasks."""
         notes = self.benchmark.NOTES.items()
         return [note for begin, note in notes if any(t.startswith(begin) for t in self.tasks)]
 
@@ -115,7 +112,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
     """A preset for each method, at the base's token budget; each method is built once as a check.
 
     Raises:
-        UsageError: no method, or an unknown one. PresetError: one does not hold.
+        UsageError: no method, or an unknown one. PresetError: one is invalid.
     """
     from esa_cli.qa import build_method as build
 
@@ -131,7 +128,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
 
 
 def titles(base: Preset, methods: Iterable[str], length: int) -> dict[str, str]:
-    """The column headings of methods that are stretched to `length`, as the paper's NTK(200k)."""
+    """Column headings of methods that are stretched to `length`, such as the paper's NTK(200k)."""
     known = {recipe.name for recipe in recipes.known()}
     thousand = 1000 if length % 1000 == 0 else 1024
     to = f"{length // thousand}k" if length % thousand == 0 else str(length)

@@ -1,8 +1,7 @@
-"""Scores of a benchmark as a table: a row for each task in the paper's order, a column for each
-method, and the average over the tasks of a group below them, all in per cent.
+"""A benchmark's scores as a table: a row for each task in the paper's order, a column for each
+method, and the average of each group, all in per cent.
 
-How many records each score rests on stands beside it, so that a part of a benchmark cannot pass for
-the whole. It knows nothing of how rows came about.
+Beside each score is its number of records, so that a part of a benchmark cannot pass for the whole.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from esa_cli.evaluation.bench.bench_record import Benchmark, BenchTask
 
 
 class MeanScore(NamedTuple):
-    """A mean, 0 to 1, of so many."""
+    """A mean from 0 to 1, and the number of its values."""
 
     mean: float
     of: int
@@ -42,7 +41,7 @@ def average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanSc
 
 
 def groups(benchmark: Benchmark) -> dict[str, list[BenchTask]]:
-    """What is averaged together."""
+    """Tasks by group; a group has one average."""
     found: dict[str, list[BenchTask]] = {}
     for task in benchmark.TASKS:
         found.setdefault(task.group, []).append(task)
@@ -52,10 +51,10 @@ def groups(benchmark: Benchmark) -> dict[str, list[BenchTask]]:
 def table(
     benchmark: Benchmark, found: MeanScores, titles: Mapping[str, str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows; groups and tasks that nobody was asked are left out.
+    """Headers and rows, without groups and tasks that have no scores.
 
     Args:
-        titles: headings of methods that have another than their name.
+        titles: headings of methods that differ from their names.
     """
     methods = list(found)
     lines = []

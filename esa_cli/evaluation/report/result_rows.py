@@ -1,8 +1,7 @@
 """Reads the rows of `esa selftest`: a JSON-lines file with one header and one row a question.
 
-A run that was stopped may leave a last line that was only half written. It is left out, and `cut`
-says so; anything else that does not hold is refused by file and line. It does not know what the
-figures mean, only which of them must be there and in which range.
+A stopped run may leave a half-written last line. It is left out, and `cut` is set; any other
+invalid line is an error that names file and line.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ Row = Mapping[str, Any]
 
 REQUIRED: dict[str, type] = {"test": str, "method": str, "length": int, "question": str}
 SAME = ("model", "preset", "context", "settings")
-"""What two headers in one file have to agree in, for their rows to be compared."""
+"""Fields in which all headers of a file must agree, since their rows are compared."""
 
 
 @dataclass(frozen=True)
 class RunResults:
-    """What one file holds.
+    """The contents of a file; without a header in it, `header` is empty.
 
-    `header` is empty when the file has none. `cut` is True when a half-written last line was left
-    out.
+    `cut` is True when a half-written last line was left out.
     """
 
     header: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +39,7 @@ def read(path: str | Path) -> RunResults:
     """The header and the rows of a file of `esa selftest`.
 
     Raises:
-        DocumentError: the file cannot be read, or a line is not what it should be.
+        DocumentError: the file cannot be read, or a line is invalid.
     """
     try:
         data = Path(path).read_bytes()
@@ -86,7 +84,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _header(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The first header; a later one may only repeat it, as a run that was taken up again does."""
+    """The first header; a later one, of a resumed run, must agree with it."""
     for key in SAME if old else ():
         if old.get(key) != new.get(key):
             raise DocumentError(
@@ -102,29 +100,29 @@ def _check(row: Row, where: str) -> None:
 
 
 def wrong(row: Row) -> str:
-    """What is wrong with a row of `esa selftest`, in words; empty when nothing is."""
+    """Says what is wrong with a row of `esa selftest`; empty for a valid one."""
     for key, kind in REQUIRED.items():
         if key not in row:
-            return f"it has no {key!r}"
+            return f"{key!r} is missing"
         if not isinstance(row[key], kind) or isinstance(row[key], bool):
-            return f"{key!r} is {row[key]!r}, not {_KINDS[kind]}"
+            return f"{key!r} must be {_KINDS[kind]}, got {row[key]!r}"
     if not is_share(row.get("score")):
-        return f"'score' is {row.get('score')!r}, not a number from 0 to 1"
+        return f"'score' must be a number from 0 to 1, got {row.get('score')!r}"
     if row.get("depth") is not None and not is_share(row["depth"]):
-        return f"'depth' is {row['depth']!r}, not null or a number from 0 to 1"
+        return f"'depth' must be null or a number from 0 to 1, got {row['depth']!r}"
     for key in ("tokens", "time", "recall"):
         if not isinstance(row.get(key) or {}, dict):
-            return f"{key!r} is {row[key]!r}, not null or an object"
+            return f"{key!r} must be null or an object, got {row[key]!r}"
     if not isinstance(row.get("why") or "", str):
-        return f"'why' is {row['why']!r}, not null or a text"
+        return f"'why' must be null or a text, got {row['why']!r}"
     if not all(value is None or _number(value) for value in (row.get("time") or {}).values()):
-        return "'time' holds something that is not a number"
+        return "'time' must hold numbers"
     recall = row.get("recall") or {}
     layers = recall.get("layers") or []
     if not isinstance(layers, list):
-        return "the layers of 'recall' are not a list"
+        return "the layers of 'recall' must be a list"
     if not all(value is None or is_share(value) for value in [recall.get("mean"), *layers]):
-        return "'recall' holds something that is not a number from 0 to 1"
+        return "'recall' must hold numbers from 0 to 1"
     return ""
 
 

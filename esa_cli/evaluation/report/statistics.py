@@ -1,11 +1,11 @@
-"""Rows -> figures: means, intervals, recall, reasons and times; no drawing, no files.
+"""Statistics of self-test rows: means, intervals, recall, reasons and times.
 
-A cell is one test, one method, one length; what was not asked has no cell, and is never a 0.
+A cell is one test, one method, one length. Without questions there is no cell, and never a 0.
 
     mean      sum of the scores / n
     interval  Wilson's 95 % interval of mean * n successes in n trials. A score between 0 and 1
               counts as that share of a success, for which the interval is a little too wide.
-              It covers the choice of questions, nothing else.
+              It covers the choice of questions only.
     retained  mean / mean of the same test's dense rows, all their lengths pooled
     recall    mean over the questions that have one; per layer likewise
     read_s    mean over the rows that give it: a row repeats the time of the read that served it
@@ -28,7 +28,7 @@ BINS = 10
 Z95 = 1.959963984540054
 REASONS = ("answered", "not selected", "selected, not used")
 UNKNOWN = "not known"
-"""Stands for a `why` of null."""
+"""In place of a `why` of null."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Summary:
 
 
 def summarise(rows: Iterable[Row]) -> Summary:
-    """The figures of `rows`, in whatever order they come."""
+    """The figures of `rows`, which may be in any order."""
     every = list(rows)
     plain = [row for row in every if not row.get("dense")]
     dense = [row for row in every if row.get("dense")]

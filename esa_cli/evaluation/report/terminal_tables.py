@@ -1,7 +1,7 @@
-"""A run's figures as text that rich prints: tables, heat maps, reasons, recall by layer.
+"""A run's results as rich renderables: tables, heat maps, reasons, recall by layer.
 
-Every colour has its number beside it, so it reads without colours too (NO_COLOR, a pipe). Nothing
-is wider than `width`: what would be is divided into several tables or maps. It does not print.
+Every colour has its number beside it, so output without colours (NO_COLOR, a pipe) has the same
+content. What would be wider than `width` is divided into several tables or maps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def report(summary: Summary, width: int = 80) -> RenderableType:
-    """Everything, test by test."""
+    """All tables of a run, test by test."""
     if not summary.tests:
         return Text("no questions were asked")
     parts: list[RenderableType] = []
@@ -58,7 +58,7 @@ def results(summary: Summary, test: str, width: int = 80) -> RenderableType:
         parts.append(table)
     ceiling = summary.ceiling(test)
     if ceiling is None:
-        parts.append(Text("no dense rows: nothing to be retained from", style="dim"))
+        parts.append(Text("no dense rows, so no retained scores", style="dim"))
     else:
         where = [cell.length or 0 for cell in summary.dense if cell.test == test]
         at = ", ".join(look.length_labels(where))
@@ -99,7 +99,7 @@ def legend() -> Text:
 
 
 def reasons(summary: Summary) -> RenderableType:
-    """How often each reason came up, all lengths together."""
+    """Counts of each reason, all lengths together."""
     known = [*REASONS, *sorted({why for cell in summary.pooled for why in cell.why} - {*REASONS})]
     if not any(reason in cell.why for cell in summary.pooled for reason in REASONS):
         return Text("why answers were missed: not recorded", style="dim")

@@ -1,12 +1,11 @@
-"""The self-tests: their documents, questions and scores, as pure functions.
+"""The tasks of `esa selftest`: documents, questions and scores, as pure functions.
 
-    haystack  the text around the facts: the generated chronicle, or the user's files
-    plant     puts facts into it, and says where they stand
-    needle, needles, stars, passkey, number, kv, niah, own
-              the tests; each takes its prompt and its score from the benchmark it names
+    haystack_text  the text around the facts: the generated chronicle, or the user's files
+    planting       puts facts into it at given depths
+    *_task         one task each, with the prompt and the score of the benchmark it names
 
-Nothing here knows a model; tokens are counted by the function in the request. `length` is that of
-the document; the words around it, question and answer come on top.
+No model is used; the function in the request counts tokens. `length` is that of the document;
+prompt, question and answer come on top.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The background of the chronicle: sentence templates expanded, none of them twice.
+"""Generates the chronicle's background from sentence templates, without repeated sentences.
 
-All of the text is made from `chronicle_material.json`, which was written for this repository. The
-same seed always gives the same text, on every version of Python. It does not know the facts woven
-in (`chronicle.py`), except that it avoids their numbers.
+The vocabulary is `chronicle_material.json`, written for this repository. The same seed gives the
+same text on every version of Python. The facts are added by `chronicle_task`; the background avoids
+their numbers.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class ChronicleGenerator:
             self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
 
     def between(self, low: int, high: int) -> int:
-        # Only random() is promised to stay the same from one Python version to the next.
+        # Only random() is guaranteed to be the same in all Python versions.
         return low + int(self.rng.random() * (high - low + 1))
 
     def draw(self, key: str, items: list[Any]) -> Any:
-        """Deal from a shuffled deck, so that everything is used before anything returns."""
+        """Draws from a shuffled deck, so that every item is used before one is repeated."""
         if not (deck := self.decks.setdefault(key, [])):
             deck.extend(items)
             for i in range(len(deck) - 1, 0, -1):

@@ -1,9 +1,8 @@
-"""The chronicle: a long invented document, with or without known facts woven into it.
+"""The chronicle: a long generated document, with or without known facts in it.
 
-With facts it is the demo document: far longer than the default model's window, and every question
-asked of it has one known answer at a known depth. Without, it is the self-tests' haystack. The same
-words and seed always give the same text; another seed changes the background only. It does not
-count tokens.
+With facts it is the demo document, far longer than the default model's window; every question about
+it has one known answer at a known depth. Without, it is the self-tests' haystack. The same number
+of words and seed always give the same text; another seed changes the background only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from esa_cli.evaluation.tasks.chronicle_generator import (
 
 DEFAULT_WORDS = 27_000
 DEFAULT_SEED = 7
-# Below this the 48 facts would stand so close together that they lose their depths.
+# In a shorter text the 48 facts would be so close together that they lose their depths.
 MIN_WORDS = 12_000
 
 
@@ -32,7 +31,7 @@ def paragraphs(seed: int) -> Iterator[str]:
 
 
 def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
-    """Put every fact between two sentences of a loose paragraph, nearest to its depth."""
+    """Puts every fact between two sentences of a loose paragraph, nearest to its depth."""
     gaps: list[tuple[int, int, int]] = []
     offset = 0
     for index, block in enumerate(blocks):
@@ -56,14 +55,14 @@ def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
 def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
     """The whole document, of about this many words."""
     if words < MIN_WORDS:
-        raise ValueError(f"at least {MIN_WORDS} words are needed to hold the facts")
+        raise ValueError(f"words must be at least {MIN_WORDS}, to hold the facts, got {words}")
     facts: list[dict[str, Any]] = load_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
     return weave(ChronicleGenerator(seed).background(rest), facts)
 
 
 def questions_file(text: str) -> str:
-    """One question a line, with the depth at which its fact stands in this text."""
+    """A questions file: one question a line, with the depth of its fact in this text."""
     lines = []
     for fact in load_material()["facts"]:
         row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
@@ -73,6 +72,6 @@ def questions_file(text: str) -> str:
 
 
 def load_questions(path: str | Path) -> list[dict[str, Any]]:
-    """Read a questions file: one JSON object a line."""
+    """Reads a questions file: one JSON object a line."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line.strip()]

@@ -1,7 +1,7 @@
-"""The text that facts are hidden in: the generated chronicle, or the user's own files.
+"""The text around planted facts: the generated chronicle, or the user's own files.
 
-A haystack is paragraphs, cut to about n tokens. Nothing is repeated: a text that is too short is an
-error. It knows no tokenizer; it counts with the function it is given, each paragraph once.
+A haystack is a list of paragraphs, cut to about n tokens by a given counting function, which sees
+each paragraph once. Nothing is repeated: a text that is too short is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s)")
 WORD = re.compile(r"\S(?=\s)")
 CHARACTER = re.compile(r"\S")
 SLACK = 30
-"""Tokens that may be missing or too many for the sake of a whole sentence at the end."""
+"""Allowed difference in tokens, so that the text ends with a whole sentence."""
 
 Size = Callable[[str], int]
 
@@ -29,8 +29,8 @@ class Haystack:
     """A long text in paragraphs.
 
     Args:
-        name: for messages and reports. parts: the paragraphs, made only as far as they are needed.
-        text: the whole text as it was read; empty when it is generated.
+        name: for messages and reports. parts: the paragraphs, consumed as far as needed.
+        text: the whole text of the files; empty when it is generated.
     """
 
     def __init__(self, name: str, parts: Iterable[str], text: str = "") -> None:
@@ -76,9 +76,9 @@ class Haystack:
             at += 1
 
     def cut(self, size: Size, n: int, unit: str = "tokens") -> list[str]:
-        """The first paragraphs, n tokens together; the last one may be cut behind a sentence.
+        """The first paragraphs, n tokens together; the last one may be cut after a sentence.
 
-        They are meant to be joined by blank lines. Headings are never cut, nor left at the end.
+        Blank lines join them. Headings are never cut, nor left at the end.
 
         Raises:
             UsageError: the text is shorter.
@@ -87,7 +87,7 @@ class Haystack:
         if not ends or ends[-1] < n:
             have = ends[-1] if ends else 0
             raise UsageError(
-                f"{self.name} is too short: it has {have:,} {unit}, and {n:,} are needed",
+                f"{self.name} must have at least {n:,} {unit}, got {have:,}",
                 "ask for a shorter length, or give more text",
             )
         whole = bisect_left(ends, n)
@@ -105,7 +105,7 @@ class Haystack:
         return part is not None
 
     def _count(self, size: Size, n: int) -> list[int]:
-        """How many tokens there are up to the end of each paragraph, until there are n."""
+        """Numbers of tokens up to the end of each paragraph, as far as the n-th token."""
         ends = self._ends.setdefault(size, [])
         while (not ends or ends[-1] < n) and (len(ends) < len(self._kept) or self._grow()):
             more = added(size, self._kept[len(ends)], "\n\n")
@@ -114,12 +114,12 @@ class Haystack:
 
 
 def added(size: Size, text: str, joint: str) -> int:
-    """Tokens that `text` adds where it follows a sentence: tokenizers may join the two."""
+    """Tokens that `text` adds after a sentence, since tokenizers may merge the two."""
     return size(f"a.{joint}{text}") - size("a.")
 
 
 def is_heading(paragraph: str) -> bool:
-    """Whether a paragraph is a heading of Markdown, of one line."""
+    """Whether a paragraph is a Markdown heading of one line."""
     return paragraph.startswith("#") and "\n" not in paragraph
 
 

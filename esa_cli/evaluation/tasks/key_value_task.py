@@ -26,16 +26,16 @@ LONGEST = 100
 
 
 def fill(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
-    """As many pairs as the length holds."""
+    """As many pairs as the length allows."""
     left = request.length - request.size(HEAD + TAIL)
     out: list[tuple[str, str]] = []
-    # Counted behind another pair: tokenizers may join the two.
+    # Counted after another pair, since tokenizers may merge the two.
     lead = '"a": "b", '
     least = request.size(lead)
     while True:
         key, value = dice.uuid(), dice.uuid()
         taken = request.size(f'{lead}"{key}": "{value}", ') - least
-        # The last pair is in if more than half of it is: so the length comes out nearest.
+        # The last pair is in if more than half of it fits, so the length is nearest.
         if left < taken / 2:
             return out
         left -= taken
@@ -43,7 +43,7 @@ def fill(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
 
 
 def places(depths: tuple[float, ...], count: int) -> list[int]:
-    """Different pairs at these depths, or next to them."""
+    """Indices of different pairs at these depths, or next to them."""
     taken: list[int] = []
     for depth in depths:
         wanted = min(int(depth * count), count - 1)
@@ -57,8 +57,8 @@ class KeyValue:
     about = "A long list of random keys and values; the value of a key is asked for."
     source = "InfiniteBench Retrieve.KV (Zhang et al., 2024)"
     differs = (
-        "The key is named behind the object only, so that many questions can be asked of one "
-        "document; the exact form names it in front as well."
+        "The key is named after the object only, so that many questions can be asked of one "
+        "document; the exact form names it before the object as well."
     )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
@@ -73,8 +73,8 @@ class KeyValue:
         pairs = fill(request, StableRandom(self.name, request.length, request.seed, index))
         if len(pairs) < 2 * len(depths):
             raise UsageError(
-                f"{request.length} tokens hold {len(pairs)} pairs, too few for "
-                f"{len(depths)} questions",
+                f"pairs must be at least {2 * len(depths)} for {len(depths)} questions, got "
+                f"{len(pairs)} in {request.length} tokens",
                 "ask for fewer samples or a greater length",
             )
         lines = [f'"{key}": "{value}"' for key, value in pairs]

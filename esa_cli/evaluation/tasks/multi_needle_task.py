@@ -2,8 +2,8 @@
 
 Source: NeedleBench (Li et al., 2024), as in OpenCompass. Prompt and score are the benchmark's: the
 questions are joined, so are the forms of their answers, and the score is the share of needles whose
-second argument stands in the output, case counting. The needles are our own, in the same shape: two
-arguments, a sentence, a question with the form of its answer. The text around them is the
+second argument is in the output, letter case counting. The needles are our own, in the same shape:
+two arguments, a sentence, a question with the form of its answer. The text around them is the
 request's haystack.
 
 The exact form plants three needles a document, each on a line of its own at its share of the text
@@ -38,7 +38,7 @@ LONGEST = 128
 
 @dataclass(frozen=True)
 class NeedleKind:
-    """Needles of one form: `needle` and `format` say the same thing of {arg1} and {arg2}."""
+    """Needles of one form; `needle` and `format` state the same about {arg1} and {arg2}."""
 
     needle: str
     question: str
@@ -96,11 +96,11 @@ KINDS = (
     ),
 )  # fmt: skip
 TOGETHER = 8
-"""Questions that share a document at most; there are needles for no more."""
+"""Most questions that share a document; there are no needles for more."""
 
 
 def draw(dice: StableRandom, n: int) -> list[tuple[NeedleKind, str, str]]:
-    """n needles as (kind, first argument, second argument); no argument comes twice."""
+    """n needles as (kind, first argument, second argument), without repeated arguments."""
     rows = [
         (kind, one, other)
         for kind in KINDS
@@ -112,7 +112,7 @@ def draw(dice: StableRandom, n: int) -> list[tuple[NeedleKind, str, str]]:
 def ask(
     key: str, rows: Sequence[tuple[NeedleKind, str, str]], facts: Sequence[int]
 ) -> TaskQuestion:
-    """The question about these of a document's needles."""
+    """The question about the document's needles with these indices."""
     mine = [rows[i] for i in facts]
     questions = JOINT.join(kind.question.format(arg1=one) for kind, one, _ in mine)
     formats = JOINT.join(kind.format.format(arg1=one, arg2="______") for kind, one, _ in mine)

@@ -26,7 +26,7 @@ LONGEST = 24
 
 @dataclass(frozen=True)
 class Needle:
-    """A sentence, a question about it and the answers that count; `number` is its line, from 1."""
+    """A sentence, a question about it and its right answers; `number` is its line, from 1."""
 
     number: int
     text: str
@@ -46,18 +46,18 @@ def load_needles() -> tuple[Needle, ...]:
 
 
 def chosen(request: TaskRequest) -> list[Needle]:
-    """The first needles of the file, as many as samples are wanted, shuffled by the seed.
+    """The first needles of the file, one a sample, shuffled by the seed.
 
     The order is the same at every length, so that lengths can be compared needle by needle.
 
     Raises:
-        UsageError: more are wanted than there are.
+        UsageError: there are fewer needles than samples.
     """
     needles = load_needles()
     if request.samples > len(needles):
         raise UsageError(
-            f"there are {len(needles)} needles, and {request.samples} are needed",
-            f"ask for at most {len(needles)} samples",
+            f"samples must be at most {len(needles)}, got {request.samples}",
+            "there are no more needles",
         )
     return StableRandom("needle", request.seed).some(needles[: request.samples], request.samples)
 
@@ -69,7 +69,7 @@ def ask(needle: Needle, fact: int) -> TaskQuestion:
 
 
 def answered(output: str, answers: Sequence[str]) -> float:
-    """1 when one of the answers stands in the output as whole words, in any case."""
+    """1 when the output contains one of the answers as whole words, letter case aside."""
     patterns = (rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in answers)
     return float(any(re.search(pattern, output, re.IGNORECASE) for pattern in patterns))
 
@@ -79,7 +79,7 @@ class SingleNeedle:
     about = "One plain sentence hidden in a long text, and a question about it."
     source = "Needle in a haystack (Kamradt, 2023), with needles of our own"
     differs = (
-        "All needles stand in one document, at different depths; the original has one needle a "
+        "All needles are in one document, at different depths; the original has one needle a "
         "document. Answers are compared word by word; there a model judges them."
     )
 
@@ -101,7 +101,7 @@ class SingleNeedle:
 
 
 def pairs(request: TaskRequest, needles: Sequence[Needle]) -> list[tuple[Needle, float]]:
-    """Every needle at every depth asked for; if none is, each at an even depth of its own."""
+    """Every needle at every requested depth; without any, each at an even depth of its own."""
     if request.depths:
         return [(needle, depth) for needle in needles for depth in request.depths]
     return list(zip(needles, even(len(needles)), strict=True))

@@ -1,7 +1,7 @@
-"""The needles of `needle.py` in the user's own document: does this model find things in *it*?
+"""The needles of `needle_task` planted in the user's own document.
 
-Source: none; this is a check of one's own document, not a benchmark. The document stays whole and
-as it is, except for the planted sentences, so the length asked for plays no part.
+Source: none; this is a check of one's own document, not a benchmark. The document is used whole,
+so the requested length plays no part.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ COLOURS = (
 
 @dataclass
 class HiddenKeys:
-    """Keys of one kind in a long text.
+    """A task with keys of one kind in a long text.
 
     Args:
-        before: the benchmark's words in front of the document.
+        before: the benchmark's words before the document.
         fact, question: the benchmark's words, with {key}; {gate} is empty in the exact form.
         draw: makes a key.
     """
@@ -72,7 +72,7 @@ class HiddenKeys:
         if request.depths:
             depth = depths_of(request, request.samples)[index]
         else:
-            # A single key stands in the middle: the very beginning is in view of every method.
+            # A single key is in the middle: every method attends to the very beginning.
             share = index / (request.samples - 1) if request.samples > 1 else 0.5
             depth = round(share * (DEPTHS - 1)) / (DEPTHS - 1)
         ahead = round(depth * lines)
@@ -86,8 +86,8 @@ class HiddenKeys:
     def _shared(self, request: TaskRequest) -> TaskSample:
         if request.samples > len(COLOURS):
             raise UsageError(
-                f"one document has {len(COLOURS)} keys at most, and {request.samples} are needed",
-                f"ask for at most {len(COLOURS)} samples",
+                f"samples must be at most {len(COLOURS)}, got {request.samples}",
+                "a document has a key for each of these colours",
             )
         dice = StableRandom(self.name, request.length, request.seed, 0)
         colours = dice.some(COLOURS, request.samples)
@@ -116,7 +116,7 @@ PASSKEY = HiddenKeys(
     name="passkey",
     about="Five-digit keys hidden in a long text, one question about each.",
     source="InfiniteBench Retrieve.PassKey (Zhang et al., 2024)",
-    differs="Many keys stand in one document, each named after a gate, in the test's own text; "
+    differs="Many keys are in one document, each named after a gate, in the test's own text; "
     "the exact form has one key in repeated lines of noise.",
     before="There is an important info hidden inside a lot of irrelevant text. Find it and "
     "memorize them. I will quiz you about the important information there.\n\n",
@@ -129,7 +129,7 @@ NUMBER = HiddenKeys(
     name="number",
     about="Ten-digit numbers hidden in a long text, one question about each.",
     source="InfiniteBench Retrieve.Number (Zhang et al., 2024)",
-    differs="Many numbers stand in one document, each named after a gate, in the test's own text; "
+    differs="Many numbers are in one document, each named after a gate, in the test's own text; "
     "the exact form has one number in repeated lines of noise.",
     before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
     "quiz you about the important information there.\n\n",

@@ -1,8 +1,8 @@
-"""Puts sentences into a text at given depths, and says where exactly they stand.
+"""Puts sentences into a text at given depths, and returns their exact places.
 
-A depth is a share of the finished text's characters. A sentence goes behind the end of another,
-inside running text: not into headings and tables, nor behind an abbreviation. Where a text has too
-few sentences it goes behind a line, and then behind a word. Nothing else of the text is changed.
+A depth is a share of the finished text's characters. A planted sentence follows the end of another
+in running text: not in headings and tables, nor after an abbreviation. In a text with too few
+sentences it follows a line, or else a word. The rest of the text is unchanged.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Places = Callable[[str], list[int]]
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Offsets right behind the sentences of running text."""
+    """Offsets of the ends of sentences in running text."""
     return [match.end() for match in SENTENCE_END.finditer(text) if _is_end(text, match)]
 
 
 def line_ends(text: str) -> list[int]:
-    """Offsets right behind lines that are not empty."""
+    """Offsets of the ends of non-empty lines."""
     return [match.end() for match in re.finditer(r"\S(?=[^\S\n]*(?:\n|\Z))", text)]
 
 
 def word_ends(text: str) -> list[int]:
-    """Offsets right behind words."""
+    """Offsets of the ends of words."""
     return [match.end() for match in re.finditer(r"\S(?=\s|\Z)", text)]
 
 
 def _is_end(text: str, match: re.Match[str]) -> bool:
-    # A look back without an end would be slow where a whole book is one line.
+    # An unlimited search backwards would be slow where a whole book is one line.
     back = max(0, match.start() - 200)
     line = text[max(back, text.rfind("\n", back, match.start()) + 1) : match.end()].lstrip()
     if line.startswith(("#", "|")) or line.isupper():
@@ -54,20 +54,20 @@ def _is_end(text: str, match: re.Match[str]) -> bool:
 
 
 def even(n: int) -> tuple[float, ...]:
-    """n depths, each in the middle of its n-th of the text."""
+    """n depths, each in the middle of one n-th of the text."""
     return tuple((i + 0.5) / n for i in range(n))
 
 
 def depths_of(request: TaskRequest, n: int) -> tuple[float, ...]:
-    """n depths: those asked for, gone through again when they are fewer, or even ones.
+    """n depths: those of the request, repeated when they are fewer, or even ones.
 
     Raises:
-        UsageError: more are asked for than there are facts, so that some would be left out.
+        UsageError: there are more depths than facts, so that some would be unused.
     """
     asked = request.depths
     if asked and len(asked) > n:
         raise UsageError(
-            f"{len(asked)} depths are asked for, and a document has {n} facts",
+            f"depths must be at most {n}, as many as facts in a document, got {len(asked)}",
             "ask for as many --samples as --depths, or more",
         )
     return tuple(asked[i % len(asked)] for i in range(n)) if asked else even(n)
@@ -80,27 +80,27 @@ def plant(
     places: Sequence[Places] = (sentence_ends, line_ends, word_ends),
     joints: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[Fact, ...]]:
-    """Puts sentence i at depth i, as near as the places allow; none stands inside another.
+    """Puts sentence i at depth i, as near as the places allow; none is inside another.
 
     Args:
-        places: where a sentence may go; the first kind with twice as many places as sentences.
-        joints: what is put before and behind each.
+        places: allowed places; the first kind with twice as many places as sentences is used.
+        joints: texts before and after each sentence.
 
     Returns:
         The text, and the facts in the order of `sentences`.
 
     Raises:
-        UsageError: a depth outside 0..1, or a text too short to hold them all.
+        UsageError: a depth outside 0..1, or a text too short for all sentences.
     """
     if wrong := [depth for depth in depths if not 0 <= depth <= 1]:
-        raise UsageError(f"there is no depth {wrong[0]:g}", "0 is the beginning, 1 the end")
+        raise UsageError(f"depth must be from 0 to 1, got {wrong[0]:g}", "0 is the beginning")
     gaps = _gaps(text, places, len(sentences))
     whole = len(text) + sum(len(sentence) + len("".join(joints)) for sentence in sentences)
     pieces: list[str] = []
     starts: dict[int, int] = {}
     done = length = first = 0
     for turn, which in enumerate(sorted(range(len(sentences)), key=lambda i: depths[i])):
-        # The text in front of the fact is what was there and what has been planted before it.
+        # The text before the fact is original text and what has been planted so far.
         wanted = depths[which] * whole - len(joints[0]) - (length - done)
         at = _nearest(gaps, wanted, first, len(gaps) - (len(sentences) - turn))
         first, gap, sentence = at + 1, gaps[at], sentences[which]
@@ -113,7 +113,7 @@ def plant(
 
 
 def fact_at(text: str, start: int, sentence: str) -> Fact:
-    """The fact that a sentence is where it begins at `start` in the finished text."""
+    """The fact of a sentence that begins at `start` of the finished text."""
     return Fact(sentence, start, start + len(sentence), start / len(text))
 
 
@@ -122,20 +122,20 @@ def _gaps(text: str, places: Sequence[Places], n: int) -> list[int]:
         if len(gaps := place(text)) >= 2 * n:
             return gaps
     raise UsageError(
-        f"the text is too short to hold {n} planted sentences",
+        f"the text is too short for {n} planted sentences",
         "ask for fewer samples or a greater length",
     )
 
 
 def _nearest(gaps: Sequence[int], wanted: float, first: int, last: int) -> int:
-    """Which of the gaps first..last is nearest to an offset; the earlier one if two are."""
+    """Index, from first to last, of the gap nearest to an offset; the earlier of two."""
     at = bisect_left(gaps, wanted, first, last)
     return at - 1 if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted else at
 
 
 def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> int:
-    """Questions that share a document, when each has such sentences: one in the exact form, else as
-    many as take a third of the text, at most `most`."""
+    """Number of questions with such sentences that share a document: one in the exact form, else as
+    many as fill a third of the text, at most `most`."""
     if request.exact:
         return 1
     each = sum(added(request.size, sentence, " ") for sentence in sentences)
@@ -143,8 +143,8 @@ def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> int:
 
 
 def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:
-    """Which question each place of a document belongs to, from the front: each has as many as its
-    count, spread over the whole, and within that by chance."""
+    """The question that each place of a document belongs to, in order: each question has `count`
+    places, spread over the whole document, at random within that."""
     rounds = max(counts)
     out: list[int] = []
     for turn in range(rounds):
@@ -158,10 +158,10 @@ def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:
 
 
 def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
-    """Tokens left for the haystack when the sentences are in the document.
+    """Tokens of the document that are left for the haystack.
 
     Raises:
-        UsageError: the sentences would be more than half of the document.
+        UsageError: the sentences would fill more than half of the document.
     """
     taken = sum(added(request.size, sentence, joint) for sentence in sentences)
     if 2 * taken > request.length:
@@ -179,7 +179,7 @@ def document(
     places: Sequence[Places] = (sentence_ends, line_ends, word_ends),
     joints: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[Fact, ...]]:
-    """The haystack, cut so that it has the length asked for with the sentences planted in it.
+    """The haystack with the sentences planted in it, cut to the requested length.
 
     Raises:
         UsageError: as `plant`, `room` and `Haystack.cut`.

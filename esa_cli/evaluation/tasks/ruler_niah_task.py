@@ -1,7 +1,7 @@
 """RULER's needles in a haystack: a magic number for a word; with other words, several numbers.
 
 Source: RULER (Hsieh et al., 2024), niah. Sentences, question, the start of the answer and the score
-are the benchmark's: the share of numbers that stand in the output, in any case. Words and the text
+are the benchmark's: the share of numbers that are in the output. Words and the text
 around them are ours, and sentences are kept in their paragraphs.
 
     single      one word with one number
@@ -56,7 +56,7 @@ Numbers = dict[str, tuple[str, ...]]
 
 
 def draw(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
-    """So many numbers of seven digits for each word."""
+    """Numbers of seven digits for each word."""
     return {word: tuple(dice.digits(7, first="123456789") for _ in range(values)) for word in words}
 
 
@@ -116,8 +116,8 @@ class MagicNumbers:
         if groups * (WIDTH + 2) > len(POOL):
             most = len(POOL) // (WIDTH + 2) * len(KINDS)
             raise UsageError(
-                f"one document has {most} questions at most, and {request.samples} are needed",
-                f"ask for at most {most} samples",
+                f"samples must be at most {most}, got {request.samples}",
+                "a document has no room for more questions",
             )
         dice = StableRandom(self.name, request.length, request.seed, 0)
         words = dice.some(POOL, groups * (WIDTH + 2))

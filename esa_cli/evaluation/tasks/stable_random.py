@@ -1,6 +1,6 @@
-"""Chance that is the same on every machine and version of Python.
+"""Random draws that are the same on every machine and version of Python.
 
-Only `random.Random.random` is promised to stay as it is, so everything is drawn from it.
+Only `random.Random.random` is guaranteed to be stable, so everything is drawn from it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class StableRandom:
-    """Draws that are determined by what it is made of, such as a test's name and an index."""
+    """Draws that are determined by the seeds, such as a test's name and an index."""
 
-    def __init__(self, *made_of: str | int) -> None:
-        self._random = random.Random(" ".join(str(part) for part in made_of))
+    def __init__(self, *seeds: str | int) -> None:
+        self._random = random.Random(" ".join(str(part) for part in seeds))
 
     def below(self, n: int) -> int:
-        """0..n-1."""
+        """A whole number from 0 to n - 1."""
         return int(self._random.random() * n)
 
     def some(self, items: Sequence[T], n: int) -> list[T]:

@@ -1,4 +1,4 @@
-"""Counting-Stars: a penguin counts stars, here and there in a long text; collect the numbers.
+"""Counting-Stars: a penguin counts stars in many places of a long text; collect the numbers.
 
 Source: Counting-Stars (Song et al., 2024), searching and reasoning. In reasoning the penguin first
 miscounts. Sentences, question, parsing and score are the benchmark's; the start of the answer is
@@ -42,7 +42,7 @@ WORDS_PER_TOKEN = 0.8
 EXACT_STARS, SHARED_STARS = 32, 8
 LARGEST = 255
 ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
-"""Who counts, question by question; alone it is the benchmark's penguin."""
+"""The animal of each question; a single question has the benchmark's penguin."""
 
 
 def words(text: str) -> int:
@@ -54,7 +54,7 @@ def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fa
     parts = text.replace("\n", " ").split(" ")[:count]
     for i, star in enumerate(stars):
         at = min((i + 1) * (count // len(stars)) + i * len(star.split(" ")), len(parts))
-        # The space between two words is gone: their ends are words together with the star's.
+        # Without the space, the two words around the star become parts of its first and last.
         parts[at - 1 : at + 1] = (parts[at - 1] + star + "".join(parts[at : at + 1])).split(" ")
     out = " ".join(parts)
     return out, tuple(fact_at(out, out.index(star) + 1, star.strip()) for star in stars)
@@ -68,7 +68,7 @@ def ask(
     right: Sequence[int],
     wrong: Sequence[int],
 ) -> TaskQuestion:
-    """The question about the stars that one animal counted; `wrong`: what it took back."""
+    """The question about the stars that one animal counted; `wrong`: its mistaken counts."""
     words = {"correct": "correct ", "correctly": "correctly "}
     return TaskQuestion(
         key=key,
@@ -135,13 +135,14 @@ class CountingStars:
             )
         if request.depths:
             raise UsageError(
-                "the exact form of `stars` has places of its own, and takes no --depths",
+                "--depths must be absent with --exact: its stars have places of their own",
                 "leave out --depths, or --exact",
             )
         count = int(WORDS_PER_TOKEN * request.length)
         if count < len(stars):
             raise UsageError(
-                f"{count} words are too few for {len(stars)} stars", "ask for a greater length"
+                f"words must be at least {len(stars)}, as many as stars, got {count}",
+                "ask for a greater length",
             )
         # The cut may miss a few words for the sake of a whole sentence.
         parts = request.haystack.cut(words, count + 2 * SLACK, "words")

@@ -1,8 +1,7 @@
-"""What a self-test is made of: documents, the facts in them, questions and scores.
+"""The interface of a self-test's task: documents with facts, questions about them, and scores.
 
-A probe knows texts only. It has no model, and counts tokens only with the function it is given.
-Everything it yields is determined by the test, the length, the seed and the sample's index, and by
-the haystack, the counting function, the depths and the number of samples in the request.
+A task works on texts only. Its samples are determined by its name, the request (length, seed,
+haystack, counting function, depths, number of samples) and the sample's index.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class TaskQuestion:
 
     Args:
         key: unique within the sample and the same in every run.
-        text: what is asked. answers: what is accepted, or what is looked for one by one.
+        text: the question. answers: those accepted, or texts that are searched one by one.
         facts: indices into `TaskSample.facts`. longest: new tokens allowed.
-        prime: the first words of the answer, put into the model's mouth.
-        data: what else the score needs.
+        prime: the answer's first words, given to the model.
+        data: further values for the score.
     """
 
     key: str
@@ -47,9 +46,9 @@ class TaskQuestion:
 
 @dataclass(frozen=True)
 class TaskSample:
-    """One document, which is read once, and its questions.
+    """One document and its questions.
 
-    `before` and `after` are the benchmark's own words around the document; `after` holds
+    `before` and `after` are the benchmark's own words around the document; `after` contains
     `{question}`. When `after` is None the preset's prompt is used.
     """
 
@@ -65,17 +64,16 @@ class TaskSample:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What is wanted of a probe.
+    """The arguments of a task.
 
     Args:
-        length: tokens of a document, by `size`. Always the same function object, please: the
-            haystack remembers its counts.
-        depths: where facts stand, 0..1, gone through again when there are more facts; None: even,
-            or as the benchmark has it.
-        samples: how many questions altogether; one document serves several where the form allows.
-            The exact form of `needle` asks each of them at every depth in `depths`.
-        exact: the benchmark's own form; otherwise the shared one, where a document serves many
-            questions if it can.
+        length: tokens of a document, by `size`, which must be one function object: the haystack
+            caches its counts.
+        depths: depths of facts, 0..1, repeated when there are more facts; None: even, or the
+            benchmark's own.
+        samples: number of questions. The exact form of `needle` asks each at every depth.
+        exact: the benchmark's own form; otherwise the shared form, with many questions about a
+            document where possible.
     """
 
     length: int
@@ -88,7 +86,7 @@ class TaskRequest:
 
 
 class Task(Protocol):
-    """One test. `differs` says in a sentence or two where the shared form leaves the benchmark."""
+    """One test; `differs` says how the shared form differs from the benchmark."""
 
     name: str
     about: str

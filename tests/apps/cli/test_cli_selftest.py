@@ -279,8 +279,8 @@ def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
     assert esa(*arguments).code == 0
     whole = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
     for field, value, said in (
-        ("test", None, "'test' is None, not a text"),
-        ("score", None, "'score' is None, not a number from 0 to 1"),
+        ("test", None, "'test' must be a text, got None"),
+        ("score", None, "'score' must be a number from 0 to 1, got None"),
         ("score", "much", "'score' is 'much', not a number"),
         ("time", {"read_s": "long"}, "'time' holds something that is not a number"),
     ):

@@ -173,7 +173,7 @@ def _journal(
     if journal.rows:
         for record in order.records():
             for method, preset in made.items():
-                runner.kept(record, method, order.settings(preset), journal)
+                runner.has_answer(record, method, order.settings(preset), journal)
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     return journal
 
@@ -221,7 +221,7 @@ def _ask(
             score = order.benchmark.score
             if not ask_all(
                 order.records(), asker, score, journal,
-                method=method, settings=order.settings(preset), until=until, left_out=no_room,
+                method=method, settings=order.settings(preset), until=until, on_left_out=no_room,
             ):  # fmt: skip
                 return False
     return True
