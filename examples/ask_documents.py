@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from esa_cli import Esa, Evidence, Library, read_document
-from esa_cli.documents.document import expand
+from esa_cli import Esa, Evidence, Library
+from esa_cli.documents.document import read_documents
 
 
 def where(passage: Evidence) -> str:
@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    documents = [read_document(path) for path in expand(given.documents, say=print)]
+    documents = read_documents(given.documents, say=print)
     with Esa.load(given.preset, library=Library(), keep=False) as esa:
         books = []
         for document in documents:

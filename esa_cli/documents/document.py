@@ -17,13 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from esa_cli.documents import file_bytes as files
-from esa_cli.documents import readers
-from esa_cli.documents.readers import STDIN, LeftOut, Mark, Meant, called, expand, meant
+from esa_cli.documents import file_bytes, readers
+from esa_cli.documents.sources import LeftOut, Meant, meant
+from esa_cli.documents.text_builder import STDIN, Mark, called
 from esa_cli.errors import DocumentError, UsageError
 
 __all__ = [
-    "Document", "Gathered", "LeftOut", "Mark", "Meant", "Place", "expand", "gather", "join",
+    "Document", "Gathered", "LeftOut", "Mark", "Meant", "Place", "gather", "join",
     "meant", "read_document", "read_documents",
 ]  # fmt: skip
 
@@ -94,9 +94,9 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
             or in an encoding that cannot be told.
     """
     if source == "-":
-        path, data = STDIN, files.from_stdin(stdin or sys.stdin, limit)
+        path, data = STDIN, file_bytes.from_stdin(stdin or sys.stdin, limit)
     else:
-        path, data = source, files.from_file(source, limit)
+        path, data = source, file_bytes.from_file(source, limit)
     if not data:
         raise DocumentError(f"{called(path)} is empty (0 bytes).", NO_TEXT)
     found = readers.read(data, path)

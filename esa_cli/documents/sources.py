@@ -1,8 +1,7 @@
-"""Which documents are meant: folders and patterns become files; what is left out is named.
+"""Files that names of documents mean: folders and patterns are expanded, exclusions are reported.
 
-A folder means all readable files below it, without hidden ones, binary ones and those that
-`.gitignore` files name. Links that lead out of the folder are not followed. A pattern means what it
-matches. A path that exists is always itself, whatever signs are in its name. Reads no document.
+A folder means all readable files below it, without hidden, binary and ignored ones (`.gitignore`).
+Links that lead out of it are not followed. A path that exists is itself, whatever signs it has.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import glob
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.documents.encoding import is_binary
-from esa_cli.documents.meaning import LeftOut, Meant, Source
 from esa_cli.documents.readers.reader_registry import choose
-from esa_cli.documents.text_builder import library, listed
+from esa_cli.documents.text_builder import listed, optional_import
 from esa_cli.errors import DocumentError, UsageError
 
 MOST_FILES = 10_000
@@ -31,6 +30,54 @@ _ELSEWHERE = "linked elsewhere"
 _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
 """Left out as everyone expects, and often thousands: counted only."""
+
+
+class Source(NamedTuple):
+    """A path; `of` is the folder or pattern it was found in, empty where it was named."""
+
+    path: str
+    of: str = ""
+
+
+class LeftOut(NamedTuple):
+    """A file, or the files of a folder or pattern, that are not read, and `why`, in words.
+
+    `files`: how many files of the folder or pattern are left to read.
+    """
+
+    source: str
+    why: str
+    files: int | None = None
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        if self.files is None:
+            return f"left out: {self.why}"
+        files = "file" if self.files == 1 else "files"
+        return f"{self.source}: {self.files} {files} to read; left out: {self.why}"
+
+    def as_dict(self) -> dict[str, str]:
+        return {"source": self.source, "why": self.why}
+
+
+@dataclass(frozen=True)
+class Meant:
+    """The files that names mean, in order, each as often as it is named; and what is left out."""
+
+    sources: tuple[Source, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The files; what folders and patterns mean is named once."""
+        paths: list[str] = []
+        known: set[str] = set()
+        for path, of in self.sources:
+            if not of or path not in known:
+                paths.append(path)
+                known.add(path)
+        return tuple(paths)
 
 
 @dataclass
@@ -90,7 +137,7 @@ def find(source: str) -> Found:
 
 
 def meant(names: Sequence[str]) -> Meant:
-    """Every name as the documents it means, in order.
+    """The documents that names mean, in order.
 
     Raises:
         UsageError: standard input more than once.
@@ -110,22 +157,6 @@ def meant(names: Sequence[str]) -> Meant:
     return Meant(tuple(sources), tuple(left_out))
 
 
-def expand(sources: Sequence[str], say: Callable[[str], None] | None = None) -> list[str]:
-    """Every source as the paths it means, in order, as `meant`.
-
-    Args:
-        say: is told how many files were left out of a folder or pattern, and why.
-
-    Raises:
-        UsageError, DocumentError: as `meant`.
-    """
-    found = meant(sources)
-    if say:
-        for rest in found.left_out:
-            say(rest.line)
-    return list(found.paths)
-
-
 def _matches(pattern: str, found: Found) -> Iterator[str]:
     for path in sorted(glob.glob(pattern, recursive=True)):
         if not os.path.isdir(path):
@@ -133,7 +164,6 @@ def _matches(pattern: str, found: Found) -> Iterator[str]:
 
 
 def _below(folder: str, found: Found) -> Iterator[str]:
-    """All files below a folder but the hidden, the ignored, and links that lead out."""
     root = os.path.realpath(folder)
     ignored = _Ignored(root)
 
@@ -148,7 +178,6 @@ def _below(folder: str, found: Found) -> Iterator[str]:
     for where, folders, files in os.walk(folder, onerror=refused):
         real = os.path.realpath(where)
         ignored.enter(real)
-        entered = []
         for name in sorted(folders):
             why = _hidden_or_linked(where, name, root)
             if not why and ignored.names(os.path.join(real, name), folder=True):
@@ -156,9 +185,8 @@ def _below(folder: str, found: Found) -> Iterator[str]:
             if why:
                 kind = why if why == "hidden" else f"folder {why}"
                 found.left_out[kind].append(os.path.join(where, name))
-            else:
-                entered.append(name)
-        folders[:] = entered
+                folders.remove(name)
+        folders.sort()
         for name in sorted(files):
             why = _hidden_or_linked(where, name, root)
             if not why and ignored.names(os.path.join(real, name), folder=False):
@@ -171,10 +199,8 @@ def _below(folder: str, found: Found) -> Iterator[str]:
 
 def _hidden_or_linked(where: str, name: str, root: str) -> str:
     path = os.path.join(where, name)
-    if name.startswith("."):
-        return "hidden"
-    if not os.path.islink(path):
-        return ""
+    if name.startswith(".") or not os.path.islink(path):
+        return "hidden" if name.startswith(".") else ""
     inside = os.path.realpath(path).startswith(os.path.join(root, ""))
     return "" if inside and not os.path.isdir(path) else _ELSEWHERE
 
@@ -195,7 +221,7 @@ class _Ignored:
             lines = Path(folder, ".gitignore").read_text("utf-8", "replace").splitlines()
         except OSError:
             return
-        pathspec = library("pathspec", "pathspec", folder)
+        pathspec = optional_import("pathspec", "pathspec", folder)
         self._specs[folder] = pathspec.GitIgnoreSpec.from_lines(lines)
 
     def names(self, path: str, *, folder: bool) -> bool:

@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Extracted:
+class ExtractedText:
     """A document's text.
 
     Args:
@@ -117,9 +117,9 @@ class TextBuilder:
         """What comes next is in this chapter."""
         self._chapter = title
 
-    def result(self, missing: Iterable[str] = ()) -> Extracted:
+    def result(self, missing: Iterable[str] = ()) -> ExtractedText:
         text = "".join(self._parts)
-        return Extracted(text + "\n" if text else "", tuple(self._marks), tuple(missing))
+        return ExtractedText(text + "\n" if text else "", tuple(self._marks), tuple(missing))
 
     def _put(self, text: str) -> None:
         text, self._lead = printable(self._lead + text), ""
@@ -168,7 +168,7 @@ def path_of(name: str) -> str:
     return "FILE" if name == STDIN else name
 
 
-def library(module: str, package: str, name: str) -> Any:
+def optional_import(module: str, package: str, name: str) -> Any:
     """A library that a reader stands on, imported when a document needs it.
 
     Raises:

@@ -17,7 +17,7 @@ from conftest import copy_registries
 from esa_cli.documents import readers
 from esa_cli.documents import text_builder as extracted
 from esa_cli.documents.document import read_document
-from esa_cli.documents.readers import Extracted, Mark, TextBuilder, reader_registry
+from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder, reader_registry
 from esa_cli.documents.readers import gzip_reader as packed
 from esa_cli.documents.readers.html_text import formula_text, parse_html, write_html
 from esa_cli.errors import DocumentError, PluginError
@@ -28,11 +28,11 @@ def text_of(data: bytes | str, name: str) -> str:
     return readers.read(data.encode() if isinstance(data, str) else data, name).text
 
 
-def html(body: str) -> Extracted:
+def html(body: str) -> ExtractedText:
     return readers.read(f"<!doctype html><body>{body}".encode(), "page.html")
 
 
-def chapters(found: Extracted) -> list[tuple[str, str | None]]:
+def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:
     """The first word each mark holds for, and its chapter."""
     return [(found.text[mark.start :].split()[0], mark.chapter) for mark in found.marks]
 
@@ -46,7 +46,7 @@ def refused(data: bytes, name: str) -> DocumentError:
 def test_source_code_is_text_as_it_is() -> None:
     code = "def f():\n\treturn  1  # <b>\n"
     found = readers.read(code.encode(), "f.py")
-    assert found == Extracted(code, encoding="utf-8")
+    assert found == ExtractedText(code, encoding="utf-8")
 
 
 def test_markdown_headings_are_chapters() -> None:
@@ -307,8 +307,8 @@ class Upper:
     def sniff(self, head: bytes) -> bool:
         return False
 
-    def read(self, data: bytes, name: str) -> Extracted:
-        return Extracted(data.decode().upper())
+    def read(self, data: bytes, name: str) -> ExtractedText:
+        return ExtractedText(data.decode().upper())
 
 
 @pytest.mark.usefixtures("scratch")
@@ -323,11 +323,11 @@ def test_a_reader_is_added_and_asked_first() -> None:
 def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
     path = tmp_path / "plug.py"
     path.write_text(
-        "from esa_cli.documents.readers import Extracted, register\n\n"
+        "from esa_cli.documents.readers import ExtractedText, register\n\n"
         "@register('roman')\nclass Roman:\n"
         "    what, suffixes, binary = 'roman', ('.rom',), False\n"
         "    def sniff(self, head): return False\n"
-        "    def read(self, data, name): return Extracted('MCM')\n"
+        "    def read(self, data, name): return ExtractedText('MCM')\n"
     )
     assert plugin_loading.load_file(path) == [("reader", "roman")]
     assert text_of("1900", "x.rom") == "MCM"
@@ -348,7 +348,7 @@ def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
         "x.srt",
     )
     marks = (Mark(0, None, "00:00:01"), Mark(14, None, "00:01:04"))
-    assert found == Extracted("Who is there?\nI am.\n", marks)
+    assert found == ExtractedText("Who is there?\nI am.\n", marks)
 
 
 @pytest.mark.usefixtures("scratch")
@@ -363,15 +363,15 @@ def test_what_cannot_be_registered() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        Extracted("ab", (Mark(1), Mark(1))),
-        Extracted("ab", (Mark(3),)),
-        Extracted("ab", (Mark(-1),)),
-        Extracted("a\rb"),
+        ExtractedText("ab", (Mark(1), Mark(1))),
+        ExtractedText("ab", (Mark(3),)),
+        ExtractedText("ab", (Mark(-1),)),
+        ExtractedText("a\rb"),
     ],
 )
-def test_a_careless_reader_is_named(found: Extracted) -> None:
+def test_a_careless_reader_is_named(found: ExtractedText) -> None:
     class Careless(Upper):
-        def read(self, data: bytes, name: str) -> Extracted:
+        def read(self, data: bytes, name: str) -> ExtractedText:
             return found
 
     readers.register("careless")(Careless)
@@ -382,7 +382,7 @@ def test_a_careless_reader_is_named(found: Extracted) -> None:
 @pytest.mark.usefixtures("scratch")
 def test_an_exception_nobody_foresaw_is_damage() -> None:
     class Broken(Upper):
-        def read(self, data: bytes, name: str) -> Extracted:
+        def read(self, data: bytes, name: str) -> ExtractedText:
             raise KeyError("q")
 
     readers.register("broken")(Broken)
@@ -406,7 +406,7 @@ def test_builder_places_marks_at_the_first_letter() -> None:
     out.flow("\n b\u00a0c")
     out.line()
     out.exact("d\r\n\x00e")
-    assert out.result(["m"]) == Extracted("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
+    assert out.result(["m"]) == ExtractedText("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
 
 
 SAMPLES = {

@@ -12,7 +12,7 @@ import sample_files as make
 
 from esa_cli.documents import readers
 from esa_cli.documents import text_builder as extracted
-from esa_cli.documents.readers import Extracted, Mark
+from esa_cli.documents.readers import ExtractedText, Mark
 from esa_cli.documents.readers.docx_styles import Lists
 from esa_cli.documents.readers.pdf_reader import _missing, _tidied
 from esa_cli.errors import DocumentError
@@ -24,7 +24,7 @@ def refused(data: bytes, name: str) -> DocumentError:
     return caught.value
 
 
-def at(found: Extracted, words: str) -> tuple[int | None, str | None]:
+def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
     """Page and chapter where these words stand, from the marks alone."""
     start = found.text.index(words)
     page, chapter = None, None
@@ -205,7 +205,7 @@ def test_epub_missing_parts_and_refusals() -> None:
 # --- Word ---
 
 
-def word(*body: str, pages: int | None = None, **more: str) -> Extracted:
+def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
     parts = {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING}
     parts |= {f"word/{name}.xml": text for name, text in more.items()}
     return readers.read(make.docx("".join(body), parts, pages), "a.docx")
@@ -304,7 +304,7 @@ def section(kind: str = "", start: int | None = None) -> str:
     return f"<w:sectPr>{inside}</w:sectPr>"
 
 
-def pages_of(words: Sequence[str], found: Extracted) -> list[int | None]:
+def pages_of(words: Sequence[str], found: ExtractedText) -> list[int | None]:
     return [at(found, word)[0] for word in words]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import STDIN, Extracted, Mark
+from esa_cli.documents.readers import STDIN, ExtractedText, Mark
 from esa_cli.errors import DocumentError
 
 WESTERN = "Le café était fermé, et l’été déjà loin; on rentra à la forêt."
@@ -42,7 +42,7 @@ def raw(*cells: dict[str, Any], **more: Any) -> bytes:
     return json.dumps({"cells": cells, "nbformat": 4, "metadata": {}} | more).encode()
 
 
-def notebook(*cells: dict[str, Any], **more: Any) -> Extracted:
+def notebook(*cells: dict[str, Any], **more: Any) -> ExtractedText:
     return readers.read(raw(*cells, **more), "a.ipynb")
 
 
@@ -136,7 +136,7 @@ def test_notebook_is_told_by_content_where_no_name_is() -> None:
     "text", ["words", '{"a": 1}', "[1]", '{"cells": {}}', '{"cells": [1]}', '{"worksheets": 1}']
 )
 def test_what_is_called_a_notebook_and_is_none_is_plain_text(text: str) -> None:
-    assert readers.read(text.encode(), "a.ipynb") == Extracted(text, encoding="utf-8")
+    assert readers.read(text.encode(), "a.ipynb") == ExtractedText(text, encoding="utf-8")
 
 
 def test_notebook_refusals() -> None:
@@ -158,7 +158,7 @@ def test_notebook_refusals() -> None:
 # --- mail ---
 
 
-def mail(body: str, *fields: str, charset: str = "utf-8") -> Extracted:
+def mail(body: str, *fields: str, charset: str = "utf-8") -> ExtractedText:
     head = "".join(f"{field}\r\n" for field in ("From: Ann <ann@x.org>", "Subject: Trip", *fields))
     return readers.read(f"{head}\r\n{body}".encode(charset), "a.eml")
 
@@ -169,7 +169,7 @@ def parts(*inside: str, kind: str = "mixed", sign: str = "b") -> str:
     return f"Content-Type: multipart/{kind}; boundary={sign}\r\n\r\nignored\r\n{body}--{sign}--\r\n"
 
 
-def of(*inside: str, kind: str = "mixed") -> Extracted:
+def of(*inside: str, kind: str = "mixed") -> ExtractedText:
     field, _, body = parts(*inside, kind=kind).partition("\r\n\r\n")
     return mail(body, field, "MIME-Version: 1.0")
 

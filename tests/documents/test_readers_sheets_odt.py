@@ -16,7 +16,7 @@ from openpyxl.comments import Comment
 
 from esa_cli.documents import readers
 from esa_cli.documents import text_builder as extracted
-from esa_cli.documents.readers import STDIN, Extracted
+from esa_cli.documents.readers import STDIN, ExtractedText
 from esa_cli.errors import DocumentError
 
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
@@ -28,7 +28,7 @@ def refused(data: bytes, name: str) -> DocumentError:
     return caught.value
 
 
-def chapters(found: Extracted) -> list[tuple[str, str | None]]:
+def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:
     """The line each mark begins at, and its chapter."""
     return [(found.text[mark.start :].split("\n")[0], mark.chapter) for mark in found.marks]
 
@@ -60,7 +60,7 @@ def saved(book: openpyxl.Workbook) -> bytes:
     return out.getvalue()
 
 
-def read(book: openpyxl.Workbook) -> Extracted:
+def read(book: openpyxl.Workbook) -> ExtractedText:
     return readers.read(saved(book), "a.xlsx")
 
 
@@ -229,7 +229,7 @@ def test_workbook_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert "too many rows" in refused(far, "a.xlsx").message
     wide = workbook(A=[[None] * n + ["x"] for n in range(0, 300, 3)])
-    monkeypatch.setattr(readers.sheets, "_CELLS", 1 << 12)
+    monkeypatch.setattr(readers.spreadsheet_reader, "_CELLS", 1 << 12)
     assert "100 rows by 100 columns" in refused(saved(wide), "a.xlsx").message
 
 
@@ -244,7 +244,7 @@ NUMBERED = (
 )
 
 
-def odt(*body: str, styles: str = "", more: Mapping[str, str] | None = None) -> Extracted:
+def odt(*body: str, styles: str = "", more: Mapping[str, str] | None = None) -> ExtractedText:
     parts = {name: make.odt_part("x", inside) for name, inside in (more or {}).items()}
     return readers.read(make.odt("".join(body), styles, parts), "a.odt")
 
@@ -262,7 +262,7 @@ def note(inside: str) -> str:
     return f"<text:note>{cited}<text:note-body>{inside}</text:note-body></text:note>"
 
 
-def at(found: Extracted, words: str) -> tuple[int | None, str | None]:
+def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
     """Page and chapter where these words stand."""
     start = found.text.index(words)
     mark = [mark for mark in found.marks if mark.start <= start][-1]

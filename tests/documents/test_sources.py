@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,19 @@ import sample_files as make
 from esa_cli.documents import sources
 from esa_cli.documents.document import (
     Document,
-    expand,
     gather,
     meant,
     read_document,
     read_documents,
 )
 from esa_cli.errors import DocumentError
+
+
+def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
+    found = meant(names)
+    for left_out in found.left_out:
+        say(left_out.line)
+    return list(found.paths)
 
 
 @pytest.fixture

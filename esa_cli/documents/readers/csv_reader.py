@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import Extracted
+from esa_cli.documents.text_builder import ExtractedText
 
 _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""
@@ -38,10 +38,10 @@ class Csv:
     def sniff(self, head: bytes) -> bool:
         return False
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         rows = parse(text)
-        return Extracted(as_lines(rows) if rows else text, encoding=encoding)
+        return ExtractedText(as_lines(rows) if rows else text, encoding=encoding)
 
 
 def parse(text: str) -> list[list[str]]:

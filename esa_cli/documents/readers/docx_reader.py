@@ -13,7 +13,7 @@ from esa_cli.documents.readers.docx_pages import Pages, begins_with_mark
 from esa_cli.documents.readers.docx_styles import BULLET, Lists, Style, W, styles, value, whole
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
-from esa_cli.documents.text_builder import Extracted, TextBuilder, library, without_text
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import, without_text
 
 _MAIN = "word/document.xml"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
@@ -41,7 +41,7 @@ class Docx:
     def sniff(self, head: bytes) -> bool:
         return holds(head, _MAIN)
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
             raise not_zipped(data, name, "docx", "doc")
         parts = Parts(data, name, self.what, _STRICT)
@@ -56,7 +56,7 @@ class Docx:
 
 def walk(root: Any, writer: _Writer, name: str) -> None:
     """Shows every element of a tree to the writer, in order."""
-    etree = library("lxml.etree", "lxml", name)
+    etree = optional_import("lxml.etree", "lxml", name)
     events = etree.iterwalk(root, events=("start", "end"))
     for event, element in events:
         if event == "end":

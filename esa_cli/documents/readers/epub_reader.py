@@ -15,7 +15,7 @@ from esa_cli.documents.readers.html_reader import decode_markup
 from esa_cli.documents.readers.html_text import parse_xhtml, write_html
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.zip_parts import Parts
-from esa_cli.documents.text_builder import Extracted, TextBuilder, called, without_text
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, without_text
 from esa_cli.errors import DocumentError
 
 _CONTAINER = "META-INF/container.xml"
@@ -39,7 +39,7 @@ class Epub:
             head[30:58] == b"mimetypeapplication/epub+zip" or _CONTAINER.encode() in head
         )
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         parts = Parts(data, name, self.what)
         package, spine, contents = _package(parts, name)
         _refuse_locked(parts, spine, name)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from esa_cli.documents import text_builder as extracted
 from esa_cli.documents.readers.reader_registry import damaged, read, register
-from esa_cli.documents.text_builder import STDIN, Extracted, called, path_of
+from esa_cli.documents.text_builder import STDIN, ExtractedText, called, path_of
 from esa_cli.errors import DocumentError
 
 _MAGIC = b"\x1f\x8b\x08"
@@ -29,7 +29,7 @@ class Gzip:
     def sniff(self, head: bytes) -> bool:
         return head.startswith(_MAGIC)
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         inner = name[:-3] if name.lower().endswith(".gz") else name
         unpacked = unpack(data, name)
         if not unpacked:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from esa_cli.documents.encoding import BYTE_ORDER_MARKS, decode
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.text_builder import Extracted, TextBuilder, called, path_of
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, path_of
 from esa_cli.errors import DocumentError
 
 _DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
@@ -34,7 +34,7 @@ class Html:
     def sniff(self, head: bytes) -> bool:
         return _BEGINS.match(head) is not None
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = decode_markup(data, name)
         root = parse_html(text, name)
         out = TextBuilder()
@@ -47,7 +47,7 @@ class Html:
                 f"{called(name)} is a web page without text; a script may make its text.",
                 "Open it in a browser and save it as text, or print it to PDF.",
             )
-        return Extracted(extracted.text, extracted.marks, extracted.missing, encoding)
+        return ExtractedText(extracted.text, extracted.marks, extracted.missing, encoding)
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from esa_cli.documents.readers.reader_registry import damaged
-from esa_cli.documents.text_builder import TextBuilder, library
+from esa_cli.documents.text_builder import TextBuilder, optional_import
 
 _SKIPPED = frozenset({"script", "style", "template", "head", "annotation", "annotation-xml", "rp"})
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
@@ -47,7 +47,7 @@ def parse_html(text: str, name: str) -> Any:
     Raises:
         DocumentError: the parser gave up, so that text would be lost.
     """
-    etree = library("lxml.etree", "lxml", name)
+    etree = optional_import("lxml.etree", "lxml", name)
     text = _DECLARATION.sub("", text, count=1).replace("\0", "\ufffd")
     parser = etree.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
     try:
@@ -62,7 +62,7 @@ def parse_html(text: str, name: str) -> Any:
 
 def parse_xhtml(data: bytes, text: str, name: str) -> Any:
     """As XML where it is XML, which closes tags that HTML would leave open; else as HTML."""
-    etree = library("lxml.etree", "lxml", name)
+    etree = optional_import("lxml.etree", "lxml", name)
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     try:
         root = etree.fromstring(_ENTITY.sub(_spelled, data), parser)
@@ -88,7 +88,7 @@ def write_html(
     Args:
         chapters: chapter titles by the id of the element they begin at; None takes headings.
     """
-    etree = library("lxml.etree", "lxml", name)
+    etree = optional_import("lxml.etree", "lxml", name)
     walker = _Walker(out, chapters)
     events = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
     for event, element in events:

@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.pdf_forms import written
 from esa_cli.documents.readers.reader_registry import damaged, register
-from esa_cli.documents.text_builder import Extracted, Mark, called, library, path_of, printable
+from esa_cli.documents.text_builder import (
+    ExtractedText,
+    Mark,
+    called,
+    optional_import,
+    path_of,
+    printable,
+)
 from esa_cli.errors import DocumentError
 
 _HEAD = 1024
@@ -39,8 +46,8 @@ class Pdf:
     def sniff(self, head: bytes) -> bool:
         return head.startswith(b"%PDF-") or (b"%PDF-" in head[:_HEAD] and b"\0" in head)
 
-    def read(self, data: bytes, name: str) -> Extracted:
-        pdfium = library("pypdfium2", "pypdfium2", name)
+    def read(self, data: bytes, name: str) -> ExtractedText:
+        pdfium = optional_import("pypdfium2", "pypdfium2", name)
         if b"%PDF-" not in data[:_HEAD]:
             raise damaged(name, self.what, "it does not begin as one")
         try:
@@ -150,7 +157,9 @@ def _bookmarks(document: Any, pages: int) -> list[tuple[int, str]]:
     return sorted(found, key=lambda item: item[0])
 
 
-def _extracted(pages: list[str], bookmarks: list[tuple[int, str]], missing: list[str]) -> Extracted:
+def _extracted(
+    pages: list[str], bookmarks: list[tuple[int, str]], missing: list[str]
+) -> ExtractedText:
     marks: list[Mark] = []
     parts: list[str] = []
     start, chapter = 0, None
@@ -169,7 +178,7 @@ def _extracted(pages: list[str], bookmarks: list[tuple[int, str]], missing: list
             start += len(parts[-1])
         elif within:
             chapter = [*within.values()][-1]
-    return Extracted("".join(parts)[:-1], tuple(marks), tuple(missing))
+    return ExtractedText("".join(parts)[:-1], tuple(marks), tuple(missing))
 
 
 def _from(bookmarks: list[tuple[int, str]], page: int) -> int:

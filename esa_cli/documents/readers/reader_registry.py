@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
-from esa_cli.documents.text_builder import Extracted, called
+from esa_cli.documents.text_builder import ExtractedText, called
 from esa_cli.errors import DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
@@ -42,7 +42,7 @@ class Reader(Protocol):
         """Whether a file that begins like this is of this format beyond doubt."""
         ...
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         """The text of a document.
 
         Args:
@@ -112,7 +112,7 @@ def _serves(reader: Reader, name: str) -> bool:
     return path.suffix in reader.suffixes or path.name in reader.suffixes
 
 
-def read(data: bytes, name: str) -> Extracted:
+def read(data: bytes, name: str) -> ExtractedText:
     """The text of a document, by whichever reader serves it.
 
     Args:
@@ -136,7 +136,7 @@ def read(data: bytes, name: str) -> Extracted:
     return extracted
 
 
-def _check(extracted: Extracted, reader: Reader) -> None:
+def _check(extracted: ExtractedText, reader: Reader) -> None:
     starts = [mark.start for mark in extracted.marks]
     ascending = all(a < b for a, b in pairwise(starts))
     inside = not starts or (starts[0] >= 0 and starts[-1] <= len(extracted.text))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from esa_cli.documents.encoding import decode
 from esa_cli.documents.readers.reader_registry import PLAIN, register
-from esa_cli.documents.text_builder import Extracted, Mark, called, path_of
+from esa_cli.documents.text_builder import ExtractedText, Mark, called, path_of
 
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")
@@ -39,9 +39,9 @@ class Text:
     def sniff(self, head: bytes) -> bool:
         return False
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
-        return Extracted(text, encoding=encoding)
+        return ExtractedText(text, encoding=encoding)
 
 
 @register("markdown")
@@ -55,10 +55,10 @@ class Markdown:
     def sniff(self, head: bytes) -> bool:
         return False
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         marks = tuple(Mark(start, chapter=title) for start, title in headings(text))
-        return Extracted(text, marks, encoding=encoding)
+        return ExtractedText(text, marks, encoding=encoding)
 
 
 def headings(text: str) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from esa_cli.documents import text_builder as extracted
 from esa_cli.documents.readers.reader_registry import damaged
-from esa_cli.documents.text_builder import called, library
+from esa_cli.documents.text_builder import called, optional_import
 from esa_cli.errors import DocumentError
 
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -123,7 +123,7 @@ def parse_xml(data: bytes, name: str, what: str, part: str) -> Any:
     Raises:
         DocumentError: it is no XML, or has entities of its own.
     """
-    etree = library("lxml.etree", "lxml", name)
+    etree = optional_import("lxml.etree", "lxml", name)
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     try:
         root = etree.fromstring(data, parser)

@@ -22,7 +22,7 @@ from esa_cli.documents.readers.html_reader import WIDER, decode_markup
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import Extracted, TextBuilder, called, listed, path_of
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, listed, path_of
 from esa_cli.errors import DocumentError
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
@@ -52,11 +52,11 @@ class Mail:
         begins = _BEGINS.match(head[:_HEAD].replace(b"\r\n", b"\n"))
         return begins is not None and bool(_SURE.search(begins[0]) and _SENDER.search(begins[0]))
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         message = message_from_bytes(data, policy=policy.default)
         if not any(field in message for field in _TELLING):
             text, encoding = plain_text(data, name)
-            return Extracted(text, encoding=encoding)
+            return ExtractedText(text, encoding=encoding)
         if _kind(message) in _ENCRYPTED:
             raise DocumentError(
                 f"{called(name)} is an encrypted mail, or one that is packed with its signature.",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.text_reader import headings, plain_text
-from esa_cli.documents.text_builder import Extracted, TextBuilder, called
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called
 from esa_cli.errors import DocumentError
 
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')
@@ -44,10 +44,10 @@ class Notebook:
     def sniff(self, head: bytes) -> bool:
         return _BEGINS.match(head) is not None and _VERSION.search(head) is not None
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         if not _BEGINS.match(data):
-            return Extracted(text, encoding=encoding)
+            return ExtractedText(text, encoding=encoding)
         try:
             notebook = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ class Notebook:
             ) from error
         cells = _cells(notebook)
         if cells is None:
-            return Extracted(text, encoding=encoding)
+            return ExtractedText(text, encoding=encoding)
         writer = _Writer(name, _language(notebook))
         for cell in cells:
             writer.cell(cell)

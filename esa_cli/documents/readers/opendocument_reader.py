@@ -16,7 +16,13 @@ from esa_cli.documents.readers.html_text import formula_text
 from esa_cli.documents.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.zip_parts import Parts
-from esa_cli.documents.text_builder import Extracted, TextBuilder, called, library, without_text
+from esa_cli.documents.text_builder import (
+    ExtractedText,
+    TextBuilder,
+    called,
+    optional_import,
+    without_text,
+)
 from esa_cli.errors import DocumentError
 
 _CONTENT, _STYLES, _MANIFEST = "content.xml", "styles.xml", "META-INF/manifest.xml"
@@ -43,7 +49,7 @@ class Odt:
     def sniff(self, head: bytes) -> bool:
         return head.startswith(b"PK\3\4") and head[30:].startswith(_MIMETYPE)
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         parts = Parts(data, name, self.what)
         _refuse_locked(parts, name)
         root = parts.xml(_CONTENT)
@@ -71,7 +77,7 @@ def _refuse_locked(parts: Parts, name: str) -> None:
 
 def _walk(body: Any, writer: _Writer, name: str) -> None:
     """Shows every element to the writer, and the text in and behind it, in order."""
-    etree = library("lxml.etree", "lxml", name)
+    etree = optional_import("lxml.etree", "lxml", name)
     events = etree.iterwalk(body, events=("start", "end", "comment", "pi"))
     for event, element in events:
         if event == "start":

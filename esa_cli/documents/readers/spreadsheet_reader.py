@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damaged, register
 from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
-from esa_cli.documents.text_builder import Extracted, TextBuilder, called, library
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, optional_import
 from esa_cli.errors import DocumentError
 
 _MAIN = "xl/workbook.xml"
@@ -59,7 +59,7 @@ class Sheets:
     def sniff(self, head: bytes) -> bool:
         return holds(head, _MAIN)
 
-    def read(self, data: bytes, name: str) -> Extracted:
+    def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
             raise not_zipped(data, name, "xlsx", "xls")
         parts, missing, out = Parts(data, name, self.what, _STRICT), _Missing(), TextBuilder()
@@ -148,7 +148,7 @@ def _named(parts: Parts) -> list[str]:
 
 def _write_sheets(cells: io.BytesIO, out: TextBuilder, name: str) -> list[str]:
     """Every sheet's text, and the titles of all."""
-    openpyxl = library("openpyxl", "openpyxl", name)
+    openpyxl = optional_import("openpyxl", "openpyxl", name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what a reader of cells does not need
         try:
