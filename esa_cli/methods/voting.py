@@ -80,7 +80,7 @@ class VoteScore:
         heads: (layer, query head) pairs that vote, empty: all. Other layers give every token 0 and
             read no keys. Only for selectors that sum the layers (`sums_layers`, as consensus has);
             with any other all heads vote. In a small model a handful of heads find what a question
-            asks for (docs/heads.md); `esa heads` looks for them.
+            asks for (docs/evaluation.md); `esa heads` looks for them.
         shortlist: 0 votes over all of M; otherwise only over the best by `sum`, which reads the
             reduced keys instead of every key.
     """
