@@ -19,7 +19,7 @@ from esa_cli.errors import PresetError
 from esa_cli.methods.registry import KINDS
 from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
 from esa_cli.system.registry import nearest
-from esa_cli.system.strict_yaml import strictly, written
+from esa_cli.system.strict_yaml import dump_yaml, load_yaml
 
 DEFAULT = "smollm2-135m"
 __all__ = [
@@ -144,7 +144,7 @@ def parse_override(text: str) -> dict[str, Any]:
             f"--set {text!r} is not KEY=VALUE", "for example --set window.selected=2048"
         )
     try:
-        parsed = strictly(value)
+        parsed = load_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
         raise PresetError(f"--set {text!r}: the value is not readable", "quote it") from error
     for part in reversed(key.strip().split(".")):
@@ -235,4 +235,4 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
 def dump(preset: Preset) -> str:
     """The whole preset as YAML that can be saved and used as one."""
     data = preset.model_dump(exclude={"name"})
-    return written(data)
+    return dump_yaml(data)

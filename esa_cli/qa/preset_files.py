@@ -11,7 +11,7 @@ from platformdirs import user_config_path
 from esa_cli.errors import PresetError
 from esa_cli.system.machine import in_home
 from esa_cli.system.registry import nearest
-from esa_cli.system.strict_yaml import strictly
+from esa_cli.system.strict_yaml import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -70,7 +70,7 @@ def read_file(path: Path) -> dict[str, Any]:
         PresetError: it cannot be read, or is not a mapping of settings.
     """
     try:
-        data = strictly(path.read_text(encoding="utf-8"))
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PresetError(f"cannot read preset {path}: {error}", "") from error
     except (yaml.YAMLError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What this machine has: memory, users' home folders, and what this process has used of it.
+"""Memory of the machine and of this process, home folders, and sizes and times as text.
 
-Of the limits on memory it knows $ESA_MEMORY_LIMIT and a container's (cgroup v2), not those of a
-slice of systemd or of `ulimit`.
+Limits on memory that count are $ESA_MEMORY_LIMIT and a container's (cgroup v2), not a systemd
+slice's or `ulimit`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,22 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def parse_size(text: str, name: str) -> int:
-    """`8GiB`, `500M` or `123456` in bytes; `name` is what the message calls it.
-
-    Raises:
-        UsageError: it is not a size.
-    """
+    """`8GiB`, `500M` or `123456` in bytes. Raises UsageError, which calls the value `name`."""
+    # Not by pydantic.ByteSize: it takes `1,5GB` as one byte, and does not know `8Gi`.
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{name} = {text!r} is not a size", "write bytes, or for example 8GiB")
+        raise UsageError(f"{name} must be a size, got {text!r}", "write bytes, or for example 8GiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 def memory_limit() -> int | None:
-    """$ESA_MEMORY_LIMIT in bytes, or None when it is not set. Raises UsageError."""
+    """$ESA_MEMORY_LIMIT in bytes, None when it is not set. Raises UsageError."""
     text = os.environ.get(LIMIT, "")
     return parse_size(text, LIMIT) if text.strip() else None
 
 
 def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes a container may still take, where one is limited (cgroup v2)."""
+    """Bytes that a container with a limit may still allocate (cgroup v2)."""
     try:
         most = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
@@ -49,7 +46,7 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes free on a device of torch ("balanced": on all GPUs), in the container if in one."""
+    """Free bytes of a torch device ("balanced": of all GPUs) within the container's limit."""
     if device.startswith("cuda") or device == "balanced":
         import torch
 
@@ -66,17 +63,13 @@ def free_memory(device: str = "cpu") -> int:
 
 
 def available_memory(device: str = "cpu") -> int:
-    """Bytes free on a device of torch, as `free_memory`, but at most $ESA_MEMORY_LIMIT.
-
-    Raises:
-        UsageError: the limit is not a size.
-    """
+    """As `free_memory`, but at most $ESA_MEMORY_LIMIT. Raises UsageError."""
     limit = memory_limit()
     return free_memory(device) if limit is None else min(free_memory(device), limit)
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """The most bytes this process has held: of the GPU when it runs on one, else of RAM."""
+    """Peak bytes of this process, on the GPUs when it runs there, otherwise in RAM."""
     if device.startswith("cuda"):
         import torch
 
@@ -93,7 +86,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def memory_ran_out(error: Exception) -> bool:
-    """Whether it says so: torch has a class for it on a GPU, and a bare RuntimeError on a CPU."""
+    """Whether memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
     text = str(error)
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return named or "can't allocate memory" in text or "not enough memory" in text
@@ -102,11 +95,8 @@ def memory_ran_out(error: Exception) -> bool:
 def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
     """The path with a leading `~` or `~user` replaced by that home folder.
 
-    Args:
-        path: as a person wrote it. what: what the message calls it. error: the class to raise.
-
     Raises:
-        error: there is no such user on this machine.
+        error: there is no such user; the message calls the path `what`.
     """
     try:
         return Path(path).expanduser()
@@ -118,7 +108,7 @@ def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
 
 
 def size_text(count: float) -> str:
-    """Bytes for people: `512 bytes`, `1.5 GiB`."""
+    """Bytes as text: `512 bytes`, `1.5 GiB`."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while abs(count) >= 1024 and len(units) > 1:
         count /= 1024
@@ -128,7 +118,7 @@ def size_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Seconds as text: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

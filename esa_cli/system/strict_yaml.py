@@ -1,7 +1,4 @@
-"""YAML as presets use it: no key given twice, no code, line breaks written so that they are seen.
-
-Knows nothing about presets.
-"""
+"""YAML of presets: no duplicate keys, no code, and readable line breaks."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, where YAML's own loader takes the last in silence."""
+    """Refuses duplicate keys, of which YAML's own loader silently takes the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here and not while values are made: by then `<<` has put other mappings' keys in.
+        # Not while values are constructed: by then `<<` has added other mappings' keys.
         node = super().compose_mapping_node(anchor)
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
@@ -26,18 +23,18 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def strictly(text: str) -> Any:
-    """What the YAML says.
+def load_yaml(text: str) -> Any:
+    """The YAML's value.
 
     Raises:
-        yaml.YAMLError: it is malformed, or gives a key twice.
+        yaml.YAMLError: it is malformed, or has a duplicate key.
         ValueError: as from YAML's own loader.
     """
     return yaml.load(text, _Loader)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes line breaks so that a reader sees them, where YAML's own dumper doubles each."""
+    """Writes line breaks as they are, where YAML's own dumper doubles each."""
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -48,6 +45,6 @@ def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _write_text)
 
 
-def written(data: Any) -> str:
-    """The data as YAML, keys in their order."""
+def dump_yaml(data: Any) -> str:
+    """The data as YAML, keys in the given order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)

@@ -22,8 +22,8 @@ import sample_files
 import typer.testing
 from fake_asker import FakeAsker
 
-from esa_cli.apps.batch.batch_questions import read
-from esa_cli.apps.batch.batch_run import answers_file, run
+from esa_cli.apps.batch.batch_questions import read_questions
+from esa_cli.apps.batch.batch_run import answers_file, run_batch
 from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import ask_lines
@@ -74,9 +74,9 @@ def go(
     default: tuple[str, ...] = (),
     **settings: Any,
 ) -> OrderedJsonLines:
-    questions = read(path, default, settings)
+    questions = read_questions(path, default, settings)
     with answers_file(out, questions, retry) as answers:
-        run(asker, questions, answers, {"evidence": 2}, limit=limit)
+        run_batch(asker, questions, answers, {"evidence": 2}, limit=limit)
     return answers
 
 
@@ -143,16 +143,16 @@ def test_folders_and_patterns(write: Write, tmp_path: Path) -> None:
 
 
 BAD = [
-    ("{", "not JSON"),
-    ("[1]", "not a JSON object"),
-    ('{"documents": ["a.txt"]}', '"question" is missing'),
-    ('{"question": "  ", "documents": ["a.txt"]}', '"question" is missing'),
-    ('{"question": "x"}', "no documents"),
-    ('{"question": "x", "documents": "a.txt"}', "not a list"),
-    ('{"question": "x", "documents": []}', "not a list"),
+    ("{", "must be JSON"),
+    ("[1]", "must be a JSON object"),
+    ('{"documents": ["a.txt"]}', '"question" must be a text'),
+    ('{"question": "  ", "documents": ["a.txt"]}', '"question" must be a text'),
+    ('{"question": "x"}', "documents must be named"),
+    ('{"question": "x", "documents": "a.txt"}', "must be a list"),
+    ('{"question": "x", "documents": []}', "must be a list"),
     ('{"question": "x", "documents": ["-"]}', "standard input"),
     ('{"question": "\\ud800", "documents": ["a.txt"]}', "surrogate"),
-    ("[" * 100_000, "not JSON"),
+    ("[" * 100_000, "must be JSON"),
 ]
 
 
@@ -176,13 +176,13 @@ def test_a_file_without_any_question_is_refused(tmp_path: Path, content: bytes) 
     path = tmp_path / "q.jsonl"
     path.write_bytes(content)
     with pytest.raises(DocumentError):
-        read(path, ("a.txt",), {})
+        read_questions(path, ("a.txt",), {})
 
 
 def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"question": "1"}\r\n{"question": "2"}\r\n')
-    assert [(one.question, one.fault) for one in read(path, ("a.txt",), {})] == [
+    assert [(one.question, one.fault) for one in read_questions(path, ("a.txt",), {})] == [
         ("1", ""),
         ("2", ""),
     ]
@@ -696,7 +696,7 @@ def test_the_command_says_what_is_wrong_first_and_ends_with_seven(
     result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
     assert result.exit_code == PARTIAL == 7
     said = result.stderr.splitlines()
-    assert said[0].startswith("esa: q.jsonl, line 2: not JSON")
+    assert said[0].startswith("esa: q.jsonl, line 2: the line must be JSON")
     assert said[1] == "esa: there is no document gone.txt"
     assert said[2].startswith("esa: 1 of 3 questions answered")
     assert command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl").exit_code == PARTIAL
@@ -759,16 +759,16 @@ def test_answers_go_into_an_ordinary_file(write: Write, monkeypatch: pytest.Monk
     write(q("1", "a.txt"))
     result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "/dev/null")
     assert isinstance(result.exception, UsageError)
-    assert "no ordinary file" in result.exception.message
+    assert "must be a regular file" in result.exception.message
 
 
 def test_a_slip_in_the_key_of_the_documents_is_told(write: Write, tmp_path: Path) -> None:
     """Or the question would be asked of the command's documents."""
     path = write(*({"question": "x", key: ["a.txt"]} for key in ("document", "Docs", "source")))
-    first, second, other = read(path, ["b.txt"], {})
+    first, second, other = read_questions(path, ["b.txt"], {})
     assert (first.fault, second.fault) == (
-        '"document" means nothing here; did you mean "documents"?',
-        '"Docs" means nothing here; did you mean "documents"?',
+        'the key must be "documents", got "document"',
+        'the key must be "documents", got "Docs"',
     )
     assert not other.fault
 
@@ -776,7 +776,7 @@ def test_a_slip_in_the_key_of_the_documents_is_told(write: Write, tmp_path: Path
 def test_two_processes_do_not_write_the_same_answers(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with answers_file(tmp_path / "out.jsonl", read(write(*MIXED), (), {})):
+    with answers_file(tmp_path / "out.jsonl", read_questions(write(*MIXED), (), {})):
         result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
     assert isinstance(result.exception, UsageError)
     assert "another esa" in result.exception.message

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli.errors import ModelError, PresetError, ResourceError, UsageError
+from esa_cli.errors import ModelError, PresetError, ResourceError
 from esa_cli.models.attach import attach
 from esa_cli.qa import preset
 from esa_cli.qa.planning import costs, plan
@@ -181,62 +181,6 @@ def test_rates_keep_what_was_there() -> None:
     rates.remember("b", 2.0)
     assert json.loads(rates.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
     assert [p.name for p in rates.rates_file().parent.iterdir()] == ["rates.json"]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1024", 1024),
-        ("8GiB", 8 << 30),
-        ("1.5 GB", 1_500_000_000),
-        ("2k", 2000),
-        ("64Mi", 64 << 20),
-    ],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert machine.parse_size(text, "x") == size
-
-
-@pytest.mark.parametrize("text", ["much", "-1", "8 XB", "1e9", "GiB"])
-def test_what_is_no_size_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", text)
-    with pytest.raises(UsageError, match="ESA_MEMORY_LIMIT"):
-        machine.available_memory()
-
-
-def test_the_limit_only_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "1TiB")
-    assert machine.available_memory() < 1 << 40
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "1000")
-    assert machine.available_memory() == 1000
-    assert machine.free_memory() > 1000
-
-
-def test_home_folders(tmp_path: Path) -> None:
-    assert machine.in_home("~/x", "the file", ModelError) == Path.home() / "x"
-    assert machine.in_home(tmp_path, "the file", ModelError) == tmp_path
-    with pytest.raises(ModelError, match=r"the file ~no-such-user/x: .* ~no-such-user"):
-        machine.in_home("~no-such-user/x", "the file", ModelError)
-
-
-def test_a_container_limit_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 100\n")
-    assert machine._cgroup_free(tmp_path) == 700
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine._cgroup_free(tmp_path) is None
-
-
-def test_sizes_and_times_as_text() -> None:
-    assert machine.size_text(12) == "12 bytes"
-    assert machine.size_text(1536) == "1.5 KiB"
-    assert machine.size_text(200 << 20) == "200 MiB"
-    assert machine.size_text(5000 << 40) == "5000 TiB"
-    assert machine.time_text(0.42) == "0.4 s"
-    assert machine.time_text(59.4) == "59 s"
-    assert machine.time_text(200) == "3 min 20 s"
-    assert machine.time_text(7500) == "2 h 05 min"
 
 
 def test_peak_memory_is_this_process() -> None:

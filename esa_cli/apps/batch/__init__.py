@@ -1,1 +1,1 @@
-"""Many questions from a file, their answers into another, in the same order. Knows no screen."""
+"""Answers the questions of a file, in order. Shows nothing."""

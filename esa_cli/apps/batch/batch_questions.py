@@ -2,9 +2,9 @@
 
     {"question": "Who is Ahab?", "documents": ["book.txt"], "id": "q1"}
 
-`documents` are relative to the file, folders and patterns among them; without them the command's
-own hold. What folders and patterns mean is looked up once, for all questions. A line that cannot be
-asked becomes a question with a fault, so that the others go on. Reads no document.
+`documents` are paths relative to the file, folders and patterns; the default are the command's.
+Each list of them is expanded once, for all questions. A line that is no valid question becomes a
+question with a fault, so that the others are still answered. Documents are not read here.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from esa_cli.system.digest import text_digest
 from esa_cli.system.surrogates import has_lone_surrogate
 
 _LIKELY = ("documents", "docs")
-"""Other keys may stand there and mean nothing; but one like these is a slip, and the question would
-be asked of the command's documents."""
+"""Unknown keys are ignored, but one that resembles these is refused: the question would be asked
+about the command's documents."""
+
+
+EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
 
 @dataclass(frozen=True)
-class Question:
+class BatchQuestion:
     """One line of the file.
 
     Args:
-        line: its number in the file. id: as given, else the question's own number.
-        documents: as written. meant: the files they are, from here.
-        key: tells it from every other question, and from itself under other settings.
+        line: its number in the file. id: as given; by default the question's number.
+        documents: as written. meant: the files they stand for.
+        key: a digest of the question and of the settings of its answer.
         fault: why it cannot be asked; empty when it can.
     """
 
@@ -46,46 +49,47 @@ class Question:
     fault: str = ""
 
 
-def read(path: Path, documents: Sequence[str], settings: Mapping[str, Any]) -> list[Question]:
+def read_questions(
+    path: Path, documents: Sequence[str], settings: Mapping[str, Any]
+) -> list[BatchQuestion]:
     """All questions of the file, in order.
 
     Args:
-        documents: what a question without documents is about; folders and patterns among them.
-        settings: what an answer depends on besides; part of every key.
+        documents: paths, folders and patterns for the questions without documents.
+        settings: whatever else an answer depends on; part of every key.
 
     Raises:
-        DocumentError: the file cannot be read, or no line of it is a question; or one of
-            `documents` is a folder or pattern that means nothing.
+        DocumentError: the file cannot be read, or has no valid question; or one of `documents` is
+            a folder or pattern without files.
     """
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror}", "check the path") from error
-    found: list[Question] = []
-    sources = _Sources(path.parent, meant(documents))
+        raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+    found: list[BatchQuestion] = []
+    sources = _DocumentLists(path.parent, meant(documents))
     for number, raw in enumerate(lines, 1):
         if raw.strip():
             found.append(_question(raw, number, len(found) + 1, sources, settings))
     if not found:
-        raise DocumentError(f"{path} holds no question", "one JSON object a line")
+        raise DocumentError(f"{path} must have a question on each line, got none", EXAMPLE)
     if all(one.fault for one in found):
         first = found[0]
         raise DocumentError(
-            f"no line of {path} is a question; line {first.line}: {first.fault}",
-            'one JSON object a line: {"question": "...", "documents": ["book.txt"]}',
+            f"no line of {path} is a valid question; line {first.line}: {first.fault}", EXAMPLE
         )
     return found
 
 
-class _Sources:
-    """Documents as written -> the files they mean; each list is looked up once."""
+class _DocumentLists:
+    """Lists of documents as written -> their files; each list is expanded once."""
 
     def __init__(self, folder: Path, default: Meant) -> None:
         self.folder, self.default = folder, default
         self._known: dict[tuple[str, ...], Meant] = {}
 
     def find(self, own: tuple[str, ...] | None) -> Meant:
-        """Raises DocumentError: a folder or pattern means nothing."""
+        """Raises DocumentError: a folder or pattern has no files."""
         if own is None:
             return self.default
         if own not in self._known:
@@ -94,14 +98,14 @@ class _Sources:
 
 
 def _question(
-    raw: bytes, line: int, number: int, sources: _Sources, settings: Mapping[str, Any]
-) -> Question:
+    raw: bytes, line: int, number: int, sources: _DocumentLists, settings: Mapping[str, Any]
+) -> BatchQuestion:
     row, fault = _object(raw)
     text, own = row.get("question"), row.get("documents")
     fault = fault or _fault(row, bool(sources.default.sources))
     if fault:
         shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
-        return Question(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
+        return BatchQuestion(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
     assert isinstance(text, str)
     named = sources.default.paths if own is None else tuple(own)
     found = Meant()
@@ -110,36 +114,36 @@ def _question(
     except DocumentError as error:
         fault = error.message
     key = _key([text, named, row.get("id"), settings])
-    return Question(line, row.get("id", number), text, named, found, key, fault)
+    return BatchQuestion(line, row.get("id", number), text, named, found, key, fault)
 
 
 def _object(raw: bytes) -> tuple[dict[str, Any], str]:
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError:
-        return {}, "not UTF-8"
+        return {}, "the line must be UTF-8"
     except (ValueError, RecursionError) as error:
-        return {}, f"not JSON: {error}"
-    return (row, "") if isinstance(row, dict) else ({}, "not a JSON object")
+        return {}, f"the line must be JSON: {error}"
+    return (row, "") if isinstance(row, dict) else ({}, "the line must be a JSON object")
 
 
 def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     text, own = row.get("question"), row.get("documents")
     slips = [key for key in row if difflib.get_close_matches(key.lower(), _LIKELY, 1, 0.85)]
     if own is None and slips:
-        return f'"{slips[0]}" means nothing here; did you mean "documents"?'
+        return f'the key must be "documents", got "{slips[0]}"'
     if not isinstance(text, str) or not text.strip():
-        return '"question" is missing, or no text'
+        return '"question" must be a text'
     if own is None and not has_default:
-        return "no documents, neither here nor on the command line"
+        return "documents must be named in the line or on the command line"
     if own is not None and not (
         isinstance(own, list) and own and all(isinstance(name, str) and name for name in own)
     ):
-        return '"documents" is not a list of paths'
+        return '"documents" must be a list of paths'
     if own is not None and "-" in own:
-        return "standard input (-) cannot be a document here"
+        return "documents must be files, got standard input (-)"
     if has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
-        return "half a surrogate pair, which is no character"
+        return "the line must not have lone surrogates (U+D800-U+DFFF)"
     return ""
 
 

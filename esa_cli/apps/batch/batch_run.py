@@ -1,7 +1,7 @@
-"""Answers questions from a file: each set of documents is read once, whatever the order.
+"""Answers the questions of a file, and ingests each set of documents once.
 
-Questions about the same documents are asked together, see `order`; `Answers` puts the rows back in
-order. A few books that a later set needs stay open, see `open_books`.
+Questions about the same documents are asked together, see `schedule`; `answers_file` has the rows
+in the order of the questions. A few books that later questions need stay open, see `open_books`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.batch.batch_questions import Question
-from esa_cli.apps.batch.result_row import answered, failed
+from esa_cli.apps.batch.batch_questions import BatchQuestion
+from esa_cli.apps.batch.result_row import answer_row, error_row
 from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import Gathered, Meant, gather
@@ -20,11 +20,11 @@ from esa_cli.qa.reply import Asker
 from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
 Opened = tuple[Gathered, list[Any]] | EsaError
-"""The documents of a group and their books, or what kept them from being read."""
+"""The documents of a group and their books, or why they cannot be read."""
 
 
 def answers_file(
-    path: Path, questions: Sequence[Question], retry: bool = False
+    path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLines:
     """The rows of these questions, to be opened; `retry` asks those with an error again."""
 
@@ -38,9 +38,9 @@ def answers_file(
     return OrderedJsonLines(path, [one.key for one in questions], another, retry=retry)
 
 
-def run(
+def run_batch(
     asker: Asker,
-    questions: Sequence[Question],
+    questions: Sequence[BatchQuestion],
     answers: OrderedJsonLines,
     options: Mapping[str, Any],
     *,
@@ -48,14 +48,14 @@ def run(
     progress: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Answers what has no row yet, of the first `limit` questions.
+    """Answers those of the first `limit` questions that have no row. An EsaError becomes its row.
 
     Args:
         options: keyword arguments for `asker.ask`. progress: called after each row.
-        say: is told which files of folders and patterns cannot be read.
+        say: called with a line for each file of a folder or pattern that cannot be read.
 
     Raises:
-        OSError: the answers cannot be written. What concerns one question is in its row.
+        ResourceError, DocumentError: the answers cannot be written.
     """
     end = len(questions) if limit is None else limit
     left = groups(questions, lambda index: index < end and not answers.has(index))
@@ -76,7 +76,7 @@ def _rows(
     options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each question's place and answer. Only this frame and `open_books` refer to open books."""
+    """Each question's index and row. Only this frame and `open_books` refer to open books."""
     opened = _open(open_books, group[0][1].meant, say)
     for index, one in group:
         yield index, _row(asker, one, opened, options)
@@ -93,13 +93,15 @@ def _open(open_books: ScheduledBooks, meant: Meant, say: Callable[[str], None]) 
     return found, books
 
 
-def _row(asker: Asker, one: Question, opened: Opened, options: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    asker: Asker, one: BatchQuestion, opened: Opened, options: Mapping[str, Any]
+) -> dict[str, Any]:
     if one.fault:
-        return failed(DocumentError(f"line {one.line}: {one.fault}"))
+        return error_row(DocumentError(f"line {one.line}: {one.fault}"))
     if isinstance(opened, EsaError):
-        return failed(opened)
+        return error_row(opened)
     found, books = opened
     try:
-        return answered(asker.ask(one.question, books, **options), books, found.left_out)
+        return answer_row(asker.ask(one.question, books, **options), books, found.left_out)
     except EsaError as error:
-        return failed(error)
+        return error_row(error)

@@ -1,4 +1,4 @@
-"""A reply as a row of plain data, for files, pipes and other programs."""
+"""A reply or an error as a JSON object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
 
 
-def answered(
+def answer_row(
     reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
 ) -> dict[str, Any]:
-    """The row of an answer about these books; `missing` is there only where they lack something,
-    `left_out` where something of their folders was."""
+    """The reply, with what documents lack (`missing`) and which files are left out, if any."""
     missing = lacking(books)
     return {
         "answer": reply.text,
@@ -34,5 +33,5 @@ def answered(
     }
 
 
-def failed(error: EsaError) -> dict[str, Any]:
+def error_row(error: EsaError) -> dict[str, Any]:
     return {"error": error.message, **({"hint": error.hint} if error.hint else {})}

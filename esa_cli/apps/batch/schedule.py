@@ -1,11 +1,10 @@
-"""In which order sets of documents are asked about, so that few documents are read twice.
+"""The order in which a batch asks its questions, so that few documents are ingested twice.
 
     groups      questions about the same documents
-    order       next is the group that needs the fewest documents that were not read yet, among
-                those that share one with what was read; else the first that is left
+    order       the next group is the one with the fewest documents not ingested yet, among those
+                that share one with the ingested; if none does, the first in the file
 
-Ties go to the first question. So a set comes right behind the sets that read its documents, and the
-rest keep the order of the file. Knows no model and reads nothing.
+The earlier question wins a tie.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from esa_cli.apps.batch.batch_questions import Question
+from esa_cli.apps.batch.batch_questions import BatchQuestion
 from esa_cli.documents.document import Meant
 
-Group = list[tuple[int, Question]]
-"""Questions with their places, all about the same documents."""
+Group = list[tuple[int, BatchQuestion]]
+"""Questions about the same documents, with their indices."""
 
 
-def groups(questions: Sequence[Question], wanted: Callable[[int], bool]) -> list[Group]:
-    """The questions that are wanted, by their documents, in the order to ask them."""
+def groups(questions: Sequence[BatchQuestion], wanted: Callable[[int], bool]) -> list[Group]:
+    """The wanted questions by their documents, in the order to ask them."""
     found: dict[Meant, Group] = {}
     for index, one in enumerate(questions):
         if wanted(index):
@@ -31,20 +30,20 @@ def groups(questions: Sequence[Question], wanted: Callable[[int], bool]) -> list
 
 
 def order(sets: Sequence[set[str]]) -> Iterator[int]:
-    """The places of the sets, each once."""
+    """The indices of the sets, each once."""
     users: dict[str, list[int]] = {}
     for at, paths in enumerate(sets):
         for path in paths:
             users.setdefault(path, []).append(at)
     unread = [len(paths) for paths in sets]
     done = [False] * len(sets)
-    # (1, 0, place): shares nothing yet; (0, documents not read yet, place): shares something.
+    # (1, 0, index): shares nothing yet; (0, documents not ingested yet, index): shares some.
     waiting = [(1, 0, at) for at in range(len(sets))]
     heapify(waiting)
     read: set[str] = set()
     while waiting:
         at = heappop(waiting)[-1]
-        if done[at]:  # it has come before, when it needed more
+        if done[at]:  # yielded already, from an entry with more documents
             continue
         done[at] = True
         yield at

@@ -50,10 +50,10 @@ def settings(name: str, chosen: Preset, length: int = 0) -> list[str]:
     """
     from esa_cli.methods import recipes
     from esa_cli.qa import method_presets
-    from esa_cli.system.strict_yaml import written
+    from esa_cli.system.strict_yaml import dump_yaml
 
     before, after = chosen.model_dump(), method_presets.apply(name, chosen, length).model_dump()
-    return [f"{key}={written(after[key])}" for key in recipes.LAID if after[key] != before[key]]
+    return [f"{key}={dump_yaml(after[key])}" for key in recipes.LAID if after[key] != before[key]]
 
 
 def of_any_length(name: str | None, preset_name: str, given: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from esa_cli.qa.preset import find, load, merge, parse_override
 from esa_cli.qa.preset_files import SUFFIXES
 from esa_cli.system.files import replacing
 from esa_cli.system.machine import in_home
-from esa_cli.system.strict_yaml import written
+from esa_cli.system.strict_yaml import dump_yaml
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.head_ranking import HeadSet
@@ -61,7 +61,7 @@ def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, abou
     data = merge(data, {"score": {"heads": [list(pair) for pair in heads]}})
     whole = {"extends": _parent(given, path), "description": f"{given} with chosen heads", **data}
     with replacing(path, durable=True) as part:
-        part.write_text(f"{MARK}: {about}\n{written(whole)}", "utf-8")
+        part.write_text(f"{MARK}: {about}\n{dump_yaml(whole)}", "utf-8")
         load(str(part.absolute()))
 
 

@@ -541,7 +541,7 @@ def test_doctor(esa: Esa) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("ESA_MEMORY_LIMIT", "lots", "ESA_MEMORY_LIMIT = 'lots' is not a size"),
+        ("ESA_MEMORY_LIMIT", "lots", "ESA_MEMORY_LIMIT must be a size, got 'lots'"),
         ("ESA_HOME", "~no-such-user/x", "no home folder ~no-such-user"),
     ],
 )

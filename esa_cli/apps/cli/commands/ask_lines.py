@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.batch.result_row import answered, failed
+from esa_cli.apps.batch.result_row import answer_row, error_row
 from esa_cli.apps.cli.answer_output import SHOWN, AnswerStream, complain, show_under
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.terminal import Reporter, clean
@@ -50,12 +50,12 @@ def ask_lines(
             found = asker.ask(question, books, on_text=None if as_json else spoken, **asking)
         except EsaError as error:
             wrong += 1
-            row, text, reply = failed(error), "", None
+            row, text, reply = error_row(error), "", None
             if not as_json:
                 where = "" if error is question else f"line {number}: "
                 complain(reporter, f"esa: {where}{error.message}")
         else:
-            row, text, reply = answered(found, books, left_out), clean(found.text), found
+            row, text, reply = answer_row(found, books, left_out), clean(found.text), found
         reporter.settle()
         if as_json:
             words = question if isinstance(question, str) else ""

@@ -17,7 +17,7 @@ from esa_cli.apps.cli.options import DEFAULT_PRESET
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.batch.batch_questions import Question
+    from esa_cli.apps.batch.batch_questions import BatchQuestion
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
@@ -95,22 +95,22 @@ def batch(
 
 def check(
     path: Path, out: Path, documents: Sequence[str], depends: Mapping[str, Any], reporter: Reporter
-) -> list[Question]:
-    """The questions; says which of them cannot be asked, before anything is loaded.
+) -> list[BatchQuestion]:
+    """Reads the questions and warns of those that cannot be asked, before anything is loaded.
 
     Raises:
         UsageError, DocumentError: none can, or the answers cannot be written.
     """
-    from esa_cli.apps.batch.batch_questions import read
+    from esa_cli.apps.batch.batch_questions import read_questions
 
     if "-" in documents:
-        raise UsageError("standard input (-) cannot be read again", "save it to a file")
+        raise UsageError("documents must be files, got standard input (-)", "save it to a file")
     files.check("--out", out, makes_folders=True)
-    if out.exists() and not out.is_file():  # what is there is read first, and a device has no end
-        raise UsageError(f"--out {out} is no ordinary file", "answers are kept in one, to go on")
+    if out.exists() and not out.is_file():  # its rows are read first, and a device has no end
+        raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
     if out.exists() and out.samefile(path):
-        raise UsageError("--out is the questions file", "choose another --out")
-    found = read(path, documents, depends)
+        raise UsageError(f"--out must not be the questions file, got {out}", "choose another --out")
+    found = read_questions(path, documents, depends)
     for one in found:
         if one.fault:
             reporter.warn(f"esa: {path}, line {one.line}: {one.fault}")
@@ -125,7 +125,7 @@ def check(
 
 def run(
     open_asker: Callable[[], Any],
-    questions: Sequence[Question],
+    questions: Sequence[BatchQuestion],
     out: Path,
     reporter: Reporter,
     asking: Mapping[str, Any],
@@ -134,16 +134,15 @@ def run(
     retry: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Answers what is not answered yet; the exit code.
+    """Answers the questions that have no row in `out`, and returns the exit code.
 
     Args:
         open_asker: gives a context manager with the `Asker`; called only if there is work.
 
     Raises:
-        UsageError: `out` holds other answers, or another process writes it.
+        UsageError: `out` has other contents, or another process is writing it.
     """
-    from esa_cli.apps.batch.batch_run import answers_file
-    from esa_cli.apps.batch.batch_run import run as answer
+    from esa_cli.apps.batch.batch_run import answers_file, run_batch
 
     started = time.monotonic()
     end = len(questions) if limit is None else min(limit, len(questions))
@@ -154,8 +153,8 @@ def run(
         if before < end:
             try:
                 with open_asker() as asker:
-                    showing = _Progress(reporter, answers, end, before)
-                    answer(
+                    showing = _BatchDisplay(reporter, answers, end, before)
+                    run_batch(
                         asker, questions, answers, asking, limit=end, progress=showing,
                         say=lambda text: reporter.warn(f"esa: {text}"),
                     )  # fmt: skip
@@ -164,10 +163,10 @@ def run(
                 reporter.warn("esa: stopped; the same command goes on")
                 raise
     reporter.settle()
-    return _tell(answers, out, end, before, time.monotonic() - started, reporter, as_json)
+    return _summarise(answers, out, end, before, time.monotonic() - started, reporter, as_json)
 
 
-def _tell(
+def _summarise(
     answers: OrderedJsonLines,
     out: Path,
     end: int,
@@ -193,7 +192,7 @@ def _tell(
     return PARTIAL if failed else 0
 
 
-class _Progress:
+class _BatchDisplay:
     """Rate and time left: a spinner, or a line now and then."""
 
     def __init__(
