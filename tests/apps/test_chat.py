@@ -25,8 +25,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.cells import cell_len
 
-from esa_cli.apps.chat import line_editor as chat_terminal
-from esa_cli.apps.chat.chat_commands import COMMANDS, Lines
+from esa_cli.apps.chat import line_editor
+from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
 from esa_cli.apps.chat.conversation import Conversation, Exchange
 from esa_cli.apps.cli import terminal as render
 from esa_cli.apps.cli.commands import chat_command as chat
@@ -63,8 +63,8 @@ class LateReporter(Reporter):
 
 
 @pytest.fixture
-def lines(asker: FakeAsker) -> Lines:
-    return Lines(Conversation(asker, ["alpha"]), ["a.txt"], LateReporter(), 3)
+def lines(asker: FakeAsker) -> ChatLines:
+    return ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], LateReporter(), 3)
 
 
 def nothing(piece: str) -> None:
@@ -142,7 +142,7 @@ def test_what_is_wrong_with_the_question_is_not_taken_for_a_long_history(asker: 
     assert talk.turns == [Turn("one", "You asked: one")]
 
 
-def test_reset_forgets(lines: Lines, asker: FakeAsker) -> None:
+def test_reset_forgets(lines: ChatLines, asker: FakeAsker) -> None:
     lines.take("one")
     lines.take("/reset")
     lines.take("two")
@@ -151,7 +151,7 @@ def test_reset_forgets(lines: Lines, asker: FakeAsker) -> None:
 
 
 def test_answers_go_to_stdout_and_passages_below(
-    lines: Lines, capsys: pytest.CaptureFixture[str]
+    lines: ChatLines, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lines.take("one")
     out, err = capsys.readouterr()
@@ -163,7 +163,7 @@ def test_answers_go_to_stdout_and_passages_below(
 
 
 def test_no_evidence_is_said(
-    lines: Lines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.found = False
     lines.take("one")
@@ -171,7 +171,7 @@ def test_no_evidence_is_said(
 
 
 def test_long_passages_stay_on_one_line(
-    lines: Lines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines.talk.books = ["x\x1b[31m " * 300]
     lines.take("one")
@@ -186,7 +186,7 @@ def test_long_passages_stay_on_one_line(
     assert err.count("…") == 3
 
 
-def test_evidence_in_full(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evidence_in_full(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
     lines.take("one")
     capsys.readouterr()
     lines.take("/evidence 2")
@@ -200,42 +200,42 @@ def test_evidence_in_full(lines: Lines, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/evidence", "nothing was answered yet"),
-        ("/save x.md", "nothing was said yet"),
-        ("/save", "name is missing"),
-        ("/evidence two", "'two' is not a number"),
-        ("/evidence 0", "'0' is not a number"),
+        ("/evidence", "no answer yet"),
+        ("/save x.md", "no answer yet"),
+        ("/save", "needs a file name"),
+        ("/evidence two", "must be a whole number from 1, got 'two'"),
+        ("/evidence 0", "must be a whole number from 1, got '0'"),
         ("/savee x", "did you mean /save?"),
         ("/", "see /help"),
     ],
 )
 def test_mistakes_are_said_and_the_talk_goes_on(
-    lines: Lines, asker: FakeAsker, line: str, message: str, capsys: pytest.CaptureFixture[str]
+    lines: ChatLines, asker: FakeAsker, line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lines.take(line)
     assert message in capsys.readouterr().err
     assert not asker.calls
 
 
-def test_a_path_is_a_question(lines: Lines, asker: FakeAsker) -> None:
+def test_a_path_is_a_question(lines: ChatLines, asker: FakeAsker) -> None:
     lines.take("/etc/hosts holds what?")
     assert asker.calls[0]["question"] == "/etc/hosts holds what?"
 
 
-def test_other_commands(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
     lines.take("/docs")
     assert capsys.readouterr().out == "a.txt\n"
     assert lines.take("  ")
     assert not lines.take("/quit")
 
 
-def test_help_has_every_command(lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_every_command(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
     lines.take("/help")
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == list(COMMANDS)
 
 
-def test_save_markdown_and_json(lines: Lines, asker: FakeAsker, tmp_path: Path) -> None:
+def test_save_markdown_and_json(lines: ChatLines, asker: FakeAsker, tmp_path: Path) -> None:
     asker.answers["two"] = "zwei\nlines"
     lines.take("one")
     lines.take("two")
@@ -257,7 +257,7 @@ def test_save_markdown_and_json(lines: Lines, asker: FakeAsker, tmp_path: Path) 
 
 
 def test_save_escapes_names_that_are_not_utf8(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = Lines(Conversation(asker, ["alpha"]), ["b\udcff.txt"], Reporter(), 3)
+    lines = ChatLines(Conversation(asker, ["alpha"]), ["b\udcff.txt"], Reporter(), 3)
     lines.take("one")
     lines.take("/save talk.md")
     lines.take("/save talk.json")
@@ -266,11 +266,11 @@ def test_save_escapes_names_that_are_not_utf8(asker: FakeAsker, tmp_path: Path) 
 
 
 def test_save_takes_no_file_that_was_there(
-    lines: Lines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: ChatLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines.take("one")
     lines.take("/save a.txt")
-    assert "a.txt is there already" in capsys.readouterr().err
+    assert "a.txt exists already" in capsys.readouterr().err
     assert (tmp_path / "a.txt").read_text("utf-8") == "alpha"
     lines.take("/save new.md")
     lines.take("two")
@@ -279,14 +279,14 @@ def test_save_takes_no_file_that_was_there(
 
 
 def test_long_talks_are_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(Conversation(FakeAsker(room=6), ["alpha"]), ["a.txt"], Reporter(), 0)
+    lines = ChatLines(Conversation(FakeAsker(room=6), ["alpha"]), ["a.txt"], Reporter(), 0)
     for number in range(5):
         lines.take(f"q{number}")
     assert capsys.readouterr().err.count("has grown long") == 1
 
 
 def test_errors_of_one_question_do_not_end_the_talk(
-    lines: Lines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.failures["bad"] = DocumentError("it is gone", "look for it")
     assert lines.take("bad")
@@ -299,7 +299,7 @@ def test_ctrl_c_stops_the_answer_alone(
     asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.gate.clear()
-    lines = Lines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
+    lines = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:
@@ -330,7 +330,7 @@ def heeded() -> Iterator[None]:
 def test_a_second_ctrl_c_ends_the_program(asker: FakeAsker) -> None:
     asker.gate.clear()
     conversation = Conversation(asker, ["alpha"])
-    lines = Lines(conversation, ["a.txt"], Reporter(), 3, stoppable=True)
+    lines = ChatLines(conversation, ["a.txt"], Reporter(), 3, stoppable=True)
     stopped, stop = threading.Event(), conversation.stop
 
     def stop_and_say() -> None:
@@ -355,10 +355,10 @@ def test_a_second_ctrl_c_ends_the_program(asker: FakeAsker) -> None:
 
 def typed(asker: FakeAsker, keys: str) -> list[str]:
     """The questions that reach the asker when these keys are pressed."""
-    lines = Lines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 0)
+    lines = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 0)
     with create_pipe_input() as device:
         device.send_text(keys)
-        chat_terminal.talk(lines, lines.reporter, input=device, output=DummyOutput())
+        line_editor.edit_lines(lines, lines.reporter, input=device, output=DummyOutput())
     return [call["question"] for call in asker.calls]
 
 
@@ -401,7 +401,7 @@ def test_without_a_state_folder_it_still_talks(
 ) -> None:
     (tmp_path / "state").write_text("a file where the folder should be", "utf-8")
     assert typed(asker, f"one{ENTER}{CTRL_D}") == ["one"]
-    assert "not remembered" in capsys.readouterr().err
+    assert "history is not saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,8 @@ def test_without_a_state_folder_it_still_talks(
     [("/", list(COMMANDS)), ("/s", ["/save"]), ("/save a", [".txt"]), ("s", []), ("/save no", [])],
 )
 def test_completion(text: str, completions: list[str]) -> None:
-    found = chat_terminal.Commands().get_completions(Document(text, len(text)), CompleteEvent())
+    completer = line_editor.CommandCompleter()
+    found = completer.get_completions(Document(text, len(text)), CompleteEvent())
     assert [one.text for one in found] == completions
 
 
@@ -536,6 +537,6 @@ def test_on_a_terminal_mistakes_do_not_end_with_an_error(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
 ) -> None:
     asker.failures["bad"] = ResourceError("no room")
-    monkeypatch.setattr(chat_terminal, "talk", lambda lines, reporter: lines.take("bad"))
+    monkeypatch.setattr(line_editor, "edit_lines", lambda lines, reporter: lines.take("bad"))
     chat.run(asker, [read_document("a.txt")], Reporter(True), {}, 0, on_terminal=True)
     assert len(asker.calls) == 1

@@ -1,1 +1,1 @@
-"""A conversation about documents: its turns, and how it is kept. Knows no screen and no model."""
+"""A conversation about documents: turns, commands, line editor and saved transcripts."""

@@ -1,4 +1,4 @@
-"""What a line of a conversation does: a question is answered, a command is done.
+"""The lines of a conversation: questions, and commands that begin with a slash.
 
 A command is a slash and letters; anything else is a question, also a path that begins with a slash.
 """
@@ -11,13 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.chat import transcript as save
 from esa_cli.apps.chat.conversation import Conversation
-from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.chat.transcript import transcript
+from esa_cli.apps.cli import output_paths
 from esa_cli.apps.cli.answer_output import AnswerStream, complain, in_full, show_under
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.terminal import Reporter, clean
@@ -25,7 +25,7 @@ from esa_cli.errors import EsaError, UsageError
 
 COMMANDS = {
     "/evidence": "[N]: the passages the last answer rests on, in full",
-    "/reset": "forget what was said; the documents stay",
+    "/reset": "forget the conversation; the documents stay",
     "/save": "FILE: keep the conversation, as Markdown, or as JSON where FILE ends with .json",
     "/docs": "the documents",
     "/help": "this list",
@@ -34,11 +34,11 @@ COMMANDS = {
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 
 
-class Lines:
-    """Takes the lines of one conversation.
+class ChatLines:
+    """Answers the questions and runs the commands of one conversation.
 
     Args:
-        documents: their names. shown: passages under each answer.
+        documents: their names. passages: shown under each answer.
         stoppable: Ctrl-C stops the answer in place of the program.
     """
 
@@ -47,32 +47,31 @@ class Lines:
         talk: Conversation,
         documents: Sequence[str],
         reporter: Reporter,
-        shown: int,
+        passages: int,
         *,
         stoppable: bool = False,
     ) -> None:
         self.talk, self.documents, self.reporter = talk, documents, reporter
-        self.shown, self.stoppable = shown, stoppable
+        self.passages, self.stoppable = passages, stoppable
         self.failed = 0
-        """Lines that got an error in place of an answer, or of what a command does."""
+        """Lines that ended in an error."""
         self._saved: set[Path] = set()
-        self._told = False
+        self._warned = False
 
     def take(self, line: Line) -> bool:
-        """Does what the line says; False when it says to end."""
+        """Answers or runs the line; False for /quit."""
         try:
             if isinstance(line, EsaError):
                 raise line
             line = line.strip()
-            found = _COMMAND.fullmatch(line)
-            if not line:
-                pass
-            elif found is None:
-                self._ask(line)
-            elif found[1] == "/quit":
+            command = _COMMAND.fullmatch(line)
+            if command is None:
+                if line:
+                    self._ask(line)
+            elif command[1] == "/quit":
                 return False
             else:
-                self._command(found[1], (found[2] or "").strip())
+                self._command(command[1], (command[2] or "").strip())
         except EsaError as error:
             self.failed += 1
             self.reporter.settle()
@@ -82,23 +81,23 @@ class Lines:
         return True
 
     def _ask(self, question: str) -> None:
-        forgotten, said = self.talk.forgotten, AnswerStream(sys.stdout, self.reporter)
+        forgotten, stream = self.talk.forgotten, AnswerStream(sys.stdout, self.reporter)
         self.reporter.waiting("answering")
         try:
-            with _interrupts(self.talk.stop) if self.stoppable else _nothing():
-                reply = self.talk.ask(question, said)
+            with _interrupts(self.talk.stop) if self.stoppable else nullcontext():
+                reply = self.talk.ask(question, stream)
         finally:
             self.reporter.settle()
-            if said.any:
+            if stream.any:
                 print(flush=True)
         if reply is None:
             self.reporter.note("  stopped")
             return
-        if not said.any:
+        if not stream.any:
             print(clean(reply.text), flush=True)
-        show_under(reply, self.shown, self.reporter)
-        if self.talk.forgotten > forgotten and not self._told:
-            self._told = True
+        show_under(reply, self.passages, self.reporter)
+        if self.talk.forgotten > forgotten and not self._warned:
+            self._warned = True
             self.reporter.warn("  the conversation has grown long: its oldest turns are left out")
 
     def _command(self, name: str, rest: str) -> None:
@@ -106,7 +105,7 @@ class Lines:
             self._evidence(rest)
         elif name == "/reset":
             self.talk.reset()
-            self._told = False
+            self._warned = False
             self.reporter.note("  forgotten; the documents stay")
         elif name == "/save":
             self._save(rest)
@@ -122,9 +121,11 @@ class Lines:
 
     def _evidence(self, rest: str) -> None:
         if rest and not (rest.isascii() and rest.isdigit() and int(rest)):
-            raise UsageError(f"{rest!r} is not a number of passages", "for example: /evidence 5")
+            raise UsageError(
+                f"number of passages must be a whole number from 1, got {rest!r}", "try /evidence 5"
+            )
         if not self.talk.record:
-            raise UsageError("nothing was answered yet", "ask a question first")
+            raise UsageError("there is no answer yet", "ask a question first")
         passages = self.talk.record[-1].evidence
         if not passages:
             raise UsageError("the last answer has no passages", "it was stopped, or rests on none")
@@ -134,37 +135,32 @@ class Lines:
 
     def _save(self, rest: str) -> None:
         if not rest:
-            raise UsageError("the file's name is missing", "for example: /save talk.md")
+            raise UsageError("/save needs a file name", "try /save talk.md")
         if not self.talk.record:
-            raise UsageError("nothing was said yet", "ask a question first")
+            raise UsageError("there is no answer yet", "ask a question first")
         path = Path(rest.strip("\"'")).expanduser()
-        files.check("/save", path)
+        output_paths.check("/save", path)
         if path.exists() and path.absolute() not in self._saved:
-            raise UsageError(f"{path} is there already", "give another name")
+            raise UsageError(f"{path} exists already", "give another name")
         talk = self.talk
-        files.write(path, save.text(path, talk.asker.name, self.documents, talk.record))
+        output_paths.write(path, transcript(path, talk.asker.name, self.documents, talk.record))
         self._saved.add(path.absolute())
         self.reporter.note(f"  saved {len(talk.record)} questions in {path}")
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
 def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, the second is as ever."""
+    """In this context the first Ctrl-C calls `stop`; a second one has its usual effect."""
     before: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
         yield
         return
 
-    def heard(number: int, frame: Any) -> None:
+    def on_signal(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, before)
         stop()
 
-    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGINT, on_signal)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Turns about the same documents: asks with what was said before, and remembers what was said.
+"""A conversation about documents: each question is asked with the earlier turns.
 
-An answer that is stopped stays in the record, but is not handed on as history: half an answer
-would be taken for a whole one. Knows no screen.
+A stopped answer stays in the record, but not in the history of later questions: the model would
+take half an answer for a whole one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from esa_cli.errors import HistoryError
 from esa_cli.qa.reply import Asker, Evidence, Reply, Turn
 
-KEPT = 10
-"""Passages that are kept of an answer, to be shown when they are asked for."""
+MAX_PASSAGES = 10
+"""Passages of each answer that are recorded, for /evidence."""
 
 
-class Stopped(Exception):
-    """The person has heard enough of an answer."""
+class AnswerStoppedError(Exception):
+    """Raised in a callback to stop an answer."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question and what came of it, for the record."""
+    """One question and its answer, whole or stopped."""
 
     question: str
     answer: str
@@ -37,8 +37,8 @@ class Conversation:
     """Questions and answers about the same books.
 
     Args:
-        books: what `asker.ingest` returned. options: keyword arguments for `asker.ask`.
-        kept: passages to ask for with each answer.
+        books: results of `asker.ingest`. options: keyword arguments of `asker.ask`.
+        passages: recorded of each answer.
     """
 
     def __init__(
@@ -46,62 +46,62 @@ class Conversation:
         asker: Asker,
         books: Sequence[Any],
         options: Mapping[str, Any] | None = None,
-        kept: int = KEPT,
+        passages: int = MAX_PASSAGES,
     ) -> None:
-        self.asker, self.books, self.kept = asker, list(books), kept
+        self.asker, self.books, self.passages = asker, list(books), passages
         self.options = dict(options or {})
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything that was said."""
+        """Forgets all turns and the record."""
         self.turns: list[Turn] = []
         self.record: list[Exchange] = []
         self.forgotten = 0
         self._stop = False
 
     def stop(self) -> None:
-        """Ends the answer that is being given, at its next piece. May be called from a signal."""
+        """Stops the present answer at its next piece. May be called from a signal handler."""
         self._stop = True
 
     def ask(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
-        """The answer, or None when it was stopped.
+        """The answer, or None if it was stopped.
 
-        Turns that no longer fit are forgotten, oldest first; `forgotten` counts them.
+        Turns that do not fit are forgotten, oldest first; `forgotten` counts them.
 
         Raises:
             UsageError: the question alone does not fit, or is empty. Any other EsaError.
         """
         self._stop = False
-        said: list[str] = []
+        pieces: list[str] = []
 
-        def hear(piece: str) -> None:
+        def add(piece: str) -> None:
             if self._stop:
-                raise Stopped
-            said.append(piece)
+                raise AnswerStoppedError
+            pieces.append(piece)
             on_text(piece)
 
         turns = list(self.turns)
         try:
-            reply = self._answer(question, turns, hear)
-        except Stopped:
-            if said:
-                self.record.append(Exchange(question, "".join(said).strip(), stopped=True))
+            reply = self._answer(question, turns, add)
+        except AnswerStoppedError:
+            if pieces:
+                self.record.append(Exchange(question, "".join(pieces).strip(), stopped=True))
             return None
         self.forgotten += len(self.turns) - len(turns)
         self.turns = [*turns, Turn(question, reply.text)]
         self.record.append(Exchange(question, reply.text, reply.evidence, reply.found, reply.cut))
         return reply
 
-    def _answer(self, question: str, turns: list[Turn], hear: Callable[[str], None]) -> Reply:
-        """Takes from `turns`, from the front, until they fit."""
+    def _answer(self, question: str, turns: list[Turn], on_text: Callable[[str], None]) -> Reply:
+        """Removes the oldest of `turns` until they fit."""
         while True:
             try:
                 return self.asker.ask(
                     question,
                     self.books,
                     history=tuple(turns),
-                    evidence=self.kept,
-                    on_text=hear,
+                    evidence=self.passages,
+                    on_text=on_text,
                     **self.options,
                 )
             except HistoryError:

@@ -1,4 +1,4 @@
-"""The terminal of `esa chat`: a line editor with history, completion and multi-line pastes."""
+"""The line editor of `esa chat`: history, completion and multi-line pastes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from esa_cli.apps.chat.chat_commands import COMMANDS, Lines
+from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
 from esa_cli.apps.cli.terminal import Reporter
 
 HINT = "  Ctrl-D ends; /help lists the commands"
 
 
-class Commands(Completer):
-    """Commands, and the names of files behind /save."""
+class CommandCompleter(Completer):
+    """Completes commands, and file names after /save."""
 
     def __init__(self) -> None:
         self.paths = PathCompleter(expanduser=True)
@@ -39,52 +39,52 @@ class Commands(Completer):
                     yield Completion(command, -len(text), display_meta=about)
 
 
-def keys() -> KeyBindings:
+def key_bindings() -> KeyBindings:
     """Enter sends, also a paste of several lines; Alt-Enter begins a new line."""
-    found = KeyBindings()
+    bindings = KeyBindings()
 
-    @found.add("enter")
+    @bindings.add("enter")
     def send(event: KeyPressEvent) -> None:
         event.current_buffer.validate_and_handle()
 
-    @found.add("escape", "enter")
+    @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    @found.add("c-c")
+    @bindings.add("c-c")
     def drop(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:
             event.app.exit(exception=KeyboardInterrupt)
 
-    return found
+    return bindings
 
 
 def history(reporter: Reporter) -> History:
-    """The lines of earlier conversations; readable by nobody else."""
+    """The lines of earlier conversations, in a file that only its owner may read."""
     path = Path(platformdirs.user_state_path("esa", appauthor=False)) / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     except OSError as error:
-        reporter.warn(f"  questions are not remembered: {path}: {error.strerror}")
+        reporter.warn(f"  history is not saved: {path}: {error.strerror}")
         return InMemoryHistory()
     return FileHistory(str(path))
 
 
-def talk(lines: Lines, reporter: Reporter, **devices: Any) -> None:
-    """Takes lines until Ctrl-D or /quit.
+def edit_lines(lines: ChatLines, reporter: Reporter, **devices: Any) -> None:
+    """Reads lines until Ctrl-D or /quit.
 
     Args:
-        devices: `input` and `output` of prompt_toolkit, where they are not the terminal's.
+        devices: `input` and `output` of prompt_toolkit in place of the terminal's.
     """
     session: PromptSession[str] = PromptSession(
         "> ",
         history=history(reporter),
-        completer=Commands(),
+        completer=CommandCompleter(),
         complete_while_typing=False,
-        key_bindings=keys(),
+        key_bindings=key_bindings(),
         multiline=True,
         prompt_continuation="  ",
         **devices,

@@ -1,4 +1,4 @@
-"""A conversation as a file's text: Markdown to be read, or JSON to be worked with."""
+"""A conversation as Markdown or JSON, for /save."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from esa_cli.qa.reply import Evidence
 
 
 def place(passage: Evidence) -> str:
-    """Where a passage stands: `book.pdf, page 3, line 40`."""
+    """The location of a passage: `book.pdf, page 3, line 40`."""
     page = f", page {passage.page}" if passage.page is not None else ""
     return f"{passage.document}{page}, line {passage.line}"
 
 
-def text(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
-    """The conversation in the form that the name of `path` asks for; names that are not UTF-8 are
-    escaped."""
-    form = as_json if path.suffix.lower() == ".json" else as_markdown
+def transcript(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
+    """JSON where `path` ends with .json, else Markdown; names that are not UTF-8 are escaped."""
+    form = _as_json if path.suffix.lower() == ".json" else _as_markdown
     return form(model, documents, record).encode("utf-8", "backslashreplace").decode()
 
 
-def as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
+def _as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
     data = {
         "model": model,
         "date": time.strftime("%Y-%m-%d"),
@@ -35,7 +34,7 @@ def as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) ->
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
-def as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
+def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
     lines = ["# Questions and answers", "", f"{model}, {time.strftime('%Y-%m-%d')}", ""]
     lines += [f"- {name}" for name in documents]
     for number, one in enumerate(record, 1):

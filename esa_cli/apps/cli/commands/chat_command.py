@@ -84,20 +84,20 @@ def run(
         ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
-    from esa_cli.apps.chat import chat_commands as chat_lines
-    from esa_cli.apps.chat.conversation import KEPT, Conversation
+    from esa_cli.apps.chat.chat_commands import ChatLines
+    from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 
     found = books.ingest(asker, documents)
     reporter.settle()
-    talk = Conversation(asker, found, asking, kept=max(KEPT, shown))
+    talk = Conversation(asker, found, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]
-    lines = chat_lines.Lines(talk, names, reporter, shown, stoppable=on_terminal)
+    lines = ChatLines(talk, names, reporter, shown, stoppable=on_terminal)
     if on_terminal:
-        from esa_cli.apps.chat import line_editor as chat_terminal
+        from esa_cli.apps.chat.line_editor import edit_lines
 
         many = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
-        chat_terminal.talk(lines, reporter)
+        edit_lines(lines, reporter)
     else:
         for _, line in books.numbered_lines(sys.stdin):
             if not lines.take(line):
