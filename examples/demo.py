@@ -72,9 +72,9 @@ def main() -> None:
     def progress(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
 
-    with quiet_transformers(), Esa(loaded, chosen, progress=progress) as esa:
+    with quiet_transformers(), Esa(loaded, chosen) as esa:
         with bar:
-            book = esa.ingest(str(HERE / "chronicle.md"))
+            book = esa.ingest(str(HERE / "chronicle.md"), progress)
         screen.print(
             f"{book.tokens:,} tokens in {book.read_s:.0f} s; "
             f"the model's window is {chosen.context:,}\n"

@@ -45,6 +45,7 @@ def load(
     dtype: str = "auto",
     progress: StageProgress | None = None,
     offline: bool = False,
+    tokenizer: Any = None,
 ) -> LoadedModel:
     """Loads a model, fetched and converted first where that is needed.
 
@@ -54,6 +55,7 @@ def load(
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16".
         progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
+        tokenizer: of `load_tokenizer`, if it was loaded before.
 
     Raises:
         UsageError: no such dtype or device, or $ESA_MEMORY_LIMIT is not a size.
@@ -73,7 +75,8 @@ def load(
     report("load", 0, None)
     from esa_cli.models.inspection import offloaded
 
-    model, tokenizer = _into_memory(ref, folder, config, place, chosen)
+    tokenizer = tokenizer or load_tokenizer(folder)
+    model = _into_memory(ref, folder, config, place, chosen)
     if offloaded(model):
         raise ResourceError(
             f"{ref.name} does not fit: some of its weights found no room on {place}", _SMALLER
@@ -111,15 +114,14 @@ def _import(report: StageProgress) -> None:
 
 def _into_memory(
     ref: ModelRef, folder: Path, config: dict[str, Any], place: str, dtype: Any
-) -> tuple[Any, Any]:
-    """The model and its tokenizer, with the errors of transformers turned into esa's."""
+) -> Any:
+    """The model, with the errors of transformers turned into esa's."""
     import torch
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {} if place == "cpu" else {"device_map": place}
     try:
         with quiet_transformers(), gc_paused():
-            tokenizer = _load_tokenizer(folder)
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True,
                 trust_remote_code=False, local_files_only=True, **options,
@@ -130,14 +132,19 @@ def _into_memory(
         raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
     except Exception as error:
         raise _load_error(ref, config, error) from error
-    return model.eval(), tokenizer
+    return model.eval()
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of transformers in a model's folder. Raises ModelError."""
+    check_tokenizer(folder)
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with quiet_transformers(), gc_paused():
+            return AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
     except Exception as error:
         raise ModelError(
             f"the tokenizer in {folder} cannot be loaded: {first_line(error)}",

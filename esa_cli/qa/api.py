@@ -20,16 +20,18 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
-from esa_cli.qa import method_presets, preset
 from esa_cli.qa.archive import gathers
 from esa_cli.qa.attention_weights import Witness
 from esa_cli.qa.books import AskedBook, distinct, together
 from esa_cli.qa.evidence import rests_on
-from esa_cli.qa.ingest import Book, Books
-from esa_cli.qa.planning import plan
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.ingest import Book, DocumentIngest
+from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.planning.plan import Planner
+from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import Reply, Turn
+from esa_cli.qa.resolved import Resolved, resolve
 from esa_cli.qa.session import Session
+from esa_cli.qa.tokenised import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
 from esa_cli.system.progress import Progress
@@ -43,7 +45,8 @@ class Esa:
         library: where documents are looked for; None: nowhere.
         keep: whether documents that are not there are put there.
         rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
-        begin, found, progress, waiting, room, ended: called while books are made; see `book.Books`.
+        events: the observer of ingests. planner: what is read must fit its memory; None: nobody
+            looks.
 
     Raises:
         ModelError: the model cannot be supported. PresetError: the method does not hold.
@@ -52,31 +55,25 @@ class Esa:
     def __init__(
         self,
         loaded: models.LoadedModel,
-        preset: Preset,
+        preset: Preset | Resolved,
         *,
         library: Library | None = None,
         keep: bool = True,
         rows: str = "int8",
-        begin: Callable[[Document, int, bool], None] | None = None,
-        found: Callable[[Book], None] | None = None,
-        progress: Progress | None = None,
-        waiting: Callable[[], None] | None = None,
-        room: Callable[[int], None] | None = None,
-        ended: Callable[[], None] | None = None,
+        events: IngestEvents | None = None,
+        planner: Planner | None = None,
     ) -> None:
-        self.preset, self.loaded = preset, loaded
-        self.session = Session(loaded.model, loaded.tokenizer, preset)
-        self.books = Books(
-            self.session, library, keep, rows, begin=begin, progress=progress, waiting=waiting,
-            found=found, room=room, ended=ended,
-        )  # fmt: skip
+        resolved = resolve(preset)
+        self.preset, self.loaded = resolved.preset, loaded
+        self.session = Session(loaded.model, loaded.tokenizer, resolved)
+        self.documents = DocumentIngest(self.session, library, keep, rows, events, planner)
         self._weights: Tensor | None = None
         self._open: list[Book] = []
 
     @classmethod
     def load(
         cls,
-        name: str = preset.DEFAULT,
+        name: str = DEFAULT,
         overrides: Sequence[str] = (),
         *,
         method: str | None = None,
@@ -102,21 +99,15 @@ class Esa:
             UsageError: no such device, dtype or method, or it needs a length. PresetError,
                 ModelError, ResourceError.
         """
-        chosen, place = preset.load(name, overrides), choose_device(device)
-        if method is not None:
-            chosen = method_presets.for_length(method, chosen, length)
+        resolved, place = resolve(name, overrides, method, length), choose_device(device)
         memory = machine.available_memory(place)
-        loaded = models.load(chosen.model, device=place, dtype=dtype)
-
-        def room(tokens: int) -> None:
-            plan.estimate(
-                chosen, read_config(loaded.folder), tokens,
-                dtype=loaded.dtype, device=place, memory=memory, timed=False,
-            ).check()  # fmt: skip
-
+        loaded = models.load(resolved.preset.model, device=place, dtype=dtype)
+        config = read_config(loaded.folder)
+        planner = Planner(resolved, config, dtype=loaded.dtype, device=place, memory=memory)
         return cls(
-            loaded, chosen, library=library, keep=keep, rows=rows, progress=progress, room=room
-        )
+            loaded, resolved, library=library, keep=keep, rows=rows,
+            events=_ProgressEvents(progress), planner=planner,
+        )  # fmt: skip
 
     def __enter__(self) -> Esa:
         return self
@@ -139,7 +130,7 @@ class Esa:
         Raises:
             LibraryError: it is there, and damaged.
         """
-        return self.books.find(document)
+        return self.documents.find(document)
 
     def stored(self, entry: Entry) -> Book:
         """A book of the library, whatever became of its file.
@@ -147,13 +138,15 @@ class Esa:
         Raises:
             UsageError: it was read by another model or method. LibraryError: it is damaged.
         """
-        return self.books.stored(entry)
+        return self.documents.stored(entry)
 
-    def ingest(self, source: str | Document, progress: Progress | None = None) -> Book:
+    def ingest(
+        self, source: str | Document | TokenisedDocument, progress: Progress | None = None
+    ) -> Book:
         """A book: found in the library, or read now; and put there, where `keep` says so.
 
         Args:
-            source: a path, - for standard input, or a document.
+            source: a path, - for standard input, a document, or one that is tokenised already.
             progress: called while it is read, after the one that all readings have; with 0 every
                 half second while another process reads the same document into the library. What it
                 raises ends reading or waiting and passes through; the library keeps what was read.
@@ -163,7 +156,7 @@ class Esa:
             LibraryError: it is in the library, and damaged.
         """
         self._open = []
-        return self.books.ingest(source, progress)
+        return self.documents.ingest(source, progress)
 
     def ask(
         self,
@@ -232,3 +225,14 @@ class Esa:
     def asked(self, books: Sequence[Book]) -> list[AskedBook]:
         """Where each book's tokens are in the cache while these books are asked."""
         return together(books)
+
+
+class _ProgressEvents(IngestEvents):
+    """Hands the progress of all ingests to a function."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    def progress(self, done: int, total: int) -> None:
+        if self._progress:
+            self._progress(done, total)

@@ -93,20 +93,15 @@ def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
 
 
 def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Document:
-    """A document as it was stored.
-
-    Args:
-        known: its provenance; older versions wrote less of it.
-    """
-    name = str(known.get("name", ""))
+    """A document as it was stored; `known` is its provenance."""
     return Document(
-        name,
+        known["name"],
         text,
-        str(known.get("source", name)),
+        known["source"],
         "utf-8",
-        int(known.get("bytes", 0)),
+        known["bytes"],
         tuple(Mark(*mark) for mark in marks),
-        tuple(known.get("missing", ())),
+        tuple(known["missing"]),
     )
 
 

@@ -7,8 +7,7 @@ what was read is then held apart from it. Knows nothing about questions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import ref
@@ -21,7 +20,10 @@ from esa_cli.errors import LibraryError, UsageError
 from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.qa.archive import layout, maps, provenance, restored, storable
 from esa_cli.qa.cache_key import identity, model_facts
+from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.session import Session
+from esa_cli.qa.tokenised import TokenisedDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout, Library
 from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress, WaitNotice, combined
@@ -54,44 +56,34 @@ class Book:
         return len(self.held.ids)
 
 
-@dataclass
-class Books:
+class DocumentIngest:
     """Makes books with one session.
 
     Args:
         library: where documents are looked for; None: nowhere.
-        keep: whether documents that are not there are put there.
+        keep: whether documents that are not in the library are stored there.
         rows: how: `int8`, or `native` bit for bit.
-        begin: called with (document, its tokens, whether it will be kept) before it is read; what
-            it raises passes through. progress: called while it is read.
-        waiting: called once where another process reads the same document into the library, and
-            this one waits for it. found: called with a book that was read before.
-        room: called before `begin` with the tokens that will be in memory at most, those of other
-            books included; what it raises passes through. ended: called after a reading, whether
-            it came to its end or not.
+        events: the observer. planner: what is read must fit its memory; None: nobody looks.
     """
 
-    session: Session
-    library: Library | None = None
-    keep: bool = True
-    rows: str = "int8"
-    begin: Callable[[Document, int, bool], None] | None = None
-    progress: Progress | None = None
-    waiting: Callable[[], None] | None = None
-    found: Callable[[Book], None] | None = None
-    room: Callable[[int], None] | None = None
-    ended: Callable[[], None] | None = None
-    _alive: list[ref[Book]] = field(default_factory=list, init=False)
+    def __init__(
+        self,
+        session: Session,
+        library: Library | None = None,
+        keep: bool = True,
+        rows: str = "int8",
+        events: IngestEvents | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        self.session, self.library, self.keep, self.rows = session, library, keep, rows
+        self.events, self.planner = events or IngestEvents(), planner
+        self._alive: list[ref[Book]] = []
 
     @property
     def in_memory(self) -> int:
         """Tokens of the books made here that are in memory and not on disk."""
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
-
-    def on_disk(self, tokens: int) -> int:
-        """About how many bytes a document of so many tokens takes in the library."""
-        return self.library.size_of(tokens, self.layout(self.rows)) if self.library else 0
 
     def layout(self, rows: str) -> Layout:
         """How this model's rows would be stored, `int8` or `native`.
@@ -127,7 +119,7 @@ class Books:
             entry = self.library.find(self._key(document.text, rows)[1])
             book = self._if_there(document, entry) if entry else None
             if book is not None:
-                return self._told(book)
+                return self._found(book)
         return None
 
     def _if_there(self, document: Document, entry: Entry) -> Book | None:
@@ -140,9 +132,8 @@ class Books:
                 raise
             return None
 
-    def _told(self, book: Book) -> Book:
-        if self.found:
-            self.found(book)
+    def _found(self, book: Book) -> Book:
+        self.events.found(book)
         return book
 
     def _book(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
@@ -167,74 +158,83 @@ class Books:
                 "ask with the preset it was ingested with, or ingest it with this one",
             )
         document = restored(stored.text, stored.marks, entry.provenance)
-        return self._told(self._book(document, entry))
+        return self._found(self._book(document, entry))
 
-    def ingest(self, source: str | Document, progress: Progress | None = None) -> Book:
+    def ingest(
+        self, source: str | Document | TokenisedDocument, progress: Progress | None = None
+    ) -> Book:
         """See `api.Esa.ingest`."""
-        document = source if isinstance(source, Document) else read_document(source)
+        started = time.perf_counter()
+        if isinstance(source, str):
+            source = read_document(source)
+        text = source if isinstance(source, TokenisedDocument) else None
+        document = source.document if isinstance(source, TokenisedDocument) else source
         found = self.find(document)
         if found is not None:
             return found
-        hear, session = combined(self.progress, progress), self.session
+        text = text or TokenisedDocument.of(document, self.session.tokenizer)
+        hear = combined(self.events.progress, progress)
         try:
-            if self.library is None or not self.keep or not storable(session.attachment.method):
-                return self._read(document, hear)
-            return self._store(document, self.library, hear, progress)
+            if self.library is not None and self.keep and storable(self.session.attachment.method):
+                return self._store(text, self.library, hear, progress, started)
+            return self._read(text, hear, started)
         finally:
-            if self.ended:
-                self.ended()
+            self.events.finished()
 
-    def _begin(self, document: Document, tokens: int, kept: bool) -> None:
-        if self.room:
-            self.room(min(tokens, STORED_AT_ONCE) if kept else self.in_memory + tokens)
-        if self.begin:
-            self.begin(document, tokens, kept)
-
-    def _read(self, document: Document, hear: Progress) -> Book:
-        started, session = time.perf_counter(), self.session
-        ids = session.prompt.document(document.text)
-        self._begin(document, len(ids), False)
+    def _read(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
+        """Reads the document into memory."""
+        session = self.session
+        ids = session.prompt.head() + text.ids
+        if self.planner:
+            self.planner.check(self.in_memory + len(ids))
+        self.events.started(text.document, len(ids), None)
         try:
             session.begin(ids)
             session.resume(hear)
         except BaseException:
             session.forget()
             raise
-        spans = torch.tensor(session.prompt.offsets(document.text)).reshape(-1, 2)
-        book = Book(document, session.held(), spans, None, time.perf_counter() - started)
+        spent = time.perf_counter() - started
+        book = Book(text.document, session.held(), text.offsets, None, spent)
         self._alive.append(ref(book))
         return book
 
     def _store(
-        self, document: Document, library: Library, hear: Progress, more: Progress | None
+        self,
+        text: TokenisedDocument,
+        library: Library,
+        hear: Progress,
+        more: Progress | None,
+        started: float,
     ) -> Book:
-        started, session = time.perf_counter(), self.session
+        """Reads the document into the library, from where an earlier process stopped."""
+        session, document = self.session, text.document
         known, key = self._key(document.text, self.rows)
-        ids, head = session.prompt.document(document.text), len(session.prompt.head())
-        spans = [(0, 0)] * head + session.prompt.offsets(document.text)
-        places = layer_devices(self.session.model)
-        waiting, layout = WaitNotice(self.waiting, more, len(ids)), self.layout(self.rows)
+        head = session.prompt.head()
+        ids = head + text.ids
+        places, layout = layer_devices(session.model), self.layout(self.rows)
+        waiting = WaitNotice(self.events.waiting, more, len(ids))
         with library.write(key, known, ids, layout, waiting, places) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)
-                return there or self._store(document, library, hear, more)
-            self._begin(document, len(ids), True)
+                return there or self._store(text, library, hear, more, started)
+            if self.planner:
+                self.planner.check(min(len(ids), STORED_AT_ONCE))
+            self.events.started(document, len(ids), library.size_of(len(ids), layout))
+            done = PrefilledDocument(ids[: writer.done], writer.layers, writer.projections or [])
+
+            def settle(tokens: int) -> None:
+                if tokens % SEGMENT == 0:
+                    writer.settle(maps(session.project()))
+
             try:
-                session.begin(
-                    ids,
-                    PrefilledDocument(ids[: writer.done], writer.layers, writer.projections or []),
-                )
-
-                def settle(done: int) -> None:
-                    if done % SEGMENT == 0:
-                        writer.settle(maps(session.project()))
-
+                session.begin(ids, done)
                 session.resume(hear, settle)
                 entry = writer.finish(
                     text=document.text,
-                    offsets=spans,
+                    offsets=torch.cat((torch.zeros(len(head), 2, dtype=torch.int64), text.offsets)),
                     marks=[list(mark) for mark in document.marks],
-                    head=head,
+                    head=len(head),
                     provenance=provenance(document, session.preset, self.rows),
                     projections=maps(session.project()),
                 )

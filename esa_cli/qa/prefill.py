@@ -7,7 +7,6 @@ questions; `session` asks them behind what is read here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,13 +15,13 @@ from esa_cli.attention.compression import Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import check_maps
 from esa_cli.models.kv_cache import EsaCache
-from esa_cli.qa import build_method as build
 from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.resolved import Resolved, resolve
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 
 
@@ -96,28 +95,24 @@ def fits(method: Method, model: Any) -> None:
         )
 
 
-@dataclass
 class Reading:
     """What one attached model has read.
 
     Args:
-        model, tokenizer: of transformers. preset: method, prompt and generation settings.
+        model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
+            method that is built from it, if it was built before.
 
     Raises:
         ModelError: the model cannot be supported. PresetError: the method does not hold, or its
             compressor was made for another model.
     """
 
-    model: Any
-    tokenizer: Any
-    preset: Preset
-    attachment: Attachment = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
-        method = build.method(self.preset)
-        fits(method, self.model)
-        self.attachment = attach(self.model, method)
+    def __init__(self, model: Any, tokenizer: Any, preset: Preset | Resolved) -> None:
+        resolved = resolve(preset)
+        self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
+        self.prompt = PromptTokens(tokenizer, self.preset.prompt)
+        fits(resolved.method, model)
+        self.attachment = attach(model, resolved.method)
         self.cache = self.attachment.new_cache()
         self._read_by = self.attachment.method
         self._ids: list[int] = []

@@ -17,12 +17,12 @@ import torch
 from esa_cli.attention.step import ASKED, OWN, PRIME, REHEARSAL, Heard
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.qa import build_method as build
 from esa_cli.qa.prefill import Reading, fits, has_reduced, serves
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question import Asked
 from esa_cli.qa.reply import Turn
+from esa_cli.qa.resolved import Resolved, resolve
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Answer:
     cut: bool = False
 
 
-@dataclass
 class Session(Reading):
     """Asks questions about one document, or several, with one attached model.
 
@@ -61,7 +60,7 @@ class Session(Reading):
         """Puts the model back as it was."""
         self.attachment.detach()
 
-    def use(self, preset: Preset) -> None:
+    def use(self, preset: Preset | Resolved) -> None:
         """Asks from now on with another preset of the same model; what was read is kept.
 
         Only settings of the asking take effect: the keys were made by the old reading.
@@ -69,15 +68,16 @@ class Session(Reading):
         Raises:
             PresetError: the method does not hold, or needs another fitted compressor.
         """
-        new = build.method(preset)
+        resolved = resolve(preset)
+        new = resolved.method
         fits(new, self.model)
         if self._ids:
             serves(self._read_by, new)
         for document in self._opened:
             has_reduced(document, new)
         self.attachment.method = new
-        self.prompt = PromptTokens(self.tokenizer, preset.prompt)
-        self.preset = preset
+        self.preset = resolved.preset
+        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
 
     @torch.inference_mode()
     def ask(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
+from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.reply import Turn
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.library_paths import LibraryPaths
@@ -53,8 +55,15 @@ def files(folder: Path) -> list[str]:
     return paths
 
 
+EVENTS = ("found", "progress", "waiting", "finished")
+
+
 def esa(loaded: Any, library: Library | None, *overrides: str, **options: Any) -> Esa:
     options = {"rows": "native", **options}
+    if calls := {name: options.pop(name) for name in EVENTS if name in options}:
+        options["events"] = IngestEvents()
+        for name, call in calls.items():
+            setattr(options["events"], name, call)
     return Esa(loaded, preset.load("tiny-random", overrides), library=library, **options)
 
 
@@ -136,7 +145,7 @@ def test_what_progress_raises_ends_a_reading_that_can_be_resumed(
 
     told: dict[str, Any] = {
         "progress": lambda done, total: always.append(done),
-        "ended": lambda: ended.append(True),
+        "finished": lambda: ended.append(True),
     }
     with esa(loaded, library, **told) as one:
         other = one.ingest(boat)
@@ -170,7 +179,7 @@ def test_a_reading_in_memory_that_is_broken_off_leaves_nothing(loaded: Any, tmp_
         with pytest.raises(Enough):
             one.ingest(gate, stop)
         assert one.session.document_tokens == 0
-        assert one.books.in_memory == other.tokens
+        assert one.documents.in_memory == other.tokens
         assert one.ask(QUESTION, [other]).text == want
         book = one.ingest(gate, lambda done, total: seen.append(done))
         assert seen[0] == 64
@@ -182,14 +191,15 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 ) -> None:
     gate, boat = files(tmp_path)
     asked: list[int] = []
-    with esa(loaded, None, room=asked.append) as memory:
+    planner = SimpleNamespace(check=asked.append)
+    with esa(loaded, None, planner=planner) as memory:
         books = [memory.ingest(path) for path in (gate, boat)]
         assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
         del books[1]
         memory.ingest(boat)
         assert asked[2] == asked[1], "what was let go takes no room"
     monkeypatch.setattr("esa_cli.qa.ingest.STORED_AT_ONCE", 200)
-    with esa(loaded, library, room=asked.append) as one:
+    with esa(loaded, library, planner=planner) as one:
         assert one.ingest(gate).tokens > 200
         one.ingest(gate)
     assert asked[3:] == [200], "rows go to the disk, and a book that is found is not read"

@@ -98,14 +98,6 @@ def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> 
         assert two.ingest(note()).read_s == 0, "what it was called shapes nothing"
 
 
-def test_a_document_of_an_older_version_says_less(loaded: Any, library: Library) -> None:
-    from esa_cli.qa.archive import restored
-
-    assert restored("x", [], {"name": "a"}) == Document("a", "x", "a", "utf-8", 0)
-    entry = Entry("a" * 40, provenance={"name": "a", "source": "/a"})
-    assert entry.as_json()["preset"] is None
-
-
 @pytest.mark.parametrize("gone", ["manifest", "text", "segment"])
 def test_a_document_that_is_removed_while_it_is_opened_is_read_anew(
     loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch, gone: str

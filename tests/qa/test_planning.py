@@ -14,6 +14,7 @@ from esa_cli.models.attach import attach
 from esa_cli.qa import preset
 from esa_cli.qa.planning import costs, plan
 from esa_cli.qa.planning import measured_speed as rates
+from esa_cli.qa.resolved import resolve
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -35,7 +36,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_plan(tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32) -> plan.Plan:
     chosen = preset.load("tiny-random", overrides)
-    return plan.estimate(chosen, TINY, tokens, dtype=dtype, device="cpu")
+    return plan.Planner(resolve(chosen), TINY, dtype=dtype, device="cpu").plan(tokens)
 
 
 def test_weights_are_those_of_the_model(make_model: Any) -> None:
@@ -152,7 +153,7 @@ def test_operations_grow_with_the_document() -> None:
 def test_a_measured_rate_is_used_next_time() -> None:
     first = make_plan()
     assert first.rate_from == "probe"
-    rates.remember(first.rate_key, first.operations / 7)
+    first.planner.remember(first, 7)
     again = make_plan()
     assert again.rate_from == "measured"
     assert again.seconds == pytest.approx(7)

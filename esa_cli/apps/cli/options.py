@@ -1,13 +1,22 @@
-"""Options that several commands share."""
+"""Options that several commands share, singly and in groups.
+
+A command takes a group as one parameter; `command` makes each of its fields an option.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from esa_cli.qa.preset import Preset as LoadedPreset
 
 DEFAULT_PRESET = "smollm2-135m"
 
@@ -37,11 +46,25 @@ Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps, or balanced (all GPUs).")
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", help="A whole method over the preset, by its name in `esa methods`."),
+]
 Methods = Annotated[
     str,
     typer.Option(
         "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
     ),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-new-tokens", min=1, help="The longest answer, in tokens.")
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0.0, help="0: always the likeliest word.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sampled answer repeatable."),
 ]
 TimeLimit = Annotated[
     float | None,
@@ -51,18 +74,107 @@ Out = Annotated[
     Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Put documents that are read into the library.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
-def overrides(named: dict[str, str | None], settings: Sequence[str] | None) -> list[str]:
-    """`key=value` texts for `preset.load`: the options given by name first, then --set."""
-    given = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in named.items()
-        if value is not None
-    ]
-    return [*given, *(settings or [])]
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which preset with which changes, and where its model runs."""
+
+    preset: Preset = DEFAULT_PRESET
+    model: Model = None
+    settings: Set = None
+    plugins: Plugin = None
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+
+    def overrides(self, parts: Mapping[str, str | None] | None = None) -> list[str]:
+        """`key=value` texts for `preset.load`: options of one setting first, then --set.
+
+        Args:
+            parts: setting -> value of options that name a part of the method.
+        """
+        named = {"model": self.model, **(parts or {})}
+        given = [
+            f"{key}={json.dumps(value, ensure_ascii=False)}"
+            for key, value in named.items()
+            if value is not None
+        ]
+        return [*given, *(self.settings or [])]
+
+    def load_preset(
+        self, parts: Mapping[str, str | None] | None = None, method: str | None = None
+    ) -> LoadedPreset:
+        """Runs the plugin files, and loads the preset with the settings of the command line.
+
+        Args:
+            parts: as for `overrides`.
+            method: a whole method over the preset, one that is not made for one length.
+
+        Raises:
+            PluginError, PresetError, ModelError: the preset's model is no reference.
+            UsageError: no such method, or it is made for one length.
+        """
+        load_plugins(self.plugins)
+        from esa_cli.models import parse_reference
+        from esa_cli.qa.preset import load
+
+        chosen = load(self.preset, self.overrides(parts))
+        if method is not None:
+            from esa_cli.qa.method_presets import for_length
+
+            chosen = for_length(method, chosen, 0)
+        parse_reference(chosen.model)
+        return chosen
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How answers are generated; None takes the preset's."""
+
+    max_new_tokens: MaxTokens = None
+    temperature: Temperature = None
+    seed: Seed = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `reply.Asker.ask`."""
+        return asdict(self)
+
+
+DEFAULTS = ModelOptions()
+AS_PRESET = GenerationOptions()
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function for Typer: a parameter that is a dataclass becomes one option a field."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = groups.get(parameter.name)
+        if kind is None:
+            own = {parameter.name: parameter.default}
+        else:
+            own = {field.name: field.default for field in fields(kind)}
+        types = hints if kind is None else get_type_hints(kind, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name]
+            )
+            for name, default in own.items()
+        ]
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        function(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def names(text: str) -> tuple[str, ...]:

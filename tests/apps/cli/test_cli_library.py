@@ -274,9 +274,9 @@ def test_a_damaged_document_is_named(esa: Esa, tmp_path: Path) -> None:
 
 def test_an_interrupted_ingest_goes_on(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = opening.Reading.progress
+    real = opening.PrefillDisplay.progress
 
-    def progress(self: opening.Reading, done: int, total: int) -> None:
+    def progress(self: opening.PrefillDisplay, done: int, total: int) -> None:
         seen.append(done)
         if done >= 600 and len(seen) < 20:
             seen.extend([0] * 20)
@@ -285,7 +285,7 @@ def test_an_interrupted_ingest_goes_on(esa: Esa, monkeypatch: pytest.MonkeyPatch
 
     heed = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        monkeypatch.setattr(opening.Reading, "progress", progress)
+        monkeypatch.setattr(opening.PrefillDisplay, "progress", progress)
         stopped = esa("ingest", "long.txt")
     finally:
         signal.signal(signal.SIGINT, heed)

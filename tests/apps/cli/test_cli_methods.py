@@ -14,10 +14,10 @@ from conftest import copy_registries
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.__main__ import main
-from esa_cli.apps.cli import by_method
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
 from esa_cli.qa import method_presets, preset
+from esa_cli.qa.resolved import Resolved, resolve
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -181,27 +181,16 @@ def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Pat
 
 
 @pytest.mark.parametrize("base", ["tiny-random", "smollm2-135m"])
-@pytest.mark.parametrize("length", [0, 100_000])
-def test_a_method_becomes_settings_that_make_it(base: str, length: int) -> None:
+@pytest.mark.parametrize("length", [1, 100_000])
+def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = ["window.selected=96", "selector.proximity=5", "reading=local"]
     given = given[:1] if base == "smollm2-135m" else given
     chosen = preset.load(base, given)
     for one in recipes.known():
-        texts = by_method.settings(one.name, chosen, length)
-        made = preset.load(base, [*given, *texts])
-        assert made == method_presets.apply(one.name, chosen, length), one.name
-
-
-def test_small_numbers_stay_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_registries(monkeypatch)
-
-    @recipes.recipe("small", about="", source="", cost="")
-    def small(base: recipes.Base) -> dict[str, Any]:
-        return {"score": {"name": "odd", "least": 1e-6, "word": "no: 'x' #\n", "none": None}}
-
-    chosen = preset.load("tiny-random")
-    made = preset.load("tiny-random", by_method.settings("small", chosen))
-    assert made.score == {"name": "odd", "least": 1e-6, "word": "no: 'x' #\n", "none": None}
+        made = resolve(chosen, method=one.name, length=length)
+        assert made.preset == method_presets.apply(one.name, chosen, length), one.name
+        assert resolve(made) is made
+        assert resolve(base, given, one.name, length) == made
 
 
 @pytest.mark.parametrize("name", [one.name for one in recipes.known()])
@@ -284,8 +273,8 @@ def _noting(seen: list[str]) -> Any:
 
     begin = Asker.__init__
 
-    def noted(self: Any, loaded: Any, chosen: preset.Preset, **options: Any) -> None:
-        seen.append(chosen.selector["name"])
+    def noted(self: Any, loaded: Any, chosen: Resolved, **options: Any) -> None:
+        seen.append(chosen.preset.selector["name"])
         begin(self, loaded, chosen, **options)
 
     return noted

@@ -1,14 +1,32 @@
-"""`esa ask`: reads documents and answers one question about them."""
+"""`esa ask`: reads documents, or finds them in the library, and answers questions about them.
+
+Everything that can be wrong without the model is found out before it is loaded.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import by_method, options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
+from esa_cli.errors import PARTIAL, UsageError
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.answer_output import Timing
+    from esa_cli.apps.cli.preflight import Ready
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.documents.document import Document, Gathered
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.tokenised import TokenisedDocument
+    from esa_cli.storage.library import Library
 
 Arguments = Annotated[
     list[str] | None,
@@ -22,17 +40,7 @@ ScoreName = Annotated[str | None, typer.Option("--score", help="The score, by na
 PositionName = Annotated[
     str | None, typer.Option("--position", help="The position encoding, by name.")
 ]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-new-tokens", min=1, help="The longest answer, in tokens.")
-]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0.0, help="0: always the likeliest word.")
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sampled answer repeatable."),
-]
-Shelf = Annotated[
+InLibrary = Annotated[
     bool, typer.Option("--library", help="Ask about all documents of the library, too.")
 ]
 Shown = Annotated[
@@ -44,26 +52,53 @@ Report = Annotated[
 Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard input is a question.")]
 
 
+@dataclass(frozen=True)
+class AskRequest:
+    """What to ask, how, and what to show.
+
+    Args:
+        library: ask about all documents of the library, too. keep: store new ones there.
+        evidence: passages below the answer; None: 3, or none where it is to be quiet.
+        report: a page to write. lines: questions come one a line on standard input.
+        method: a whole method over the preset. parts: setting -> name of a part of it.
+    """
+
+    documents: Sequence[str]
+    question: str
+    model: ModelOptions = field(default_factory=ModelOptions)
+    generation: GenerationOptions = field(default_factory=GenerationOptions)
+    keep: bool = False
+    library: bool = False
+    evidence: int | None = None
+    report: Path | None = None
+    lines: bool = False
+    method: str | None = None
+    parts: Mapping[str, str | None] = field(default_factory=dict)
+    as_json: bool = False
+    quiet: bool = False
+
+    @property
+    def passages(self) -> int:
+        """Passages of an answer to show, or to put into its JSON object."""
+        from esa_cli.apps.cli.answer_output import passage_count
+
+        return passage_count(self.evidence, self.quiet and not self.as_json)
+
+
+@options.command
 def ask(
     arguments: Arguments = None,
     keep: options.Keep = False,
-    library: Shelf = False,
+    library: InLibrary = False,
     evidence: Shown = None,
     report: Report = None,
     stdin: Lines = False,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    method: by_method.Method = None,
+    method: options.Method = None,
     selector: SelectorName = None,
     score: ScoreName = None,
     position: PositionName = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    max_new_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    seed: Seed = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
+    generation: GenerationOptions = options.AS_PRESET,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -71,24 +106,149 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    from esa_cli.apps.cli.commands.answer import Ways, run
-    from esa_cli.apps.cli.request import Request, split
-    from esa_cli.errors import UsageError
-    from esa_cli.system.surrogates import has_lone_surrogate
+    from esa_cli.apps.cli.answer_output import Timing
+    from esa_cli.apps.cli.output_paths import check
+    from esa_cli.apps.cli.request import check_characters, check_method_alone, split
+    from esa_cli.apps.cli.terminal import Reporter
 
     if stdin and report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")
-    ways = Ways(keep, library, evidence, report, stdin, method=method)
     documents, question = split(arguments or [], library=library, lines=stdin)
-    if has_lone_surrogate(question):
-        raise UsageError("the question is not UTF-8", "set the terminal to UTF-8 and type it again")
-    options.load_plugins(plugins)
+    check_characters(question)
     parts = {"selector.name": selector, "score.name": score, "position.name": position}
-    by_method.alone(method, parts)
-    given = options.overrides({"model": model, **parts}, settings)
-    request = Request(
-        documents, question, preset, given, max_new_tokens, temperature, seed, device, dtype
-    )
-    code = run(request, ways, as_json=as_json, quiet=quiet)
+    check_method_alone(method, parts)
+    request = AskRequest(
+        documents, question, model, generation, keep, library, evidence, report, stdin, method,
+        parts, as_json, quiet,
+    )  # fmt: skip
+    reporter, timing = Reporter(quiet), Timing()
+    check("--report", report)
+    try:
+        code = _run(request, reporter, timing)
+    finally:
+        reporter.settle()
     if code:
         raise typer.Exit(code)
+
+
+def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
+    """Answers on standard output; the exit code. Raises EsaError."""
+    from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.output_paths import spare
+
+    chosen = request.model.load_preset(request.parts)
+    found = inputs.read(request.documents, reporter)
+    spare("--report", request.report, [document.source for document in found.documents])
+    ready = _ready(request, chosen, found.documents, reporter)
+    from esa_cli.qa.books import distinct
+    from esa_cli.storage.library import Library
+
+    library = Library()
+    sources = _check_room(request, ready, found.documents, library)
+    with opened(ready, request.model, reporter, keep=request.keep, library=library) as esa:
+        timing.load_s = timing.lap()
+        books = [esa.ingest(source) for source in sources]
+        if request.library:
+            books += inputs.library_books(esa, library, reporter)
+        timing.ingested(books)
+        books = distinct(books)
+        if request.lines:
+            return _lines(esa, books, found, request, reporter)
+        _ask(esa, books, found, request, reporter, timing)
+    return 0
+
+
+def _ready(
+    request: AskRequest, chosen: Preset, documents: Sequence[Document], reporter: Reporter
+) -> Ready:
+    """The method and the model's small files.
+
+    Raises:
+        UsageError: --library with a method that is made for the length of its documents.
+    """
+    from esa_cli.apps.cli.preflight import prepare
+
+    if request.library and request.method is not None:
+        from esa_cli.qa.method_presets import stretches
+
+        if stretches(request.method, chosen):
+            raise UsageError(
+                f"method {request.method!r} is made for the length of its documents: --library has "
+                "any",
+                "name the documents in place of --library",
+            )
+    return prepare(
+        chosen, request.model, reporter,
+        method=request.method, documents=documents, keep=request.keep,
+    )  # fmt: skip
+
+
+def _check_room(
+    request: AskRequest, ready: Ready, documents: Sequence[Document], library: Library
+) -> Sequence[Document | TokenisedDocument]:
+    """What to ingest, once the documents that must be read into memory are known to fit.
+
+    Raises:
+        ResourceError: they do not. ModelError.
+    """
+    from esa_cli.system.digest import text_digest
+
+    texts = list(ready.texts)
+    if not request.keep:
+        stored = {entry.text_sha256 for entry in library.entries()}
+        new = [one for one in documents if text_digest(one.text) not in stored]
+        texts = texts or ready.model.tokenise(new)
+        if new:
+            wanted = {one.text for one in new}
+            ready.planner.check(sum(len(t.ids) for t in texts if t.document.text in wanted))
+    known = {text.document.text: text for text in texts}
+    return [known.get(one.text, one) for one in documents]
+
+
+def _lines(
+    esa: Esa, books: Sequence[Book], found: Gathered, request: AskRequest, reporter: Reporter
+) -> int:
+    from esa_cli.apps.cli.commands.ask_lines import ask_lines
+    from esa_cli.apps.cli.inputs import numbered_lines
+
+    wrong = ask_lines(
+        esa, books, numbered_lines(sys.stdin), sys.stdout, request.as_json, reporter=reporter,
+        options=request.generation.arguments(), shown=request.passages, left_out=found.left_out,
+    )  # fmt: skip
+    return PARTIAL if wrong else 0
+
+
+def _ask(
+    esa: Esa,
+    books: Sequence[Book],
+    found: Gathered,
+    request: AskRequest,
+    reporter: Reporter,
+    timing: Timing,
+) -> None:
+    from esa_cli.apps.cli.answer_output import AnswerStream, as_dict, show_under, summary
+    from esa_cli.apps.cli.output_paths import write
+    from esa_cli.apps.cli.terminal import print_json
+
+    reporter.waiting("answering")
+    reply = esa.ask(
+        request.question,
+        books,
+        evidence=request.passages,
+        on_text=None if request.as_json else AnswerStream(sys.stdout, reporter),
+        **request.generation.arguments(),
+    )
+    timing.answer_s = timing.lap()
+    reporter.settle()
+    result = as_dict(esa, books, reply, timing, found.left_out)
+    if request.as_json:
+        print_json(result)
+    else:
+        print(flush=True)
+        show_under(reply, request.passages, reporter)
+        reporter.note(summary(result))
+    if request.report is not None:  # last: where it cannot be written, the answer is there
+        write(request.report, esa.report(reply, request.question, books))
+        if not request.as_json:
+            reporter.note(f"esa: wrote {request.report}")

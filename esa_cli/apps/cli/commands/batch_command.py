@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import by_method, options
+from esa_cli.apps.cli import options
 from esa_cli.apps.cli import output_paths as files
-from esa_cli.apps.cli.commands.ask_command import MaxTokens, Seed, Temperature
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ Again = Annotated[
 ]
 
 
+@options.command
 def batch(
     questions: File,
     out: Out,
@@ -51,16 +51,9 @@ def batch(
     retry_failed: Again = False,
     evidence: Kept = 3,
     keep: options.Keep = False,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    method: by_method.Method = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    max_new_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    seed: Seed = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    method: options.Method = None,
+    model: ModelOptions = options.DEFAULTS,
+    generation: GenerationOptions = options.AS_PRESET,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -70,20 +63,15 @@ def batch(
     """
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.qa import preset as presets
 
-    options.load_plugins(plugins)
-    given = options.overrides({"model": model}, settings)
-    given = by_method.of_any_length(method, preset, given)
-    chosen = presets.load(preset, given)
-    asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    asking["evidence"] = evidence
+    chosen = model.load_preset(method=method)
+    asking = {**generation.arguments(), "evidence": evidence}
     depends = {**asking, "preset": chosen.model_dump(mode="json", exclude={"name", "description"})}
     reporter = Reporter(quiet)
     found = check(questions, out, documents or [], depends, reporter)
     try:
         code = run(
-            lambda: opened(preset, given, device, dtype, reporter, keep=keep),
+            lambda: opened(chosen, model, reporter, keep=keep),
             found, out, reporter, asking,
             limit=limit, retry=retry_failed, as_json=as_json,
         )  # fmt: skip

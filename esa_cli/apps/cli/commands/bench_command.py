@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.commands.bench_run import Run, header
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.commands.bench_request import BenchRequest, header
+from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.bench_output import NoRoom
-    from esa_cli.apps.cli.preflight import Known
+    from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
     from esa_cli.evaluation.bench.task_selection import TaskSelection
@@ -42,6 +42,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Records of ea
 Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the table, as table.md.")]
 
 
+@options.command
 def bench(
     name: Name,
     data: Data = None,
@@ -52,12 +53,7 @@ def bench(
     time_limit: options.TimeLimit = None,
     out: options.Out = None,
     markdown: Markdown = None,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -68,16 +64,14 @@ def bench(
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.bench import find
-    from esa_cli.qa.preset import load
 
     benchmark, reporter = find(name), Reporter(quiet)
     if data is None:
         hint = f"official files: {benchmark.SOURCE}"
         raise UsageError(f"{name} needs its files: --data DIR", hint)
     _check_files(out, markdown, data)
-    options.load_plugins(plugins)
-    chosen = load(preset, options.overrides({"model": model}, settings))
-    run = Run(name, chosen, methods, device, dtype, time_limit, out, markdown, as_json)
+    chosen = model.load_preset()
+    request = BenchRequest(name, chosen, methods, model, time_limit, out, markdown, as_json)
     try:
         if download:
             _download(name, benchmark, data, reporter)
@@ -85,7 +79,12 @@ def bench(
 
         asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
-        _go(run, order.TaskSelection(benchmark, data, found, limit), reporter, told=asked is None)
+        _go(
+            request,
+            order.TaskSelection(benchmark, data, found, limit),
+            reporter,
+            told=asked is None,
+        )
     finally:
         reporter.settle()
 
@@ -112,48 +111,48 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
     download(found, folder, bars=not reporter.quiet)
 
 
-def _go(run: Run, order: TaskSelection, reporter: Reporter, told: bool) -> None:
+def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
     from esa_cli.apps.cli.commands import bench_output as bench_table
     from esa_cli.apps.cli.preflight import Place, look
     from esa_cli.evaluation.bench.task_selection import presets
 
-    until = None if run.minutes is None else time.monotonic() + 60 * run.minutes
+    until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
     if told and (left := ", ".join(order.left_out())):
         reporter.note(f"esa: left out, their files are not in {order.folder}: {left}")
     survey = order.survey()
     reporter.stage("import", 0, None)
-    made = presets(run.preset, options.names(run.methods), survey.length)
-    place = Place.of(run.device, run.dtype)
-    journal = _journal(run, order, made, header(run, survey.length, place), reporter)
-    known = look(run.preset, place, reporter)
+    made = presets(request.preset, options.names(request.methods), survey.length)
+    place = Place.of(request.model)
+    journal = _journal(request, order, made, header(request, survey.length, place), reporter)
+    known = look(request.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
-    known.check(made.values(), known.tokens(max(texts, key=len, default="")))
+    known.check(made.values(), known.count_tokens(max(texts, key=len, default="")))
     left_out: list[bench_table.NoRoom] = []
     show = partial(
-        bench_table.show, order, journal, run.preset, left_out,
-        as_json=run.as_json, markdown=run.markdown,
+        bench_table.show, order, journal, request.preset, left_out,
+        as_json=request.as_json, markdown=request.markdown,
     )  # fmt: skip
     try:
         with journal:
             complete = _ask(
-                run, order, made, known, journal, reporter, survey.places, until, left_out
+                request, order, made, known, journal, reporter, survey.places, until, left_out
             )
     except (KeyboardInterrupt, EsaError):
         reporter.settle()
         if journal.rows:
             show(complete=False)
-            reporter.note(f"esa: stopped after {len(journal.rows)} records{_goes_on(run)}")
+            reporter.note(f"esa: stopped after {len(journal.rows)} records{_goes_on(request)}")
         raise
     reporter.settle()
     if not complete:
-        reporter.note(f"esa: the time limit was reached{_goes_on(run)}")
+        reporter.note(f"esa: the time limit was reached{_goes_on(request)}")
     bench_table.tell_plain(journal, made, reporter)
     show(complete=complete)
 
 
 def _journal(
-    run: Run,
+    request: BenchRequest,
     order: TaskSelection,
     made: Mapping[str, Preset],
     header: dict[str, Any],
@@ -168,7 +167,7 @@ def _journal(
     from esa_cli.system.jsonl import Journal
 
     journal = Journal(
-        run.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong
+        request.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong
     )
     if journal.rows:
         for record in order.records():
@@ -178,15 +177,15 @@ def _journal(
     return journal
 
 
-def _goes_on(run: Run) -> str:
-    return f"; the same command with --out {run.out} goes on" if run.out else ""
+def _goes_on(request: BenchRequest) -> str:
+    return f"; the same command with --out {request.out} goes on" if request.out else ""
 
 
 def _ask(
-    run: Run,
+    request: BenchRequest,
     order: TaskSelection,
     made: dict[str, Preset],
-    known: Known,
+    known: KnownModel,
     journal: Journal,
     reporter: Reporter,
     places: dict[tuple[str, str], int],
@@ -196,16 +195,15 @@ def _ask(
     """Method by method; False when the time was up before the end. `left_out` is added to."""
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.apps.cli.commands.bench_output import NoRoom
-    from esa_cli.apps.cli.preflight import load
     from esa_cli.evaluation.bench.bench_runner import run as ask_all
     from esa_cli.evaluation.bench.session_asker import RecordAsker
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.session import Session
 
     with quiet_transformers():
-        loaded = load(run.preset.model, known.folder, run.device, run.dtype, reporter)
+        loaded = known.load(reporter)
     reporter.settle()
-    with quiet_transformers(), Session(loaded.model, loaded.tokenizer, run.preset) as session:
+    with quiet_transformers(), Session(loaded.model, loaded.tokenizer, request.preset) as session:
         for method, preset in made.items():
 
             def reading(record: BenchRecord, method: str = method) -> Progress:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.options import ModelOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_output import CalibrationOutcome
     from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest
-    from esa_cli.apps.cli.request import Prepared
+    from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
 
@@ -66,12 +66,10 @@ Resume = Annotated[
 DEFAULT_OUT = Path("compressor.safetensors")
 
 
+@options.command
 def calibrate(
     texts: Texts,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
+    model: ModelOptions = options.DEFAULTS,
     for_: For = "esa",
     tokens: Tokens = 50_000,
     method: Method = "all",
@@ -88,8 +86,6 @@ def calibrate(
     report: Report = None,
     work: Work = None,
     resume: Resume = True,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -98,26 +94,29 @@ def calibrate(
     esa calibrate book.txt --out book.safetensors
     """
     from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest
-    from esa_cli.apps.cli.request import Request
 
     learned = {"epochs": epochs, "batch": batch, "lr": lr, "loss": loss, "seed": seed}
     files = (out, recall_out, plot, report, work or out.with_suffix(".work"))
     ks = k or [1024]
     wanted = CalibrationRequest(for_, tokens, rank, ks, method, learned, *files, resume)
-    options.load_plugins(plugins)  # a reader of theirs says which files of a folder are read
+    options.load_plugins(model.plugins)  # a reader of theirs says which files of a folder are read
     wanted.check(texts)
-    given = options.overrides({"model": model}, settings)
-    request = Request(texts, "", preset, given, device=device, dtype=dtype)
-    _run(request, wanted, as_json, quiet)
+    _run(texts, model, wanted, as_json, quiet)
 
 
-def _run(request: Any, wanted: CalibrationRequest, as_json: bool, quiet: bool) -> None:
+def _run(
+    texts: Sequence[str],
+    model: ModelOptions,
+    wanted: CalibrationRequest,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     from esa_cli.apps.cli.commands.calibrate_output import show
     from esa_cli.apps.cli.terminal import Reporter, print_json
 
     reporter = Reporter(quiet)
     try:
-        done = _steps(request, wanted, reporter)
+        done = _steps(texts, model, wanted, reporter)
     except KeyboardInterrupt:
         reporter.settle()
         if wanted.work.exists():
@@ -134,31 +133,32 @@ def _run(request: Any, wanted: CalibrationRequest, as_json: bool, quiet: bool) -
         reporter.note(f"{wanted.work} serves further runs on this text, and may be deleted")
 
 
-def _steps(request: Any, wanted: CalibrationRequest, reporter: Reporter) -> CalibrationOutcome:
+def _steps(
+    texts: Sequence[str], model: ModelOptions, wanted: CalibrationRequest, reporter: Reporter
+) -> CalibrationOutcome:
     """Reads, fits, measures and writes."""
-    from esa_cli import models
+    from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.commands.calibrate_output import (
         CalibrationOutcome,
         options_for,
         outcome,
         tell_limits,
     )
-    from esa_cli.apps.cli.preflight import collect_again
-    from esa_cli.apps.cli.request import prepare
+    from esa_cli.apps.cli.preflight import prepare
+    from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import aimed, open_job
     from esa_cli.evaluation.calibration.fit_maps import FitSettings
     from esa_cli.models.quiet_transformers import quiet_transformers
 
-    ready = prepare(request, reporter)
-    given, ready = ready.preset, replace(ready, preset=aimed(wanted.aim, ready.preset))
-    loaded = models.load(
-        ready.preset.model, device=request.device, dtype=request.dtype, progress=reporter.stage
-    )
-    collect_again()
-    job = open_job(loaded, ready.preset, ready.text, wanted.tokens, wanted.work, wanted.resume)
+    given = model.load_preset()
+    text = join(inputs.read(texts, reporter).documents)
+    ready = prepare(given, model, reporter)
+    chosen = aimed(wanted.aim, given)
+    loaded = ready.model.load(reporter)
+    job = open_job(loaded, chosen, text, wanted.tokens, wanted.work, wanted.resume)
     tell_limits(wanted, job, reporter)
     with quiet_transformers():
-        _collect(job, ready, reporter)
+        _collect(job, ready.model, reporter)
 
     def progress(layers: int, of: int) -> None:
         reporter.stage("fitting and measuring", layers, of)
@@ -166,22 +166,26 @@ def _steps(request: Any, wanted: CalibrationRequest, reporter: Reporter) -> Cali
     fitting = FitSettings.of(wanted.method, wanted.training)
     done = job.study(wanted.rank, fitting, wanted.ks, progress)
     job.save(wanted.out, done, fitting)
-    use = options_for(given, ready.preset, wanted.out)
-    return CalibrationOutcome(done, outcome(wanted, ready.preset, done), use)
+    use = options_for(given, chosen, wanted.out)
+    return CalibrationOutcome(done, outcome(wanted, chosen, done), use)
 
 
-def _collect(job: CalibrationJob, ready: Prepared, reporter: Reporter) -> None:
+def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None:
     from esa_cli.apps.cli.progress_display import prefill_bar
-    from esa_cli.qa.planning import plan
+    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.resolved import Resolved
 
     total, read = len(job.ids), job.shards.tokens
     if read:
         reporter.note(f"esa: {read:,} of {total:,} tokens were read before")
     if read >= total:
         return job.collect()
-    estimate = plan.estimate(
-        ready.preset, ready.config, total, dtype=job.loaded.dtype, device=ready.plan.device
+    planner = Planner(
+        Resolved(job.preset, job.method),
+        model.config,
+        dtype=job.loaded.dtype,
+        device=model.place.device,
     )
-    estimate.check()
-    with prefill_bar(reporter, total, estimate.seconds) as progress:
+    planner.check(total)
+    with prefill_bar(reporter, total, planner.plan(total).seconds) as progress:
         return job.collect(progress)

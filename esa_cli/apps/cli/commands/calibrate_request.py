@@ -16,7 +16,7 @@ CHOICES = {"method": ("all", "closed-form", "pca", "learned"), "loss": ("mse", "
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """Options of `esa calibrate` besides those in `request.Request`."""
+    """Options of `esa calibrate` besides `options.ModelOptions`."""
 
     aim: str
     tokens: int

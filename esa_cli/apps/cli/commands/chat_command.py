@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import by_method, options
-from esa_cli.apps.cli import inputs as books
-from esa_cli.apps.cli.commands.ask_command import MaxTokens, Seed, Temperature
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli import inputs, options
+from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL
 
 if TYPE_CHECKING:
@@ -28,20 +26,14 @@ Shown = Annotated[
 ]
 
 
+@options.command
 def chat(
     documents: Documents = None,
     keep: options.Keep = False,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    method: by_method.Method = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    max_new_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    seed: Seed = None,
+    method: options.Method = None,
+    model: ModelOptions = options.DEFAULTS,
+    generation: GenerationOptions = options.AS_PRESET,
     evidence: Shown = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Talk about documents of any length: questions that know the ones before.
@@ -55,16 +47,13 @@ def chat(
 
     named = documents or []
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    books.check(named, questions_on_stdin=True)
-    options.load_plugins(plugins)
-    given = options.overrides({"model": model}, settings)
-    given = by_method.of_any_length(method, preset, given)
-    asking = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    inputs.check(named, questions_on_stdin=True)
+    chosen = model.load_preset(method=method)
     reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
-    found = books.read(named, reporter).documents
+    found = inputs.read(named, reporter).documents
     try:
-        with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
-            run(asker, found, reporter, asking, shown, on_terminal=on_terminal)
+        with opened(chosen, model, reporter, keep=keep) as asker:
+            run(asker, found, reporter, generation.arguments(), shown, on_terminal=on_terminal)
     finally:
         reporter.settle()
 
@@ -87,7 +76,7 @@ def run(
     from esa_cli.apps.chat.chat_commands import ChatLines
     from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 
-    found = books.ingest(asker, documents)
+    found = inputs.ingest(asker, documents)
     reporter.settle()
     talk = Conversation(asker, found, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]
@@ -99,7 +88,7 @@ def run(
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
         edit_lines(lines, reporter)
     else:
-        for _, line in books.numbered_lines(sys.stdin):
+        for _, line in inputs.numbered_lines(sys.stdin):
             if not lines.take(line):
                 break
         if lines.failed:

@@ -8,31 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.commands.ask_command import Arguments, MaxTokens
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.commands.ask_command import Arguments
+from esa_cli.apps.cli.options import ModelOptions
 
 Passages = Annotated[
     int, typer.Option("--passages", min=0, help="Selected passages to show for each method.")
 ]
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.request import Request
+    from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.selftest.method_comparison import MethodAnswer
+    from esa_cli.qa.preset import Preset
     from esa_cli.system.progress import Progress
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 
 
+@options.command
 def compare(
     arguments: Arguments = None,
     methods: options.Methods = DEFAULT_METHODS,
     passages: Passages = 2,
-    max_new_tokens: MaxTokens = None,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    max_new_tokens: options.MaxTokens = None,
+    model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -42,64 +39,69 @@ def compare(
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
-    from esa_cli.apps.cli.request import Request, split
+    from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.request import split
+    from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
 
     documents, question = split(arguments or [])
-    options.load_plugins(plugins)
-    overrides = options.overrides({"model": model}, settings)
-    request = Request(
-        documents, question, preset, overrides, max_new_tokens, device=device, dtype=dtype
-    )
     names = options.names(methods)
     if not names:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
-    _run(request, names, passages, as_json=as_json, quiet=quiet)
+    reporter = Reporter(quiet)
+    try:
+        chosen = model.load_preset()
+        text = join(inputs.read(documents, reporter).documents)
+        results = _results(chosen, model, names, text, question, passages, max_new_tokens, reporter)
+    finally:
+        reporter.settle()
+    if as_json:
+        rows = [_as_dict(result, text) for result in results]
+        print_json({"question": question, "model": chosen.model, "methods": rows})
+    else:
+        _print(results, text)
 
 
-def _run(
-    request: Request, names: tuple[str, ...], passages: int, *, as_json: bool, quiet: bool
-) -> None:
-    from esa_cli.apps.cli import progress_display as progress
-    from esa_cli.apps.cli import request as steps
-    from esa_cli.apps.cli.terminal import Reporter, print_json
+def _results(
+    chosen: Preset,
+    model: ModelOptions,
+    names: tuple[str, ...],
+    text: str,
+    question: str,
+    passages: int,
+    max_new_tokens: int | None,
+    reporter: Reporter,
+) -> Sequence[MethodAnswer]:
+    """Reads the text and asks, by each method."""
+    from esa_cli.apps.cli.preflight import prepare
+    from esa_cli.apps.cli.progress_display import token_progress
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.preconditions import all_in_view
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
     from esa_cli.models.quiet_transformers import quiet_transformers
 
-    reporter = Reporter(quiet)
-    try:
-        ready = steps.prepare(request, reporter)
-        settings = SelftestSettings((), names, (ready.plan.tokens,), dense=False)
-        grouped = groups(settings, ready.preset, ready.plan.tokens)
-        ready.plan.check()
-        if note := all_in_view(
-            ready.plan.tokens, [one for group in grouped for one in group.presets]
-        ):
-            reporter.note(f"esa: {note}", dim=False)
+    ready = prepare(chosen, model, reporter)
+    tokens = ready.model.count_tokens(text)
+    grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
+    ready.planner.check(tokens)
+    if note := all_in_view(tokens, [one for group in grouped for one in group.presets]):
+        reporter.note(f"esa: {note}", dim=False)
 
-        def reading(names: Sequence[str]) -> Progress:
-            return progress.token_progress(reporter, f"reading for {', '.join(names)}")
+    def reading(names: Sequence[str]) -> Progress:
+        return token_progress(reporter, f"reading for {', '.join(names)}")
 
-        with quiet_transformers():
-            results = run_compare(
-                steps.load(ready, request, reporter),
-                ready.preset,
-                grouped,
-                ready.text,
-                request.question,
-                count=passages,
-                reading=reading,
-                most=request.max_new_tokens,
-            )
-    finally:
-        reporter.settle()
-    if as_json:
-        rows = [_as_dict(result, ready.text) for result in results]
-        print_json({"question": request.question, "model": ready.preset.model, "methods": rows})
-    else:
-        _print(results, ready.text)
+    with quiet_transformers():
+        return run_compare(
+            ready.model.load(reporter),
+            chosen,
+            grouped,
+            text,
+            question,
+            count=passages,
+            reading=reading,
+            most=max_new_tokens,
+        )
 
 
 def _as_dict(result: MethodAnswer, text: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -45,32 +44,25 @@ Out = Annotated[
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the person asked for."""
+class HeadsRequest:
+    """Options of `esa heads`."""
 
-    preset: str
-    overrides: Sequence[str]
+    model: ModelOptions
     tokens: int
     questions: int
     haystack: Path | None
     seed: int
     out: Path | None
-    device: str
-    dtype: str
 
 
+@options.command
 def heads(
     length: Length = "16k",
     questions: Questions = 32,
     haystack: HaystackFile = None,
     seed: Seed = 0,
     out: Out = None,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -81,10 +73,7 @@ def heads(
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.selftest.run_plan import tokens
 
-    options.load_plugins(plugins)
-    given = options.overrides({"model": model}, settings)
-    place = (device, dtype)
-    wanted = Wanted(preset, given, tokens(length), questions, haystack, seed, out, *place)
+    wanted = HeadsRequest(model, tokens(length), questions, haystack, seed, out)
     reporter = Reporter(quiet)
     try:
         _run(wanted, reporter, as_json)
@@ -92,12 +81,11 @@ def heads(
         reporter.settle()
 
 
-def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
+def _run(wanted: HeadsRequest, reporter: Reporter, as_json: bool) -> None:
     from esa_cli.apps.cli.terminal import print_json
     from esa_cli.errors import ModelError
-    from esa_cli.qa import preset
 
-    chosen = preset.load(wanted.preset, wanted.overrides)
+    chosen = wanted.model.load_preset()
     found, result = _steps(wanted, chosen, _check(wanted), reporter)
     if wanted.out is not None and not found.weak:
         _write(wanted.out, wanted, found)
@@ -110,7 +98,7 @@ def _run(wanted: Wanted, reporter: Reporter, as_json: bool) -> None:
         raise ModelError(f"no heads to put into {wanted.out}", "nothing was written")
 
 
-def _check(wanted: Wanted) -> Haystack:
+def _check(wanted: HeadsRequest) -> Haystack:
     """Files, before anything is loaded; the haystack."""
     from esa_cli.apps.cli import output_paths as files
     from esa_cli.evaluation.tasks import Haystack
@@ -119,26 +107,26 @@ def _check(wanted: Wanted) -> Haystack:
         from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
 
         files.check("--out", wanted.out)
-        refuse_foreign(wanted.out, wanted.preset)
+        refuse_foreign(wanted.out, wanted.model.preset)
     given = wanted.haystack
     return Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
 
 
 def _steps(
-    wanted: Wanted, chosen: Preset, hay: Haystack, reporter: Reporter
+    wanted: HeadsRequest, chosen: Preset, hay: Haystack, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Reads and asks; what came out, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli import preflight as known
+    from esa_cli.apps.cli.preflight import Place, look
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     voting(chosen)
-    place = known.Place.of(wanted.device, wanted.dtype)
-    model = known.look(chosen, place, reporter)
+    place = Place.of(wanted.model)
+    model = look(chosen, place, reporter)
     model.check([chosen], wanted.tokens)
     with quiet_transformers():
-        loaded = known.load(chosen.model, model.folder, wanted.device, wanted.dtype, reporter)
+        loaded = model.load(reporter)
         reporter.settle()
         started = time.perf_counter()
         found = _find(loaded, chosen, wanted, hay, reporter)
@@ -149,7 +137,7 @@ def _steps(
 
 
 def _find(
-    loaded: Any, chosen: Preset, wanted: Wanted, hay: Haystack, reporter: Reporter
+    loaded: Any, chosen: Preset, wanted: HeadsRequest, hay: Haystack, reporter: Reporter
 ) -> RetrievalHeads:
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.evaluation.calibration.retrieval_heads import find
@@ -172,7 +160,7 @@ def _find(
     return find(loaded, chosen, sample, progress.token_progress(reporter, label), asking)
 
 
-def _result(found: RetrievalHeads, wanted: Wanted, chosen: Preset) -> dict[str, Any]:
+def _result(found: RetrievalHeads, wanted: HeadsRequest, chosen: Preset) -> dict[str, Any]:
     best = [{**asdict(one), "margin": round(one.margin, 4)} for one in found.heads[:SHOWN]]
     layers = 1 + max(one.layer for one in found.heads)
     return {
@@ -200,13 +188,13 @@ def _use(found: RetrievalHeads) -> str:
     return shlex.join(["--set", f"score.heads={heads}"])
 
 
-def _write(path: Path, wanted: Wanted, found: RetrievalHeads) -> None:
+def _write(path: Path, wanted: HeadsRequest, found: RetrievalHeads) -> None:
     from esa_cli.apps.cli.output_paths import writing
     from esa_cli.evaluation.calibration.heads_preset import write
 
     about = f"{found.hits} of {found.held_out} held-out needles first, all heads {found.all_hits}"
     with writing(path):
-        write(path, wanted.preset, wanted.overrides, found.chosen, about)
+        write(path, wanted.model.preset, wanted.model.overrides(), found.chosen, about)
 
 
 def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.options import ModelOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
@@ -25,15 +25,11 @@ Rows = Annotated[
 ]
 
 
+@options.command
 def ingest(
     documents: Documents,
     rows: Rows = "int8",
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -41,16 +37,15 @@ def ingest(
 
     Stopped in the middle, the same command goes on where it was.
     """
-    from esa_cli.apps.cli import inputs as named
+    from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter, print_json
 
-    options.load_plugins(plugins)
-    given = options.overrides({"model": model}, settings)
     reporter = Reporter(quiet)
     try:
-        found = named.read(documents, reporter)
-        with opened(preset, given, device, dtype, reporter, keep=True, rows=rows) as esa:
+        chosen = model.load_preset()
+        found = inputs.read(documents, reporter)
+        with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
             books = [_kept(esa, document, rows, reporter) for document in found.documents]
     finally:
         reporter.settle()

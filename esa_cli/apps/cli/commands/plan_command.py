@@ -8,37 +8,35 @@ import typer
 
 from esa_cli import models
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.options import ModelOptions
 
 
+@options.command
 def plan(
     documents: Annotated[
         list[str], typer.Argument(metavar="DOC...", help="Text files, or - for standard input.")
     ],
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Show the tokens, memory and time that documents will take, and whether they fit."""
-    from esa_cli.apps.cli.request import Request, prepare
+    from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.preflight import prepare
     from esa_cli.apps.cli.terminal import Reporter, print_json, print_table
 
-    options.load_plugins(plugins)
-    given = options.overrides({"model": model}, settings)
     reporter = Reporter(quiet or as_json)
     try:
-        ready = prepare(Request(documents, "", preset, given, device=device, dtype=dtype), reporter)
+        chosen = model.load_preset()
+        found = inputs.read(documents, reporter).documents
+        ready = prepare(chosen, model, reporter)
+        made = ready.planner.plan(sum(ready.model.count_tokens(one.text) for one in found))
     finally:
         reporter.settle()
     if as_json:
-        print_json(_as_dict(ready.preset, ready.plan))
+        print_json(_as_dict(chosen, made))
     else:
-        print_table(("", ""), _rows(ready.preset, ready.plan))
+        print_table(("", ""), _rows(chosen, made))
 
 
 def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:

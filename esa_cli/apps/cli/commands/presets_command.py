@@ -49,9 +49,7 @@ def check(
 ) -> None:
     """Check a preset, and build the method it describes."""
     options.load_plugins(plugins)
-    from esa_cli.qa import build_method as build
-    from esa_cli.qa.preset import load
+    from esa_cli.qa.resolved import resolve
 
-    chosen = load(name, settings or [])
-    build.method(chosen)
+    chosen = resolve(name, settings or []).preset
     print(f"preset {chosen.name} holds: {chosen.description or chosen.model}")

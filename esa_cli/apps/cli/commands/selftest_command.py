@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli.options import ModelOptions
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
+    from esa_cli.apps.cli.preflight import KnownModel, Place
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.evaluation.tasks import Haystack
+    from esa_cli.qa.preset import Preset
 
 Test = Annotated[
     str,
@@ -49,6 +57,7 @@ Report = Annotated[Path | None, typer.Option("--report", help="Write a page, as 
 Picture = Annotated[Path | None, typer.Option("--png", help="Write the heat map as a picture.")]
 
 
+@options.command
 def selftest(
     test: Test,
     length: Length = None,
@@ -65,12 +74,7 @@ def selftest(
     out: options.Out = None,
     report: Report = None,
     png: Picture = None,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -78,7 +82,8 @@ def selftest(
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
     """
-    from esa_cli.apps.cli.commands.trial import Trial, run
+    from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
+    from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.selftest.run_plan import depths as parse_depths
@@ -87,7 +92,7 @@ def selftest(
     if length and lengths:
         raise UsageError("--len and --lens are both given", "--lens takes one or several")
     given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
-    asked = SelftestSettings(
+    settings = SelftestSettings(
         tests=options.names(test),
         methods=options.names(methods),
         lengths=tuple(dict.fromkeys(given)),
@@ -98,7 +103,88 @@ def selftest(
         exact=exact,
         dense=dense,
     )
-    options.load_plugins(plugins)
-    overrides = options.overrides({"model": model}, settings)
-    trial = Trial(asked, preset, overrides, haystack, time_limit, out, report, png, device, dtype)
-    run(trial, as_json=as_json, quiet=quiet)
+    reporter = Reporter(quiet)
+    request = SelftestRequest(settings, model, haystack, time_limit, out, report, png, as_json)
+    try:
+        _run(request, reporter)
+    finally:
+        reporter.settle()
+
+
+def _run(request: SelftestRequest, reporter: Reporter) -> None:
+    """Runs the tests and prints the scores; after an error those that were measured before it.
+
+    Raises:
+        EsaError: what was answered before is kept in --out.
+    """
+    from esa_cli.apps.cli.commands.selftest_output import show
+    from esa_cli.apps.cli.commands.selftest_request import check, header
+    from esa_cli.apps.cli.preflight import Place
+    from esa_cli.apps.cli.progress_display import SelftestDisplay
+    from esa_cli.errors import EsaError
+    from esa_cli.evaluation.report.result_rows import wrong
+    from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
+    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.system.jsonl import Journal
+
+    until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
+    chosen = request.model.load_preset()
+    hay = check(request, chosen)
+    reporter.stage("import", 0, None)
+    place = Place.of(request.model)
+    journal = Journal(
+        request.out,
+        header(request, chosen, hay, place),
+        same=("model", "settings", "preset_settings"),
+        key=KEY,
+        wrong=wrong,
+    )
+    same_reading(journal, request.settings, chosen)
+    model = _look(request, chosen, hay, place, reporter)
+    if journal.rows:
+        reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
+    listener = SelftestDisplay(reporter, journal.rows)
+    try:
+        with quiet_transformers():
+            loaded = model.load(reporter)
+            reporter.settle()
+            from esa_cli.evaluation.selftest.selftest_run import SelftestRun
+
+            engine = SelftestRun(loaded, chosen, request.settings, hay, journal, listener, until)
+            with journal:
+                engine.run()
+    except (KeyboardInterrupt, EsaError):
+        listener.finish()
+        if journal.rows:
+            show(request, journal, complete=False)
+            reporter.note(f"esa: stopped after {len(journal.rows)} questions{_goes_on(request)}")
+        raise
+    listener.finish()
+    if engine.stopped:
+        reporter.note(f"esa: the time limit was reached{_goes_on(request)}")
+    show(request, journal, complete=not engine.stopped)
+
+
+def _goes_on(request: SelftestRequest) -> str:
+    return f"; the same command with --out {request.out} goes on" if request.out else ""
+
+
+def _look(
+    request: SelftestRequest, chosen: Preset, haystack: Haystack, place: Place, reporter: Reporter
+) -> KnownModel:
+    """The model's small files, when the longest document fits with each method.
+
+    Raises:
+        ModelError, PresetError, ResourceError.
+    """
+    from esa_cli.apps.cli.preflight import look
+    from esa_cli.evaluation.selftest.run_plan import method_preset
+
+    model = look(chosen, place, reporter)
+    settings = request.settings
+    lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
+    if "own" in settings.tests:
+        lengths.append(model.count_tokens(haystack.text))
+    made = [method_preset(name, chosen, max(lengths)) for name in settings.methods]
+    model.check(made, max(lengths))
+    return model

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import inputs as books
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import DEFAULT_PRESET
+from esa_cli.apps.cli import inputs, options
+from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class Wanted:
     timeout_s: float = 600.0
 
 
+@options.command
 def serve(
     documents: Documents = None,
     allow: Allow = None,
@@ -68,12 +68,7 @@ def serve(
     max_queue: MaxQueue = 8,
     timeout: Timeout = 600.0,
     keep: options.Keep = False,
-    preset: options.Preset = DEFAULT_PRESET,
-    model: options.Model = None,
-    settings: options.Set = None,
-    plugins: options.Plugin = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    model: ModelOptions = options.DEFAULTS,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve /v1/chat/completions on this machine, for programs made for OpenAI's.
@@ -87,12 +82,11 @@ def serve(
     size = parse_size(max_body, "--max-body")
     wanted = Wanted(documents or [], allow or [], host, port, token, size, max_queue, timeout)
     check(wanted)
-    options.load_plugins(plugins)
-    given = options.overrides({"model": model}, settings)
+    chosen = model.load_preset()
     reporter = Reporter(quiet)
-    found = books.read(wanted.documents, reporter).documents
+    found = inputs.read(wanted.documents, reporter).documents
     try:
-        with opened(preset, given, device, dtype, reporter, keep=keep) as asker:
+        with opened(chosen, model, reporter, keep=keep) as asker:
             run(asker, wanted, found, reporter)
     finally:
         reporter.settle()
@@ -121,7 +115,7 @@ def check(wanted: Wanted) -> None:
             "no documents", "name some, or --allow a folder whose files requests may name"
         )
     if wanted.documents:
-        books.check(wanted.documents, questions_on_stdin=False)
+        inputs.check(wanted.documents, questions_on_stdin=False)
     for folder in wanted.allow:
         if not folder.is_dir():
             raise UsageError(f"--allow {folder} is not a folder", "give a folder that is there")
@@ -138,7 +132,7 @@ def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: R
     from esa_cli.apps.server.server_app import ServerLimits, make_app
 
     with server.bind(wanted.host, wanted.port) as sock:
-        fixed = books.ingest(asker, documents)
+        fixed = inputs.ingest(asker, documents)
         reporter.settle()
         allowed = AllowedDocuments(
             asker, fixed, wanted.allow, [document.text for document in documents]

@@ -1,4 +1,4 @@
-"""What a person asked `esa bench` for, and the header of the file that keeps the answers."""
+"""The options of `esa bench` as one object, and the header of the file that keeps the answers."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
+    from esa_cli.apps.cli.options import ModelOptions
     from esa_cli.apps.cli.preflight import Place
     from esa_cli.qa.preset import Preset
 
 
 @dataclass(frozen=True)
-class Run:
-    """What the person asked for, beside the records."""
+class BenchRequest:
+    """Options of `esa bench`, beside the records."""
 
     name: str
     preset: Preset
     methods: str
-    device: str
-    dtype: str
+    model: ModelOptions
     minutes: float | None
     out: Path | None
     markdown: Path | None
     as_json: bool
 
 
-def header(run: Run, length: int, place: Place) -> dict[str, Any]:
+def header(request: BenchRequest, length: int, place: Place) -> dict[str, Any]:
     """The first line of its file: what rows must have in common, and what made them.
 
     Args:
         length: tokens that position encodings are stretched to.
     """
-    method = run.preset.model_dump(exclude={"name", "description", "prompt", "generation"})
+    method = request.preset.model_dump(exclude={"name", "description", "prompt", "generation"})
     return {
         "esa": __version__,
         "command": shlex.join(["esa", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "benchmark": run.name,
-        "model": run.preset.model,
-        "preset": run.preset.name,
+        "benchmark": request.name,
+        "model": request.preset.model,
+        "preset": request.preset.name,
         "settings": {"preset": method, "dtype": str(place.dtype), "length": length},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }

@@ -1,0 +1,109 @@
+"""The options of `esa selftest` as one object, their checks, and the header of its results file."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
+from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
+from esa_cli.qa import method_presets
+from esa_cli.qa.preset import Preset
+from esa_cli.system.digest import text_digest
+from esa_cli.version import __version__
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.preflight import Place
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings
+
+
+@dataclass(frozen=True)
+class SelftestRequest:
+    """Options of `esa selftest`."""
+
+    settings: SelftestSettings
+    model: ModelOptions
+    haystack: Path | None = None
+    minutes: float | None = None
+    out: Path | None = None
+    report: Path | None = None
+    png: Path | None = None
+    as_json: bool = False
+
+
+def check(request: SelftestRequest, chosen: Preset) -> Haystack:
+    """Names, lengths, texts and files, before anything is loaded; the haystack."""
+    settings = request.settings
+    if not settings.tests or not settings.methods:
+        raise UsageError("no test or no method", f"tests: {', '.join(TASKS)}")
+    for test in settings.tests:
+        find_task(test)
+    for name in settings.methods:
+        if name != "preset":
+            method_presets.apply(name, chosen, max(settings.lengths))
+    if "own" in settings.tests and request.haystack is None:
+        raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
+    _check_files(request)
+    given, seed = request.haystack, settings.seed
+    return Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
+
+
+def _check_files(request: SelftestRequest) -> None:
+    """Checks that files can be written and drawn, and take no other file's place.
+
+    Raises:
+        UsageError, DocumentError.
+    """
+    from esa_cli.evaluation.report.figures import require_matplotlib
+
+    written = {"--out": request.out, "--report": request.report, "--png": request.png}
+    texts = _texts(request.haystack)
+    for option, path in written.items():
+        files.check(option, path, makes_folders=option == "--out")
+        files.spare(option, path, texts, "one of the texts of --haystack")
+    files.apart(written)
+    for option in ("--png", "--report"):
+        if written[option] is not None:
+            require_matplotlib(option)
+
+
+def _texts(haystack: Path | None) -> list[str]:
+    """The files that --haystack reads."""
+    if haystack is None or not haystack.is_dir():
+        return [] if haystack is None else [str(haystack)]
+    return [str(path) for path in haystack.iterdir() if path.suffix.lower() in SUFFIXES]
+
+
+def header(
+    request: SelftestRequest, chosen: Preset, haystack: Haystack, place: Place
+) -> dict[str, Any]:
+    from esa_cli.evaluation.selftest.run_plan import dense_length
+
+    settings = asdict(request.settings)
+    text = text_digest(haystack.text)[:16] if haystack.text else None
+    kept = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
+    return {
+        "esa": __version__,
+        "command": shlex.join(["esa", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "model": chosen.model,
+        "preset": chosen.name,
+        "context": chosen.context,
+        "dense_length": dense_length(chosen),
+        "settings": {
+            **kept,
+            "haystack": haystack.name,
+            "haystack_hash": text,
+            "dtype": place.dtype_name,
+        },
+        "preset_settings": chosen.model_dump(exclude={"name", "description"}),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+    }
