@@ -225,7 +225,7 @@ class DocumentIngest:
 
             def settle(tokens: int) -> None:
                 if tokens % SEGMENT == 0:
-                    writer.settle(maps(session.project()))
+                    writer.flush(maps(session.project()))
 
             try:
                 session.begin(ids, done)

@@ -1,7 +1,7 @@
-"""Rows of numbers, one per token, that grow without moving what is there.
+"""A matrix that grows by rows without copying them.
 
-The list of segments grows (1,024 rows, then doubling up to 16,384), and no segment is ever copied:
-a 300k-token document never needs twice its memory. Knows nothing about keys, values or attention.
+It is a list of segments (1,024 rows, then doubling up to 16,384). No segment is ever copied, so a
+300k-token document never needs twice its memory.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ LAST_SEGMENT = 16384
 
 
 def as_index(places: Sequence[int]) -> slice | list[int]:
-    """Some places along a dimension as an index, which copies nothing where they follow each other.
-
-    Args:
-        places: at least one.
-    """
+    """Indices along a dimension, at least one; a slice, which copies nothing, if consecutive."""
     first, stop = places[0], places[0] + len(places)
     return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
 
 
 class GrowingRows:
-    """A growing (N, width) matrix held as a list of contiguous segments."""
+    """A growing (N, width) matrix, stored as a list of contiguous segments."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.width, self.dtype, self.device = width, dtype, device
@@ -41,14 +37,14 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows in use (the unused tail of the last segment is not touched memory)."""
+        """Bytes of the rows in use; the system does not allocate the untouched rest."""
         return self.length * self.width * self.dtype.itemsize
 
     def _grow(self, need: int) -> None:
         while self.capacity < need:
             start = self.capacity
             size = min(LAST_SEGMENT, max(FIRST_SEGMENT, start))
-            # Made outside inference mode, so that what was read there can be continued elsewhere.
+            # Outside inference mode, so that rows appended there can be extended outside of it.
             with torch.inference_mode(False):
                 segment = torch.empty(size, self.width, dtype=self.dtype, device=self.device)
             self._segments.append(segment)
@@ -65,7 +61,7 @@ class GrowingRows:
 
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
-        """Adds rows (C, width) at the end; values only, no gradients."""
+        """Appends rows (C, width), without gradients."""
         stop = self.length + rows.shape[0]
         self._grow(stop)
         for at, view in self._pieces(self.length, stop):
@@ -110,5 +106,5 @@ class GrowingRows:
         return rest
 
     def truncate(self, length: int) -> None:
-        """Keeps the first `length` rows; segments are kept for what comes next."""
+        """Keeps the first `length` rows; segments are kept for the next ones."""
         self.length = min(self.length, max(length, 0))

@@ -1,10 +1,8 @@
-"""One layer's memory made of several: documents that were read each on its own, asked together.
+"""One layer's `KVStore` over the rows of one or several prefilled documents, and a growing tail.
 
-Keys are kept unrotated, so a document's rows do not say where in a sequence they stand, and rows of
-several documents can follow each other as if they had been read in one go. The documents' rows are
-only looked at; what is read behind them, the question and its answer, goes into a tail of its own.
-
-Every document keeps the compressor it was read with; `PerDocumentMaps` gives each its own queries.
+Keys are unrotated, so rows of several documents can follow each other as if they had been prefilled
+in one sequence. The documents' rows are only read; the question and its answer are appended to the
+tail. Every document keeps its own fitted compressor (`PerDocumentMaps`).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from esa_cli.storage.memory_store import BLOCK, MemoryStore
 
 
 class StoreSlice(NamedTuple):
-    """Tokens [low, high) of a document's memory."""
+    """Tokens [low, high) of a store."""
 
     store: KVStore
     low: int
@@ -31,11 +29,11 @@ class StoreSlice(NamedTuple):
 
 
 class JoinedStore:
-    """The rows of some parts, and a tail that grows.
+    """The rows of all parts in order, then those of the tail.
 
     Args:
         parts: at least one, all of the same heads and dimension.
-        tail: an empty memory for what comes behind them.
+        tail: an empty store for the tokens that follow them.
     """
 
     def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
@@ -63,7 +61,7 @@ class JoinedStore:
         return sum(part.store.nbytes for part in self._parts) + self.tail.nbytes
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields (absolute start, memory, low, high) of every memory's part of [start, stop)."""
+        """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
         while start < min(stop, self.stored):
             i = bisect_right(self._starts, start) - 1
             part, offset = self._parts[i], self._parts[i].low - self._starts[i]
@@ -136,13 +134,9 @@ class JoinedStore:
         self.tail.drop_first(count)
 
     def crop(self, tokens: int) -> None:
-        """Takes back the last -tokens tokens, of the tail only.
-
-        Raises:
-            ValueError: there are fewer behind the documents.
-        """
+        """Removes the last -tokens tokens of the tail. Raises ValueError if it has fewer."""
         if -tokens > len(self.tail):
-            raise ValueError("what was read before cannot be taken back")
+            raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
         self.tail.crop(tokens)
         length = len(self)
         for key, value in list(self.memo.items()):

@@ -1,8 +1,7 @@
-"""One layer's memory: every token's unrotated key and value, and its reduced key.
+"""One layer's `KVStore` in memory: every token's unrotated key and value, and its reduced key.
 
-Token-major: a token's keys and values of all G heads are one contiguous row, so that taking a
-selected token is one read. Nothing is ever evicted. Knows nothing about selection or positions.
-A host-memory or on-disk store implements the same `KVStore` protocol (see `protocols`).
+Token-major: a token's keys and values of all G heads are one contiguous row, so that fetching a
+selected token is one read. Nothing is ever evicted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from esa_cli.storage.growing_rows import GrowingRows, as_index
 
 BLOCK = 8192
-"""Tokens per block when scanning keys: 6 MB with 3 heads of 64 floats, which a cache holds."""
+"""Tokens of a block in a scan of keys: 6 MB with 3 heads of 64 floats, which fits a cache."""
 
 
 def split_rows(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:

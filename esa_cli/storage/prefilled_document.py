@@ -1,7 +1,4 @@
-"""A document's memory, held apart from any session: what was read, ready to be asked about.
-
-Knows nothing about where its stores are: in memory or on disk.
-"""
+"""A prefilled document apart from any session, and the concatenation of several."""
 
 from __future__ import annotations
 
@@ -16,13 +13,14 @@ from esa_cli.storage.memory_store import MemoryStore
 
 @dataclass(frozen=True)
 class PrefilledDocument:
-    """One document as a model read it.
+    """One document as a model prefilled it.
 
     Args:
         ids: of its tokens, the prompt's head first. stores: one for each layer, with a row for
             every token. projections: the fitted compressor of each layer, or None.
-        head: tokens of the prompt's head, as it was when the document was read.
-        read_by: the method that read it; None where only the same one can find it, as in a library.
+        head: number of tokens of the prompt's head.
+        read_by: the method that prefilled it; None if only the same one can find it, as in a
+            library.
     """
 
     ids: Sequence[int]
@@ -35,10 +33,7 @@ class PrefilledDocument:
 def concatenate(
     documents: Sequence[PrefilledDocument],
 ) -> tuple[list[int], list[KVStore], list[Projection | None]]:
-    """Ids, stores and projections of all documents, one behind the other.
-
-    Only the first one keeps its prompt's head.
-    """
+    """Ids, stores and projections of the documents in order; the first keeps its prompt's head."""
     ids, starts = list(documents[0].ids), [0]
     for document in documents[1:]:
         starts.append(len(ids))

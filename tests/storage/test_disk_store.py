@@ -172,7 +172,7 @@ def test_what_is_on_disk_cannot_be_taken_back(tmp_path: Path) -> None:
     stored, plain, _ = pair(tmp_path, 40, 6)
     stored.memo["rows"], stored.memo["other"] = GrowingRows(1, torch.float32, CPU), 1
     stored.memo["rows"].append(torch.zeros(46, 1))
-    with pytest.raises(ValueError, match="cannot be taken back"):
+    with pytest.raises(ValueError, match="at least -6, got -7"):
         stored.crop(-7)
     assert len(stored) == 46
     assert set(stored.memo) == {"rows", "other"}
@@ -283,8 +283,8 @@ def test_what_the_layout_does_not_say_is_not_stored(tmp_path: Path, wrong: str) 
         writer.layers[0].append(*torch.zeros(2, 1, 4, 2))
         features = torch.zeros(4, 5 if wrong == "width" else 3)
         writer.layers[0].append_features(features.half() if wrong == "type" else features)
-        with pytest.raises(ValueError, match=r"layout wants \(4, 3\) of float32"):
-            writer.settle([None])
+        with pytest.raises(ValueError, match=r"must be \(4, 3\) of float32"):
+            writer.flush([None])
         assert writer.done == 0
 
 

@@ -11,8 +11,7 @@ from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, 
 
 from esa_cli.attention.compression import flatten_keys
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import Entry, Layout, Library, checksummed_file
 from esa_cli.storage.library.entry_writer import Writer
 
 PLACES = 200
@@ -223,9 +222,9 @@ def test_a_damaged_segment_is_written_again_by_the_next_ingest(tmp_path: Path) -
 
 
 def test_sealed_lines_have_one_spelling(tmp_path: Path) -> None:
-    data, digest = sealed.seal("text", b"hello")
+    data, digest = checksummed_file.encode("text", b"hello")
     path = tmp_path / "x"
-    assert sealed.unseal(data, "text", path, "k" * 40) == b"hello"
+    assert checksummed_file.decode(data, "text", path, "k" * 40) == b"hello"
     line, _, payload = data.partition(b"\n")
     spelled = [
         line.replace(b" 5 ", b" 05 "), line.upper(), line.replace(b" 1 ", b" 01 "), line + b" ",
@@ -233,6 +232,6 @@ def test_sealed_lines_have_one_spelling(tmp_path: Path) -> None:
     ]  # fmt: skip
     for wrong in spelled:
         with pytest.raises(LibraryError):
-            sealed.unseal(wrong + b"\n" + payload, "text", path, "k" * 40)
+            checksummed_file.decode(wrong + b"\n" + payload, "text", path, "k" * 40)
     with pytest.raises(LibraryError, match="checksum"):
-        sealed.unseal(data, "text", path, "k" * 40, digest="0" * 64)
+        checksummed_file.decode(data, "text", path, "k" * 40, digest="0" * 64)

@@ -34,8 +34,7 @@ from test_library import (
 )
 
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import Entry, Library, checksummed_file
 from esa_cli.storage.library.entry_writer import Writer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
@@ -95,20 +94,20 @@ def test_pruning_killed_at_random_moments_harms_nothing(tmp_path: Path) -> None:
     part_of(made, [*range(3000, 3070)], 50)
     copy = tmp_path / "copy"
 
-    def again() -> Library:
+    def reingest_hint() -> Library:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(made.root, copy, copy_function=shutil.copy2)
         return Library(copy)
 
     most = grown.nbytes + 10_000
     library = Library(copy)
-    needs = min(taken(partial(again().prune, most)) for _ in range(3))
+    needs = min(taken(partial(reingest_hint().prune, most)) for _ in range(3))
     left, tries, cut = contents(library), 0, 0
     assert [entry.key for entry in library.entries()] == [grown.key]
     while cut < PRUNES:
         tries += 1
         assert tries < TRIES * PRUNES, "the kills came too early or too late to mean anything"
-        library = again()
+        library = reingest_hint()
         whole = contents(library)
         was_at_it = killed(partial(library.prune, most), draw.uniform(0, needs))
         needs *= 1.1 if was_at_it else 0.8
@@ -187,7 +186,7 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
 
 def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets so many writes through; then the disk is full."""
-    real = sealed._Whole.write
+    real = checksummed_file.WholeFile.write
     left = [count]
 
     def write(self: Any, data: Any) -> int:
@@ -196,7 +195,7 @@ def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(self, data)
 
-    monkeypatch.setattr(sealed._Whole, "write", write)
+    monkeypatch.setattr(checksummed_file.WholeFile, "write", write)
 
 
 def test_a_full_disk_leaves_a_clean_library(

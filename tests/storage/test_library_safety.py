@@ -13,8 +13,7 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import LibraryError, ResourceError, UnreadableError
-from esa_cli.storage.library import Entry, Library, maintenance
-from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import Entry, Library, checksummed_file, maintenance
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.storage.library.reservations import NeededFiles
@@ -232,7 +231,7 @@ def test_a_full_disk_is_left_clean_beside_a_damaged_document(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest(library, ingest(library, OTHERS)).write_bytes(b"rotten")
-    before, real, left = files(library), sealed._Whole.write, [15]
+    before, real, left = files(library), checksummed_file.WholeFile.write, [15]
 
     def write(self: Any, data: Any) -> int:
         left[0] -= 1
@@ -240,7 +239,7 @@ def test_a_full_disk_is_left_clean_beside_a_damaged_document(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(self, data)
 
-    monkeypatch.setattr(sealed._Whole, "write", write)
+    monkeypatch.setattr(checksummed_file.WholeFile, "write", write)
     with pytest.raises(ResourceError):
         ingest(library, IDS)
     assert files(library) == before

@@ -1,7 +1,4 @@
-"""Documents on disk: read once, asked for ever. `Library` is the way in; see docs/library.md.
-
-Importing this imports no torch; `esa_cli.storage.library.document_files` and `.layer` do.
-"""
+"""Prefilled documents on disk, behind `Library`; see docs/library.md. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Small files that carry their own digest, and how any file gets to disk whole or not at all.
+"""The format of the library's small files, their atomic writing, and the errors of its disk.
 
-A sealed file is one line `esa-library KIND FORMAT LENGTH DIGEST` and the payload behind it. The
-digest covers kind, format, length and payload; the line itself has only one way to be written, so
-no byte of the file can change unseen. Knows nothing about documents, tokens or locks.
+A file is one line `esa-library KIND FORMAT LENGTH DIGEST` and the payload. The digest covers kind,
+format, length and payload, and the line has only one valid spelling, so a change of any byte is
+found.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from esa_cli.system.files import replacing, writing_errors
 
 FORMAT = 1
 LINE_BYTES = 200
-"""No first line of a sealed file is longer, in this format or one to come."""
-LOOK = "check who may read it, and the disk; then try again"
+"""Upper bound of the first line, in this format and later ones."""
+READ_HINT = "check who may read it, and the disk; then try again"
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
 
 
-def again(key: str) -> str:
-    """What to do about a damaged file of the document with this key."""
+def reingest_hint(key: str) -> str:
+    """The hint for a damaged file of the document with this key."""
     return f"remove it with `esa library rm {key[:12]}` and ingest the document again"
 
 
-def unreadable(path: Path, error: OSError) -> UnreadableError:
-    return UnreadableError(f"{path} cannot be read: {error.strerror or error}", LOOK)
+def unreadable_error(path: Path, error: OSError) -> UnreadableError:
+    return UnreadableError(f"{path} cannot be read: {error.strerror or error}", READ_HINT)
 
 
-def damaged(path: Path, what: str, key: str) -> LibraryError:
-    return LibraryError(f"{path} is damaged: {what}", again(key))
+def damage_error(path: Path, what: str, key: str) -> LibraryError:
+    return LibraryError(f"{path} is damaged: {what}", reingest_hint(key))
 
 
 def _digest(kind: str, form: int, payload: bytes) -> str:
@@ -44,60 +44,59 @@ def _digest(kind: str, form: int, payload: bytes) -> str:
     return state.hexdigest()
 
 
-def seal(kind: str, payload: bytes) -> tuple[bytes, str]:
-    """The sealed file as bytes, and its digest."""
+def encode(kind: str, payload: bytes) -> tuple[bytes, str]:
+    """The bytes of a file with this payload, and its digest."""
     digest = _digest(kind, FORMAT, payload)
     return f"esa-library {kind} {FORMAT} {len(payload)} {digest}\n".encode() + payload, digest
 
 
-def unseal(data: bytes, kind: str, path: Path, key: str, digest: str | None = None) -> bytes:
-    """The payload of a sealed file, or of the sealed beginning of one.
+def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = None) -> bytes:
+    """The payload of a file, checked.
 
     Args:
-        data: all that is sealed. path, key: for the message.
-        digest: the one it must have, where that is known.
+        data: the file's bytes, or its checksummed beginning. path, key: for the message.
+        digest: the expected one, if known.
 
     Raises:
-        ForeignVersionError: it is of another format. LibraryError: anything else is wrong with it.
+        ForeignVersionError: it is of another format. LibraryError: it is damaged.
     """
     line = _LINE.match(data[:LINE_BYTES])
     if line is None or line[1] != kind.encode():
-        raise damaged(path, f"it does not begin as a {kind} file does", key)
+        raise damage_error(path, f"it does not begin as a {kind} file does", key)
     if int(line[2]) != FORMAT:
         raise ForeignVersionError(
             f"{path} is of format {int(line[2])}; this esa reads format {FORMAT}",
-            f"use the esa that wrote it, or {again(key)}",
+            f"use the esa that wrote it, or {reingest_hint(key)}",
         )
     payload = data[line.end() :]
     if len(payload) != int(line[3]):
-        raise damaged(path, "its length is wrong", key)
+        raise damage_error(path, "its length is wrong", key)
     found = _digest(kind, FORMAT, payload)
     # The whole line is compared: 007 and 7 are the same number, but not the same bytes.
     wanted = f"esa-library {kind} {FORMAT} {len(payload)} {found}\n".encode()
     if line[0] != wanted or digest not in (None, found):
-        raise damaged(path, "its checksum is wrong", key)
+        raise damage_error(path, "its checksum is wrong", key)
     return payload
 
 
 def read(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """The payload of a sealed file on disk.
+    """The payload of a file on disk, checked.
 
     Raises:
-        UnreadableError: it is there, and cannot be read. LibraryError: it is missing, or see
-            `unseal`.
+        UnreadableError: the system does not give it out. LibraryError: it is missing; see `decode`.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise LibraryError(f"{path} is missing", again(key)) from error
+        raise LibraryError(f"{path} is missing", reingest_hint(key)) from error
     except OSError as error:
-        raise unreadable(path, error) from error
-    return unseal(data, kind, path, key, digest)
+        raise unreadable_error(path, error) from error
+    return decode(data, kind, path, key, digest)
 
 
 def write(path: Path, kind: str, payload: bytes, owner: str) -> str:
-    """Puts a sealed file on disk, and returns its digest. Raises OSError."""
-    data, digest = seal(kind, payload)
+    """Writes a file atomically and returns its digest. Raises OSError."""
+    data, digest = encode(kind, payload)
     with new_file(path, owner) as file:
         file.write(data)
     return digest
@@ -105,18 +104,18 @@ def write(path: Path, kind: str, payload: bytes, owner: str) -> str:
 
 @contextmanager
 def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
-    """A file that appears under its name whole, on disk for good, when the block ends well.
+    """A file that appears under its name, flushed to disk, when the block ends without an error.
 
     Args:
-        owner: the key of the document whose lock the caller holds; no two write for one owner.
+        owner: the key of the document whose lock the caller holds, so that it has one writer.
     """
     temp = path.with_name(f".{path.name}.{owner}.part")
     with replacing(path, temp, durable=True), open(temp, "wb", buffering=0) as file:
-        yield _Whole(file)  # type: ignore[misc]
+        yield WholeFile(file)  # type: ignore[misc]
     sync_folder(path.parent)
 
 
-class _Whole:
+class WholeFile:
     """An unbuffered file whose `write` writes everything or raises."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -131,7 +130,7 @@ class _Whole:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames and removals in the folder last; Windows has no such call and needs none."""
+    """Flushes renames and removals in the folder to disk; Windows needs no such call."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -142,8 +141,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def readable(root: Path) -> Iterator[None]:
-    """Turns what the system says about looking into the library into a LibraryError."""
+def read_errors(root: Path) -> Iterator[None]:
+    """Turns errors of reading the library's folders into a LibraryError."""
     try:
         yield
     except OSError as error:
@@ -154,7 +153,7 @@ def readable(root: Path) -> Iterator[None]:
         ) from error
 
 
-def on_disk(root: Path) -> AbstractContextManager[None]:
+def write_errors(root: Path) -> AbstractContextManager[None]:
     """Turns errors of writing the library into a DiskError (no space) or LibraryError."""
     return writing_errors(
         f"the library in {root}",

@@ -1,8 +1,8 @@
-"""Names of what is stored: a document by its text, a segment by all tokens up to its end.
+"""Content hashes that name documents and segments.
 
-A segment's name says which tokens stand before it, so two documents with the same beginning have
-the same first segments. Eq. 4's maps depend on the first tokens alone (`Layout.fit`), which are
-therefore in every name of the chain.
+A segment's name covers all tokens up to its end, so two documents with the same beginning share
+their first segments. The fitted projections depend on the first tokens (`Layout.fit`), which are
+therefore in every name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def document_key(identity: str, text: str) -> str:
-    """The key of a document: its text, read in the way that `identity` stands for."""
+    """The key of a text that was prefilled with what `identity` names."""
     return _hash(b"document", bytes([FORMAT]), identity.encode(), text_digest(text).encode()).hex()
 
 
@@ -38,7 +38,7 @@ def _token_bytes(ids: Sequence[int]) -> bytes:
 
 
 def segment_names(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
-    """One name a segment of the document's tokens; each depends on all tokens up to its end."""
+    """The names of the document's segments, each a hash of all tokens up to its end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     first = _token_bytes(ids[: layout.fit])
     last = _hash(b"segment", bytes([FORMAT]), identity.encode(), shape, first)

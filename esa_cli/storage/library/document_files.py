@@ -1,4 +1,4 @@
-"""What a stored document is made of beside its rows: token ids, offsets, projections; no pickle."""
+"""Token ids, offsets and projections of a stored document, as safetensors files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
-from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import checksummed_file
+from esa_cli.storage.library.checksummed_file import damage_error
 from esa_cli.storage.library.disk_store import DiskStore, disk_stores
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry, read_text
 from esa_cli.storage.library.segment import Segment
 
 Projections = Sequence[Linear | None]
-"""One a layer; None where a layer scores with the whole folded keys."""
+"""One for each layer; None where a layer scores with the whole folded keys."""
 NO_FIT = "none"
 
 
@@ -34,14 +35,14 @@ def pack_fit(projections: Projections) -> bytes:
     maps: dict[str, Tensor] = {"layers": torch.tensor(len(projections))}
     for i, pair in enumerate(projections):
         if pair is not None:
-            # Copies: PCA has one map for both, which safetensors takes for a mistake.
+            # Copies, because safetensors refuses shared tensors, and PCA has one map for both.
             maps[f"layers.{i}.query_map"] = pair.query_map.detach().cpu().clone().contiguous()
             maps[f"layers.{i}.key_map"] = pair.key_map.detach().cpu().clone().contiguous()
     return save(maps)
 
 
 def fit_name(packed: bytes) -> str:
-    """The name of packed projections: by their content."""
+    """A content hash of packed projections."""
     return hashlib.blake2b(packed, digest_size=12).hexdigest()
 
 
@@ -54,9 +55,9 @@ def read_fit(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | 
     if name == NO_FIT:
         return None
     path = paths.fit(name)
-    packed = sealed.read(path, "fit", key)
+    packed = checksummed_file.read(path, "fit", key)
     if fit_name(packed) != name:
-        raise sealed.damaged(path, "it holds other projections than its name says", key)
+        raise damage_error(path, "it holds other projections than its name says", key)
     maps = load(packed)
     found: list[Linear | None] = []
     for i in range(int(maps["layers"])):
@@ -66,7 +67,7 @@ def read_fit(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | 
 
 
 class StoredDocument:
-    """A document opened for asking: small things read and checked, segments mapped.
+    """A document opened for questions: its small files read and checked, its segments mapped.
 
     Args:
         entry: must not have `damage`.
@@ -79,11 +80,11 @@ class StoredDocument:
         self.entry, key = entry, entry.key
         digests = entry.digests
         self.text = read_text(paths, entry)
-        packed = sealed.read(paths.document(key, "tokens"), "tokens", key, digests["tokens"])
-        tokens = load(packed)
+        path = paths.document(key, "tokens")
+        tokens = load(checksummed_file.read(path, "tokens", key, digests["tokens"]))
         self.ids: list[int] = tokens["ids"].tolist()
         self.offsets: Tensor = tokens["offsets"]
-        """(n, 2): each token's first character in `text`, and the one behind its last."""
+        """(n, 2): start and end of each token in `text`, in characters."""
         self.projections = read_fit(paths, entry.fit, key)
         self.head, self.marks = entry.head, list(entry.marks)
         self._segments = [

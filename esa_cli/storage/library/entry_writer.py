@@ -1,7 +1,7 @@
-"""Writing one document: segments as they fill, then what belongs to it, and its manifest last.
+"""Writes one document: segments as they fill, then its own files, and its manifest last.
 
-Every file appears whole or not at all, so a kill leaves nothing, complete segments to go on from,
-or a document. Knows nothing of models: rows come through `JoinedStore.append`.
+Every file is written atomically, so a kill leaves nothing, complete segments to resume from, or a
+document.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from torch import Tensor
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
-from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library import content_names as chain
-from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.checksummed_file import on_disk
+from esa_cli.storage.library import checksummed_file, content_names, manifest
+from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.disk_store import disk_stores
 from esa_cli.storage.library.document_files import (
     NO_FIT,
@@ -41,12 +39,12 @@ from esa_cli.system.digest import text_bytes, text_digest
 
 
 class Writer:
-    """An ingest that is going on; `Library.write` makes it, with the document's lock held.
+    """A running ingest; `Library.write` makes it while it holds the document's lock.
 
     Attributes:
-        done: tokens that are on disk, of this ingest or of another with the same beginning.
-        layers: one memory a layer; reading appends from token `done` on.
-        projections: what the reduced keys on disk were made with; None while there are none.
+        done: tokens on disk, of this ingest or of another document with the same beginning.
+        layers: one store for each layer; prefill appends from token `done` on.
+        projections: those of the reduced keys on disk; None while there are none.
     """
 
     def __init__(
@@ -61,14 +59,14 @@ class Writer:
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout = list(ids), layout
         self.entry: Entry | None = None
-        """The document, when it is finished."""
-        self._chain = chain.segment_names(identity, ids, layout)
+        """The finished document."""
+        self._prefixes = content_names.segment_names(identity, ids, layout)
         self._names: list[str] = []
         self._fit, self._new = NO_FIT, list[Path]()
         self._full = False
         self.projections: list[Any] | None = None
-        with on_disk(paths.root), paths.locked("library"):
-            reserve(paths, key, self._chain)
+        with write_errors(paths.root), paths.locked("library"):
+            reserve(paths, key, self._prefixes)
         found = self._resume()
         self.done = sum(segment.tokens for segment in found)
         self._stored = disk_stores(found, layout, devices)
@@ -81,9 +79,9 @@ class Writer:
         ]
 
     def _resume(self) -> list[Segment]:
-        """The longest whole beginning on disk; every byte of it is read and checked first."""
+        """The longest run of whole first segments on disk, every byte of it checked."""
         best: list[Segment] = []
-        first = self.paths.segments.glob(f"{self._chain[0]}-*.seg")
+        first = self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")
         for fit in sorted(path.stem.partition("-")[2] for path in first):
             try:
                 projections = read_fit(self.paths, fit, self.key)
@@ -96,9 +94,9 @@ class Writer:
         return best
 
     def _run(self, fit: str) -> list[Segment]:
-        """Good whole segments from the beginning on; a short last one is soon read again."""
+        """The undamaged whole segments from the beginning on; a short last one is not resumed."""
         found: list[Segment] = []
-        for name in self._chain[: len(self.ids) // self.layout.segment]:
+        for name in self._prefixes[: len(self.ids) // self.layout.segment]:
             path = self.paths.segment(f"{name}-{fit}")
             try:
                 segment = Segment(path, self.layout, self.layout.segment, self.key)
@@ -108,32 +106,32 @@ class Writer:
             found.append(segment)
         return found
 
-    def settle(self, projections: Projections | None = None) -> None:
-        """Puts every segment that all layers have whole on disk, and maps it in the tail's place.
+    def flush(self, projections: Projections | None = None) -> None:
+        """Writes every segment that is complete in all layers, and frees its rows in memory.
 
-        Call it whenever tokens were read: memory stays bounded, and a kill costs one segment.
+        Called after each piece of prefill, it bounds memory, and a kill loses one segment.
 
         Args:
-            projections: what the reduced keys were made with; needed with the first segment.
+            projections: those of the reduced keys; needed with the first segment.
 
         Raises:
             ResourceError: the disk is full; what this ingest wrote has been removed.
         """
-        while self._ready() >= self.layout.segment:
+        while self._complete() >= self.layout.segment:
             self._write(self.layout.segment, projections)
 
-    def _ready(self) -> int:
-        """Tokens that all layers have whole in memory."""
+    def _complete(self) -> int:
+        """Tokens in memory that are complete in all layers."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
     def _write(self, count: int, projections: Projections | None) -> None:
-        if len(self._names) == len(self._chain):
-            raise ValueError(f"more tokens were read than the {len(self.ids)} of the document")
+        if len(self._names) == len(self._prefixes):
+            raise ValueError(f"tokens must be the document's {len(self.ids)}, got more tokens")
         with self._changing():
             if not self._names:
                 self._write_fit(projections)
-            path = self.paths.segment(f"{self._chain[len(self._names)]}-{self._fit}")
+            path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")
             self._new.append(path)
             rows = (layer.tail.first(count) for layer in self.layers)
             write_segment(path, self.key, self.layout, count, rows)
@@ -147,7 +145,7 @@ class Writer:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         try:
-            with on_disk(self.paths.root):
+            with write_errors(self.paths.root):
                 yield
         except ResourceError:
             self._full = True
@@ -156,13 +154,13 @@ class Writer:
     def _write_fit(self, projections: Projections | None) -> None:
         if projections is None:
             if any(self.layout.reduced):
-                raise ValueError("reduced keys are stored with the projections that made them")
+                raise ValueError("projections must be given with reduced keys, got None")
             return
         packed = pack_fit(projections)
         self._fit, self.projections = fit_name(packed), list(projections)
         path = self.paths.fit(self._fit)
         self._new.append(path)
-        sealed.write(path, "fit", packed, self.key)
+        checksummed_file.write(path, "fit", packed, self.key)
 
     def finish(
         self,
@@ -174,19 +172,19 @@ class Writer:
         provenance: dict[str, Any] | None = None,
         projections: Projections | None = None,
     ) -> Entry:
-        """Writes what is left, and the manifest: from then on the document is there.
+        """Writes the rest and the manifest, with which the document exists.
 
         Args:
             text: the whole text. offsets: (n, 2) character offsets of all tokens.
             marks, provenance: JSON data. head: tokens of the prompt before the document.
-            projections: as for `settle`.
+            projections: as for `flush`.
 
         Raises:
-            ValueError: not all tokens were read. ResourceError: as `settle`.
+            ValueError: tokens are missing. ResourceError: as `flush`.
         """
-        self.settle(projections)
+        self.flush(projections)
         rest = len(self.ids) - self.done
-        if {len(layer) for layer in self.layers} != {len(self.ids)} or self._ready() != rest:
+        if {len(layer) for layer in self.layers} != {len(self.ids)} or self._complete() != rest:
             raise ValueError(f"not all layers have all {len(self.ids)} tokens and reduced keys")
         if rest:
             self._write(rest, projections)
@@ -209,25 +207,25 @@ class Writer:
             digests=digests,
             text_sha256=text_digest(text),
             characters=len(text),
-            created=entries.now(),
+            created=manifest.now(),
         )
 
     def _write_small(self, **payloads: bytes) -> dict[str, str]:
-        """Writes what is the document's own beside its manifest; the digests."""
+        """Writes the document's own files but the manifest, and returns their digests."""
         digests = {}
         with self._changing():
             for kind, payload in payloads.items():
                 path = self.paths.document(self.key, kind)
                 self._new.append(path)
-                digests[kind] = sealed.write(path, kind, payload, self.key)
+                digests[kind] = checksummed_file.write(path, kind, payload, self.key)
         return digests
 
     def _commit(self, made: Entry) -> Entry:
         with self._changing(), self.paths.locked("library"):
-            entries.write(self.paths, made)
+            manifest.write(self.paths, made)
             self.paths.reservation(self.key).unlink()
-        entries.touch(self.paths, self.key)
-        return entries.read(self.paths, self.key)
+        manifest.touch(self.paths, self.key)
+        return manifest.read(self.paths, self.key)
 
     def _sizes(self) -> dict[str, int]:
         own = {kind: size_of(self.paths.document(self.key, kind)) for kind in ("text", "tokens")}
@@ -235,15 +233,15 @@ class Writer:
         return {"segments": rows, "fit": size_of(self.paths.fit(self._fit)), **own}
 
     def end(self) -> None:
-        """Leaves an ingest: one that was not finished keeps its segments for the next to go on
-        from. Where the disk is full it removes what it has written and nobody else needs."""
+        """Ends the ingest. An unfinished one keeps its segments for the next to resume from; if the
+        disk is full, it removes those it has written that nobody else needs."""
         if self.entry is not None or (self._names and not self._full):
             return
         with contextlib.suppress(OSError, EsaError), self.paths.locked("library"):
             for path in (self.paths.document(self.key), self.paths.reservation(self.key)):
                 path.unlink(missing_ok=True)
-            # What is damaged, or another version's, has no use for what was written just now.
-            there = entries.read_all(self.paths)
+            # Damaged documents, and those of another version, do not need the new files.
+            there = manifest.read_all(self.paths)
             whole = [one for one in there if one.unreadable or not one.damage]
             kept = needed_files(self.paths, whole, abandoned=True)
             for path in self._new:

@@ -1,8 +1,8 @@
-"""Rows in the bytes they have on disk, and back.
+"""Encodes rows as the bytes stored on disk, native or int8, and decodes them.
 
-int8: each head's D numbers of a token share one scale, the largest of them / 127, in float32 (half
-floats would save 3 % and lose small keys). The scales stand behind the numbers, so that a token is
-still one read.
+int8: the D numbers of each head of a token share one float32 scale, their largest absolute value
+/ 127 (float16 would save 3 % and lose small keys). The scales follow the numbers in the same
+record, so that a token is one read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from esa_cli.storage.library.row_layout import Layout
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:
-    """Rows (n, 2 * G * D) as the records (n, row_bytes) of bytes that stand on disk."""
+    """Rows (n, 2 * G * D) -> records (n, row_bytes) of bytes."""
     if layout.kind == "native":
         return rows.contiguous().view(torch.uint8)
     heads = rows.float().view(rows.shape[0], 2 * layout.heads, layout.dim)
@@ -29,9 +29,9 @@ def encode(rows: Tensor, layout: Layout) -> Tensor:
 
 
 def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) -> Tensor:
-    """Records (n, row_bytes) as rows (n, 2 * G * D); with `heads`, of these of the 2 * G only.
+    """Records (n, row_bytes) -> rows (n, 2 * G * D), or only those of `heads` of the 2 * G.
 
-    A native record is looked at, not copied, where the heads follow each other.
+    Native records are not copied if the heads are consecutive.
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     shape = records.shape[0], 2 * layout.heads, layout.dim
@@ -41,6 +41,6 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
         return rows[:, taken].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
     scales = records[:, layout.width :].contiguous().view(torch.float32)
-    # One pass over the numbers: turning them to floats first would be a second.
+    # One pass over the numbers; a conversion to floats first would be a second.
     wide = numbers.view(shape)[:, taken] * scales[:, taken, None]
     return wide.flatten(1).to(dtype)

@@ -1,7 +1,7 @@
-"""The library: documents that were read once, on disk, found again by their text.
+"""The library: prefilled documents on disk, found by their text.
 
-What a document was read with is one opaque `identity`; whoever reads makes it. Readers take no
-lock: a file that is mapped may be removed (on Windows it may not, and `remove` says so).
+What a document was prefilled with is one opaque string, `identity`. Readers take no lock: a mapped
+file may be removed (except on Windows, where `remove` fails).
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import DiskError, LibraryError
-from esa_cli.storage.library import content_names as chain
-from esa_cli.storage.library import maintenance
-from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.checksummed_file import on_disk
+from esa_cli.storage.library import content_names, maintenance, manifest
+from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import LibraryPaths, default_root, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import Layout
@@ -29,11 +27,11 @@ if TYPE_CHECKING:
     from esa_cli.storage.library.entry_writer import Writer
 
 OTHER_BYTES = 48
-"""Bytes of a token beside its rows: id and offsets (24), text, projections; generously."""
+"""Upper bound of a token's bytes beside its rows: id and offsets (24), text, projections."""
 
 
 class Library:
-    """The documents below one folder; making one changes nothing on disk.
+    """The documents below one folder; the constructor changes nothing on disk.
 
     Args:
         root: None takes $ESA_LIBRARY, else the user's data folder.
@@ -44,8 +42,8 @@ class Library:
         self._paths = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
-        """The key of a text read in the way that `identity` stands for."""
-        return chain.document_key(identity, text)
+        """The key of a text that was prefilled with what `identity` names."""
+        return content_names.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
         """The document with that key, or None.
@@ -55,26 +53,26 @@ class Library:
                 read, or is no library.
         """
         self._paths.check()
-        if not entries.is_there(self._paths, key):
+        if not manifest.exists(self._paths, key):
             return None
         try:
-            return entries.read(self._paths, key)
+            return manifest.read(self._paths, key)
         except LibraryError:
-            if entries.is_there(self._paths, key):
+            if manifest.exists(self._paths, key):
                 raise
-            return None  # somebody removed it just now
+            return None  # another process removed it meanwhile
 
     def entries(self) -> list[Entry]:
-        """Every document, the last used first; those with `damage` cannot be used.
+        """Every document, the most recently used first; those with `damage` cannot be used.
 
         Raises:
             LibraryError: the folder may not be read, or is no library.
         """
         self._paths.check()
-        return entries.read_all(self._paths)
+        return manifest.read_all(self._paths)
 
     def matches(self, text: str) -> list[Entry]:
-        """The documents whose key begins so, or whose name or source is this."""
+        """The documents whose key begins with `text`, or whose name or source it is."""
         found = self.entries()
         return [
             entry
@@ -89,11 +87,11 @@ class Library:
         return sum(map(size_of, self._paths.files()))
 
     def size_of(self, tokens: int, layout: Layout) -> int:
-        """About how many bytes a document of so many tokens will take."""
+        """Estimated bytes of a document of so many tokens."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens
 
     def check_room(self, nbytes: int) -> None:
-        """Raises ResourceError where the disk has less room than that."""
+        """Raises DiskError if the disk has less free space."""
         folder = self.root.absolute()
         while not folder.exists():
             folder = folder.parent
@@ -115,25 +113,25 @@ class Library:
         waiting: Callable[[], None] | None = None,
         devices: Sequence[torch.device] = (),
     ) -> Iterator[Writer | Entry]:
-        """Gives a `Writer`, or the document if it is there by now.
+        """Yields a `Writer`, or the document if it exists by now.
 
-        If the block ends without `finish`, whole segments stay, and the next ingest goes on from
-        them; if it ends for want of room, what it wrote is removed.
+        If the block ends without `finish`, whole segments stay and the next ingest resumes from
+        them; if the disk is full, what it wrote is removed.
 
         Args:
             ids: all tokens. waiting: called every half second while another process ingests the
-                same document, which this one waits for; what it raises passes through.
+                same document; an exception it raises propagates.
             devices: where each layer's tail is kept; (): all on the processor.
 
         Raises:
             ResourceError: the disk lacks room.
-            LibraryError: the library cannot be written, its folder is somebody's own, or the
-                document is there and damaged.
+            LibraryError: the library cannot be written, its folder is not a library, or the
+                document exists and is damaged.
         """
         from esa_cli.storage.library.entry_writer import Writer
 
-        assert ids, "a document without tokens"
-        with on_disk(self.root):
+        assert ids, "ids must not be empty"
+        with write_errors(self.root):
             self._paths.make()
         with self._paths.locked(key, waiting):
             there = self.find(key)
@@ -148,7 +146,7 @@ class Library:
             yield there
 
     def open(self, entry: Entry) -> StoredDocument:
-        """The document's contents, and notes that it was used.
+        """Opens the document for questions and sets the time of its last use.
 
         Raises:
             LibraryError: a file of it is missing, damaged or of another version.
@@ -156,46 +154,46 @@ class Library:
         from esa_cli.storage.library.document_files import StoredDocument
 
         if entry.damage:
-            raise entries.unusable(entry)
+            raise manifest.entry_error(entry)
         stored = StoredDocument(self._paths, entry)
-        entries.touch(self._paths, entry.key)
+        manifest.touch(self._paths, entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
-        """The document's text, which the offsets of evidence count in.
+        """The document's text.
 
         Raises:
             LibraryError: it is missing or damaged.
         """
         if entry.damage:
-            raise entries.unusable(entry)
-        return entries.read_text(self._paths, entry)
+            raise manifest.entry_error(entry)
+        return manifest.read_text(self._paths, entry)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
-        """Reads every byte of a document; what is damaged, a file once."""
+        """Reads every byte of a document and returns one error for each damaged file."""
         return maintenance.verify(self._paths, entry)
 
     def remove(self, entry: Entry) -> int:
-        """Removes a document; bytes freed. What other documents share stays.
+        """Removes a document and returns the bytes freed. Segments of other documents are kept.
 
         Raises:
             LibraryError: a file cannot be removed.
         """
-        with on_disk(self.root):
+        with write_errors(self.root):
             self._paths.make()
         return maintenance.remove(self._paths, entry)
 
     def prune(
         self, max_bytes: int | None = None, *, dry_run: bool = False
     ) -> maintenance.PruneResult:
-        """Sweeps what dead ingests left, and removes the least recently used documents until the
-        library takes at most `max_bytes`; None removes no document. Damaged ones go before all.
+        """Removes what killed ingests left, then documents until the library takes at most
+        `max_bytes` (None: no document): damaged ones, then the least recently used.
 
         Raises:
             LibraryError: a manifest cannot be read, and nothing is changed; or a file cannot be
                 removed.
         """
-        with on_disk(self.root):
+        with write_errors(self.root):
             if not self.root.is_dir():
                 return maintenance.PruneResult((), 0, 0, 0)
             self._paths.make()

@@ -27,7 +27,7 @@ import filelock
 import platformdirs
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library.checksummed_file import on_disk, readable
+from esa_cli.storage.library.checksummed_file import read_errors, write_errors
 from esa_cli.system.machine import in_home
 
 ROOT = "ESA_LIBRARY"
@@ -85,7 +85,7 @@ class LibraryPaths:
             LibraryError: it is neither a library nor empty nor missing, or may not be read.
         """
         root, marker = self.root, self.root / MARKER
-        with readable(root):
+        with read_errors(root):
             if marker.exists() or not root.exists():
                 return
             # The marker is looked for again: another process may have made the library meanwhile.
@@ -178,7 +178,7 @@ class LibraryPaths:
 
     def _acquire(self, lock: filelock.BaseFileLock, wait_s: float = 0.0) -> bool:
         """Takes the lock if it is free, or becomes free within `wait_s`; whether it did."""
-        with on_disk(self.root):
+        with write_errors(self.root):
             try:
                 lock.acquire(timeout=wait_s)
             except filelock.Timeout:  # a subclass of OSError

@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library import manifest as entries
-from esa_cli.storage.library.checksummed_file import LOOK, on_disk, sync_folder
+from esa_cli.storage.library import checksummed_file, manifest
+from esa_cli.storage.library.checksummed_file import READ_HINT, sync_folder, write_errors
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.reservations import needed_files
@@ -44,8 +43,8 @@ def remove(paths: LibraryPaths, entry: Entry) -> int:
     Raises:
         LibraryError: a file cannot be removed.
     """
-    with on_disk(paths.root), paths.locked("library"):
-        others = [one for one in entries.read_all(paths) if one.key != entry.key]
+    with write_errors(paths.root), paths.locked("library"):
+        others = [one for one in manifest.read_all(paths) if one.key != entry.key]
         if entry.damage:  # what it needed is not known: everything that nobody names goes
             doomed = [*paths.whole("segments"), *paths.whole("fits")]
         else:  # damaged documents cannot use them, and another version's have other names
@@ -65,8 +64,8 @@ def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneRes
         UnreadableError: a manifest cannot be read; nothing is changed. LibraryError: a file cannot
             be removed.
     """
-    with on_disk(paths.root), paths.locked("library"):
-        there = _readable(entries.read_all(paths))
+    with write_errors(paths.root), paths.locked("library"):
+        there = _readable(manifest.read_all(paths))
         left_over = _leftovers(paths, there)
         total = _total(paths, left_over)
         damaged = [one for one in there if one.damage and not one.foreign]
@@ -92,7 +91,7 @@ def _readable(there: list[Entry]) -> list[Entry]:
         if entry.unreadable:
             raise UnreadableError(
                 f"nothing was removed, for {entry.damage}",
-                f"{LOOK}; `esa library rm {entry.id}` gives the document up",
+                f"{READ_HINT}; `esa library rm {entry.id}` gives the document up",
             )
     return there
 
@@ -163,12 +162,12 @@ def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     from esa_cli.storage.library.segment import Segment
 
     if entry.damage:
-        return [entries.unusable(entry)]
+        return [manifest.entry_error(entry)]
     key, checks = entry.key, list[Callable[[], object]]()
-    checks.append(partial(entries.read, paths, key))
+    checks.append(partial(manifest.read, paths, key))
     for kind in ("text", "tokens"):
         path = paths.document(key, kind)
-        checks.append(partial(sealed.read, path, kind, key, entry.digests[kind]))
+        checks.append(partial(checksummed_file.read, path, kind, key, entry.digests[kind]))
     checks.append(partial(read_fit, paths, entry.fit, key))
 
     def check_segment(index: int) -> None:

@@ -1,4 +1,4 @@
-"""A document's manifest: what is known of it without reading it. Knows no torch."""
+"""A document's manifest: its JSON file and the `Entry` made of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.checksummed_file import damaged, readable
+from esa_cli.storage.library import checksummed_file
+from esa_cli.storage.library.checksummed_file import READ_HINT, damage_error, read_errors
 from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
 from esa_cli.storage.library.row_layout import Layout
 
@@ -22,16 +22,16 @@ class Entry:
     """A stored document.
 
     Args:
-        key: its name in the library; `id` is enough for people. identity: what it was read with.
-        layout: the shape of its rows. tokens: how many. head: of these, the prompt's before it.
+        key: its name in the library. identity: what it was prefilled with (the cache key).
+        layout: the shape of its rows. tokens: number of tokens, of which `head` are the prompt's.
         segments: their names. fit: the name of its projections, or "none".
-        sizes: bytes of what it needs on disk: `segments`, `text`, `tokens`, `fit`.
+        sizes: bytes on disk of `segments`, `text`, `tokens` and `fit`.
         digests: of its text and tokens files. text_sha256, characters: of its text.
-        marks: plain data about the text. provenance: where it came from: `name`, `source`, ...
-        created: seconds since 1970. used: when it was last opened.
-        damage: why it cannot be used, in words; then all else may be empty.
-        foreign: it is another version's. unreadable: its manifest cannot be read now, and may be
-            good.
+        marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
+        created, used: seconds since 1970; `used` is the last time it was opened.
+        damage: why it cannot be used, for people; other fields may then be empty.
+        foreign: another version of esa wrote it. unreadable: the system does not give its manifest
+            out now; it may be undamaged.
     """
 
     key: str
@@ -59,16 +59,16 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The document's name for people."""
         return str(self.provenance.get("name", ""))
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk, what it shares with other documents included."""
+        """Bytes on disk, including segments shared with other documents."""
         return sum(self.sizes.values())
 
     def segment_tokens(self, index: int) -> int:
-        """How many tokens are in that one of its segments."""
+        """Number of tokens in the segment with this index."""
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
     def as_json(self) -> dict[str, Any]:
@@ -93,24 +93,24 @@ class Entry:
 
 
 def write(paths: LibraryPaths, entry: Entry) -> None:
-    """Puts the manifest on disk: from now on there is a document. Raises OSError."""
+    """Writes the manifest, with which the document exists. Raises OSError."""
     facts = asdict(entry) | {"layout": entry.layout.as_json()}
     for name in ("used", "damage", "foreign", "unreadable"):
         del facts[name]
     payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
-    sealed.write(paths.document(entry.key), "document", payload, entry.key)
+    checksummed_file.write(paths.document(entry.key), "document", payload, entry.key)
 
 
 def read(paths: LibraryPaths, key: str) -> Entry:
-    """The entry of a document that is there.
+    """The entry of a document.
 
     Raises:
         LibraryError: the manifest is missing, damaged, another document's or another version's.
     """
     path = paths.document(key)
-    facts = json.loads(sealed.read(path, "document", key))
+    facts = json.loads(checksummed_file.read(path, "document", key))
     if facts["key"] != key:
-        raise damaged(path, "it is the manifest of another document", key)
+        raise damage_error(path, "it is the manifest of another document", key)
     layout = Layout.of_json(facts.pop("layout"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
     entry = Entry(layout=layout, **lists, **facts)
@@ -118,21 +118,21 @@ def read(paths: LibraryPaths, key: str) -> Entry:
 
 
 def read_all(paths: LibraryPaths) -> list[Entry]:
-    """Every document there is, the last used first; those that cannot be used have `damage`.
+    """Every document, the most recently used first; those that cannot be used have `damage`.
 
     Raises:
         LibraryError: the folder may not be read.
     """
     found = []
-    with readable(paths.root):
-        # Not `glob`, which takes a folder that may not be read for an empty one.
+    with read_errors(paths.root):
+        # Not `glob`, which returns nothing for a folder that may not be read.
         names = os.listdir(paths.documents) if paths.documents.is_dir() else []
     for name in filter(is_manifest, names):
         key = name.partition(".")[0]
         try:
             found.append(read(paths, key))
         except LibraryError as error:
-            if is_there(paths, key):  # else somebody removed it just now
+            if exists(paths, key):  # else another process removed it
                 found.append(_without_contents(paths, key, error))
     return sorted(found, key=lambda entry: (-entry.used, entry.key))
 
@@ -147,23 +147,23 @@ def _without_contents(paths: LibraryPaths, key: str, error: LibraryError) -> Ent
     )
 
 
-def unusable(entry: Entry) -> LibraryError:
-    """What is wrong with an entry that has `damage`."""
+def entry_error(entry: Entry) -> LibraryError:
+    """The error for an entry with `damage`."""
     if entry.unreadable:
-        return UnreadableError(entry.damage, sealed.LOOK)
-    return LibraryError(entry.damage, sealed.again(entry.key))
+        return UnreadableError(entry.damage, READ_HINT)
+    return LibraryError(entry.damage, checksummed_file.reingest_hint(entry.key))
 
 
-def is_there(paths: LibraryPaths, key: str) -> bool:
-    """Whether there is a manifest. Raises LibraryError where the folder may not be read."""
-    with readable(paths.root):
+def exists(paths: LibraryPaths, key: str) -> bool:
+    """Whether the document exists. Raises LibraryError if the folder may not be read."""
+    with read_errors(paths.root):
         return paths.document(key).exists()
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
-    """A document's text. Raises LibraryError where it is missing or damaged."""
+    """A document's text. Raises LibraryError if it is missing or damaged."""
     path = paths.document(entry.key, "text")
-    data = sealed.read(path, "text", entry.key, entry.digests["text"])
+    data = checksummed_file.read(path, "text", entry.key, entry.digests["text"])
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -175,7 +175,7 @@ def _used(paths: LibraryPaths, key: str, otherwise: float) -> float:
 
 
 def touch(paths: LibraryPaths, key: str) -> None:
-    """Notes that the document was used now; a library that may only be read stays as it is."""
+    """Sets the time of the last use, unless the library is read-only."""
     try:
         paths.document(key, "used").touch()
     except OSError:

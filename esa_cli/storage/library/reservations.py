@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file as sealed
+from esa_cli.storage.library import checksummed_file
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 
 
 def reserve(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
     """Reserves segments, by the first part of their names, for the ingest with this key."""
-    sealed.write(paths.reservation(key), "claim", json.dumps(prefixes).encode(), key)
+    checksummed_file.write(paths.reservation(key), "claim", json.dumps(prefixes).encode(), key)
 
 
 @dataclass
@@ -61,7 +61,7 @@ def needed_files(paths: LibraryPaths, entries: Iterable[Entry], *, abandoned: bo
         found.every_fit = found.every_fit or live
         if live or abandoned:
             try:
-                found.prefixes.update(json.loads(sealed.read(path, "claim", path.stem)))
+                found.prefixes.update(json.loads(checksummed_file.read(path, "claim", path.stem)))
             except LibraryError as error:
                 unsure = live or isinstance(error, UnreadableError)
                 found.everything = found.everything or unsure

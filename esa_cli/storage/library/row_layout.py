@@ -1,13 +1,13 @@
-"""What a stored document looks like: numbers per token, and where in a segment file they stand.
+"""The shape of stored rows, and byte offsets in a segment file.
 
-A segment file is a sealed header, padded to whole pages, and one section a layer:
+A segment file is a checksummed header, padded to whole pages, and one section for each layer:
 
-    rows        n records, one a token: keys then values of all heads, as they are (native), or as
-                bytes with a float32 scale for each of the 2 * G heads behind them (int8)
-    reduced     n reduced keys (R numbers), where the layer has any
-    checksums   n of 64 bits, one a record
+    rows        n records, one for each token: keys, then values of all heads, as they are (native)
+                or as bytes followed by a float32 scale for each of the 2 * G heads (int8)
+    reduced     n reduced keys (R numbers), if the layer has any
+    checksums   n of 64 bits, one for each record
 
-each beginning at a multiple of 64 bytes, each section at one of 4,096. Knows no torch and no files.
+Each begins at a multiple of 64 bytes, each section at a multiple of 4,096.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 SEGMENT = 4096
-"""Tokens of a segment; the last one of a document has fewer."""
+"""Tokens of a segment; the last one of a document may have fewer."""
 PAGE = 4096
 _LINE = 64
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number of each type that can be stored."""
+"""Bytes of a number of each dtype that can be stored."""
 
 
 def _up(count: int, multiple: int) -> int:
@@ -28,7 +28,7 @@ def _up(count: int, multiple: int) -> int:
 
 
 class Section(NamedTuple):
-    """Byte offsets of one layer's parts in a segment file; `start` and `stop` of all of it."""
+    """Byte offsets of one layer's section in a segment file; `sums` are the checksums."""
 
     start: int
     rows_stop: int
@@ -42,12 +42,12 @@ class Layout:
     """The shape of what is stored of each token.
 
     Args:
-        layers: how many. heads: G. dim: D. dtype: of keys and values, as "float32".
+        layers: their number. heads: G. dim: D. dtype: of keys and values, as "float32".
         kind: `native`, bit for bit; or `int8`, a quarter of float32.
-        reduced: R of each layer, 0 where it has no reduced keys; () when none has.
-        reduced_dtype: theirs; the rows' where it is not said. segment: tokens of a segment.
-        fit: how many first tokens the compressor is fitted on, so that two documents share reduced
-            keys only where they share all of these.
+        reduced: R of each layer, 0 where it has no reduced keys; (): no layer has any.
+        reduced_dtype: by default the rows'. segment: tokens of a segment.
+        fit: number of first tokens the compressor is fitted on; two documents share reduced keys
+            only if they share these.
     """
 
     layers: int
@@ -64,13 +64,15 @@ class Layout:
         object.__setattr__(self, "reduced", tuple(self.reduced) or (0,) * self.layers)
         object.__setattr__(self, "reduced_dtype", self.reduced_dtype or self.dtype)
         if min(self.layers, self.heads, self.dim, self.segment) < 1 or self.fit < 0:
-            raise ValueError("a layout needs layers, heads, dimensions and tokens")
+            raise ValueError("layers, heads, dim and segment must be positive, and fit at least 0")
         if self.dtype not in ITEM or self.reduced_dtype not in ITEM:
-            raise ValueError(f"a library stores {', '.join(ITEM)}, not {self.dtype}")
+            raise ValueError(f"dtype must be one of {', '.join(ITEM)}, got {self.dtype}")
         if self.kind not in ("native", "int8"):
-            raise ValueError(f"rows are native or int8, not {self.kind}")
+            raise ValueError(f"kind must be native or int8, got {self.kind}")
         if len(self.reduced) != self.layers or min(self.reduced) < 0:
-            raise ValueError(f"{len(self.reduced)} reduced dimensions for {self.layers} layers")
+            raise ValueError(
+                f"reduced must be {self.layers} numbers, none negative, got {self.reduced}"
+            )
 
     @property
     def width(self) -> int:
@@ -92,7 +94,7 @@ class Layout:
         return _up(2048 + 112 * self.layers, PAGE)
 
     def sections(self, tokens: int) -> list[Section]:
-        """Where each layer stands in a segment file of so many tokens."""
+        """The sections of a segment file of so many tokens."""
         found, start = [], self.header_bytes
         for width in self.reduced:
             rows_stop = start + tokens * self.row_bytes

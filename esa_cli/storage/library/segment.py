@@ -1,11 +1,10 @@
-"""One segment file: written once, then mapped, and no row of it used before it was checked.
+"""One segment file: written once, then memory-mapped, each row checked before its first use.
 
-Every record has a checksum of its own, so that scattered rows are checked without reading the rest.
-It is mixed with segment, layer and row, so that a good row in a wrong place is found too. All
-records of a section together have one more, for scans, where a checksum a row would take longer
-than the scan; what stands behind them (reduced keys, checksums, padding) has one as well. Both are
-in the header, whose digest covers all of the header. A file that was cut is named. One that is cut
-while it is mapped ends the process: that is the system's answer (SIGBUS), not ours.
+Every record has a checksum, so that scattered rows are checked without reading the rest. It is
+mixed with segment, layer and row, so that a valid row in a wrong place is found too. All records of
+a section together have one more, for scans, which are faster than a checksum for each row; so has
+what follows them (reduced keys, checksums, padding). Both are in the header, which has its own
+digest. If a file is cut while it is mapped, the system ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ import xxhash
 from torch import Tensor
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import checksummed_file as sealed
-from esa_cli.storage.library.checksummed_file import damaged
+from esa_cli.storage.library import checksummed_file
+from esa_cli.storage.library.checksummed_file import damage_error
 from esa_cli.storage.library.int8_rows import decode, encode
 from esa_cli.storage.library.row_layout import Layout, Section
 
 _ODD = numpy.uint64(0x9E3779B97F4A7C15)
 SCAN = 4
-"""Where at least a quarter of a section's rows is wanted, all of it is checked at once."""
+"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
 Layer = tuple[Tensor, Tensor | None]
 """Rows (n, 2 * G * D) and reduced keys (n, R) of one layer."""
 
 
-def _places(name: str, layer: int, rows: Any) -> Any:
-    """What the checksums of these rows are mixed with: 64 bits that no other place has."""
+def _row_salts(name: str, layer: int, rows: Any) -> Any:
+    """64 bits for each row, mixed into its checksum, that no other segment, layer or row has."""
     base = hashlib.blake2b(f"{name}/{layer}".encode(), digest_size=8).digest()
     return (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * _ODD
 
@@ -57,9 +56,10 @@ def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: l
         "tails": tails,
     }
     text = json.dumps(facts, sort_keys=True).encode()
-    line = len(sealed.seal("segment", b"")[0]) - 1
-    for digits in range(1, 9):  # the first line says how long the padded text is
-        data, _ = sealed.seal("segment", text.ljust(layout.header_bytes - line - digits))
+    line = len(checksummed_file.encode("segment", b"")[0]) - 1
+    for digits in range(1, 9):  # the first line contains the padded text's length
+        padded = text.ljust(layout.header_bytes - line - digits)
+        data, _ = checksummed_file.encode("segment", padded)
         if len(data) == layout.header_bytes:
             return data
     raise AssertionError("a header that does not fill its pages")
@@ -68,25 +68,25 @@ def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: l
 def write_segment(
     path: Path, owner: str, layout: Layout, tokens: int, layers: Iterable[Layer]
 ) -> None:
-    """Puts a segment on disk for good. Raises OSError.
+    """Writes a segment file atomically. Raises OSError.
 
     Args:
-        owner: see `sealed.new_file`. layers: rows and reduced keys of all tokens, in order.
+        owner: see `new_file`. layers: rows and reduced keys of all tokens.
     """
     name = path.stem
     whole: list[str] = []
     tails: list[str] = []
     sections = layout.sections(tokens)
-    with sealed.new_file(path, owner) as file:
+    with checksummed_file.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
         for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
-            _fits(rows, (tokens, layout.width), layout.dtype)
+            _check_shape(rows, (tokens, layout.width), layout.dtype)
             if layout.reduced[layer]:
-                _fits(reduced, (tokens, layout.reduced[layer]), layout.reduced_dtype)
+                _check_shape(reduced, (tokens, layout.reduced[layer]), layout.reduced_dtype)
             data: Any = encode(rows.cpu(), layout).numpy()
             records = memoryview(data).cast("B")
             sums = _sums(records, 0, layout.row_bytes, [*range(tokens)])
-            sums ^= _places(name, layer, numpy.arange(tokens))
+            sums ^= _row_salts(name, layer, numpy.arange(tokens))
             tail = _tail(section, reduced, sums, layout)
             whole.append(xxhash.xxh3_128_hexdigest(records))
             tails.append(xxhash.xxh3_128_hexdigest(tail))
@@ -96,11 +96,11 @@ def write_segment(
         file.write(_header(name, layout, tokens, whole, tails))
 
 
-def _fits(given: Tensor | None, shape: tuple[int, int], dtype: str) -> None:
-    """What a layout does not say is not stored: read back by the layout it would be other rows."""
+def _check_shape(given: Tensor | None, shape: tuple[int, int], dtype: str) -> None:
+    """Refuses rows that the layout would read back as other rows."""
     if given is None or given.shape != shape or given.dtype != getattr(torch, dtype):
-        found = "nothing" if given is None else f"{tuple(given.shape)} of {given.dtype}"
-        raise ValueError(f"the layout wants {shape} of {dtype}, and there is {found}")
+        found = "None" if given is None else f"{tuple(given.shape)} of {given.dtype}"
+        raise ValueError(f"rows or reduced keys must be {shape} of {dtype}, got {found}")
 
 
 def _tail(section: Section, reduced: Tensor | None, sums: Any, layout: Layout) -> bytearray:
@@ -115,13 +115,13 @@ def _tail(section: Section, reduced: Tensor | None, sums: Any, layout: Layout) -
 
 
 class Segment:
-    """A segment file, mapped. Its header and length are checked here, the rest when it is used.
+    """A mapped segment file. Header and length are checked at once, the rest when it is used.
 
     Args:
-        tokens: how many it must hold. key: the document's, for messages.
+        tokens: the expected number. key: the document's, for messages.
 
     Raises:
-        LibraryError: it is missing, damaged, of another version, or not what its name says.
+        LibraryError: it is missing, damaged, of another version, or another segment's.
     """
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str) -> None:
@@ -133,11 +133,11 @@ class Segment:
                 facts = self._check_header(head, os.fstat(file.fileno()).st_size)
                 self._whole, self._tails = facts["records"], facts["tails"]
         except FileNotFoundError as error:
-            raise LibraryError(f"{path} is missing", sealed.again(key)) from error
+            raise LibraryError(f"{path} is missing", checksummed_file.reingest_hint(key)) from error
         except OSError as error:
-            raise sealed.unreadable(path, error) from error
-        # torch's own mapping keeps no file open, where a hundred books would be thousands; and what
-        # is opened while a model runs is read afterwards, too.
+            raise checksummed_file.unreadable_error(path, error) from error
+        # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
+        # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
             self._bytes = torch.from_file(
                 str(path), shared=False, size=self._sections[-1].stop, dtype=torch.uint8
@@ -149,14 +149,14 @@ class Segment:
 
     def _check_header(self, head: bytes, size: int) -> dict[str, list[str]]:
         facts: dict[str, list[str]] = json.loads(
-            sealed.unseal(head, "segment", self.path, self.key)
+            checksummed_file.decode(head, "segment", self.path, self.key)
         )
         wanted = {"name": self.path.stem, "layout": self.layout.as_json(), "tokens": self.tokens}
         if {key: facts[key] for key in wanted} != wanted:
-            raise damaged(self.path, "it holds another segment than its name says", self.key)
+            raise damage_error(self.path, "it holds another segment than its name says", self.key)
         if size != self._sections[-1].stop:
             wrong = f"it has {size:,} bytes instead of {self._sections[-1].stop:,}"
-            raise damaged(self.path, wrong, self.key)
+            raise damage_error(self.path, wrong, self.key)
         return facts
 
     def _check_tail(self, layer: int) -> None:
@@ -165,11 +165,11 @@ class Segment:
         section = self._sections[layer]
         found = xxhash.xxh3_128_hexdigest(self._view[section.rows_stop : section.stop])
         if found != self._tails[layer]:
-            raise damaged(self.path, f"keys or checksums of layer {layer} changed", self.key)
+            raise damage_error(self.path, f"keys or checksums of layer {layer} changed", self.key)
         self._good_tails[layer] = True
 
     def _check_rows(self, layer: int, rows: Any) -> None:
-        """Checks those of the rows, an index array, that nobody has checked yet."""
+        """Checks those of the rows, an index array, that have not been checked yet."""
         self._check_tail(layer)
         good = self._good_rows[layer]
         new = rows[~good[rows]]
@@ -177,23 +177,23 @@ class Segment:
             return
         section = self._sections[layer]
         found = _sums(self._view, section.start, self.layout.row_bytes, new.tolist())
-        found ^= _places(self.path.stem, layer, new)
+        found ^= _row_salts(self.path.stem, layer, new)
         sums = self._array[section.sums : section.sums + self.tokens * 8]
         stored = sums.view("<u8")[new]
         if not numpy.array_equal(found, stored):
             row = int(new[numpy.nonzero(found != stored)[0][0]])
-            raise damaged(self.path, f"row {row} of layer {layer} changed", self.key)
+            raise damage_error(self.path, f"row {row} of layer {layer} changed", self.key)
         good[new] = True
 
     def _check_records(self, layer: int) -> None:
-        """Checks all rows at once; where something changed they are checked one by one later."""
+        """Checks all rows at once; if any changed, `_check_rows` finds which."""
         section = self._sections[layer]
         if not self._good_rows[layer].all():
             found = xxhash.xxh3_128_hexdigest(self._view[section.start : section.rows_stop])
             self._good_rows[layer] |= found == self._whole[layer]
 
     def rows(self, layer: int, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
-        """The rows [start, stop) of a layer, (stop - start, 2 * G * D); native ones not copied.
+        """The rows [start, stop) of a layer, (stop - start, 2 * G * D); native ones are views.
 
         Args:
             heads: only these of the 2 * G, in this order; the first G are the keys'.
@@ -211,13 +211,13 @@ class Segment:
         """Copies some rows (K,) of a layer to `out` (K, 2 * G * D)."""
         self._check_rows(layer, rows.numpy())
         records = self._records(layer)
-        if self.layout.kind == "native":  # copied in numbers, not in bytes: several times as fast
+        if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             torch.index_select(records.view(out.dtype), 0, rows, out=out)
         else:
             out.copy_(decode(records.index_select(0, rows), self.layout))
 
     def reduced(self, layer: int) -> Tensor:
-        """The reduced keys of a layer, (n, R), not copied."""
+        """The reduced keys of a layer, (n, R), a view."""
         self._check_tail(layer)
         section, width = self._sections[layer], self.layout.reduced[layer]
         dtype: torch.dtype = getattr(torch, self.layout.reduced_dtype)
@@ -225,11 +225,7 @@ class Segment:
         return self._bytes[section.reduced : stop].view(dtype).view(self.tokens, width)
 
     def check(self) -> None:
-        """Reads and checks everything, whatever was checked before.
-
-        Raises:
-            LibraryError: something in it is damaged.
-        """
+        """Reads and checks everything again. Raises LibraryError if anything is damaged."""
         self._good_tails = [False] * self.layout.layers
         self._good_rows[:] = False
         for layer in range(self.layout.layers):

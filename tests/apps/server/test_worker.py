@@ -18,7 +18,7 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.worker import Job, JobCancelledError, QueueFullError, Worker
 from esa_cli.errors import ForeignVersionError, LibraryError, ModelError, ResourceError, UsageError
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.checksummed_file import on_disk
+from esa_cli.storage.library.checksummed_file import write_errors
 
 UNUSABLE = "cannot be used; its log has more"
 
@@ -52,7 +52,7 @@ def test_errors_of_an_answer(
 
 
 def disk_full(root: Path) -> None:
-    with on_disk(root):
+    with write_errors(root):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
