@@ -37,7 +37,6 @@ _UNPACK = "Unpack it first and give the text file inside."
 _NO_TEXT = "Give a document with text in it."
 _ZIP_KINDS = (
     (b"application/vnd.oasis.opendocument", Kind("an OpenDocument file", _PANDOC)),
-    (b"ppt/", Kind("a PowerPoint file (pptx)", "Save it as text first.")),
     (b"xl/", Kind("an Excel file (xlsb)", "Save it as xlsx first.")),
 )
 _OLD_OFFICE = Kind(

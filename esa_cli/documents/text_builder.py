@@ -168,8 +168,11 @@ def path_of(name: str) -> str:
     return "FILE" if name == STDIN else name
 
 
-def optional_import(module: str, package: str, name: str) -> Any:
-    """A library that a reader stands on, imported when a document needs it.
+def optional_import(module: str, package: str, name: str, *, extra: str = "") -> Any:
+    """A library that a reader needs, imported for the first document that does.
+
+    Args:
+        name: the document. extra: of esa-cli, where the library comes with one.
 
     Raises:
         DocumentError: it is not installed.
@@ -178,6 +181,6 @@ def optional_import(module: str, package: str, name: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise DocumentError(
-            f"{called(name)} cannot be read: the library {package} is not installed.",
-            f"pip install {package}",
+            f"{called(name)} cannot be read: the library {package} is not installed",
+            f"pip install 'esa-cli[{extra}]'" if extra else f"pip install {package}",
         ) from error

@@ -14,6 +14,7 @@ from esa_cli.documents.readers import (
     notebook_reader,
     opendocument_reader,
     pdf_reader,
+    presentation_reader,
     spreadsheet_reader,
     text_reader,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "notebook_reader",
     "opendocument_reader",
     "pdf_reader",
+    "presentation_reader",
     "read",
     "readers",
     "register",

@@ -45,6 +45,16 @@ class Parts:
     def __contains__(self, part: str) -> bool:
         return part in self.names
 
+    def check(self) -> None:
+        """Unpacks every part once, before a library does so without limits.
+
+        Raises:
+            DocumentError: as `read`.
+        """
+        for part in sorted(self.names):
+            if not part.endswith("/"):
+                self._unpack(part, keep=False)
+
     def read(self, part: str) -> bytes:
         """One part.
 
@@ -54,12 +64,16 @@ class Parts:
         """
         if part not in self.names:
             raise damaged(self._name, self._what, f"it has no {part}")
+        return b"".join(self._unpack(part, keep=True))
+
+    def _unpack(self, part: str, *, keep: bool) -> list[bytes]:
         if self._archive.getinfo(part).flag_bits & 1:
             raise DocumentError(
                 f"{called(self._name)} is protected by a password.",
                 "Save it without one and give that file.",
             )
-        pieces, left = [], extracted.XML
+        pieces: list[bytes] = []
+        left = extracted.XML if keep or part.endswith((".xml", ".rels")) else extracted.UNPACKED
         try:
             with self._archive.open(part) as stream:
                 while piece := stream.read(_STEP):
@@ -67,12 +81,12 @@ class Parts:
                     left -= len(piece)
                     if self._left < 0 or left < 0:
                         raise self._too_large(part if left < 0 else "")
-                    pieces.append(piece)
+                    pieces += [piece] if keep else []
         except DocumentError:
             raise
         except Exception as error:  # zipfile raises whatever its arithmetic meets
             raise damaged(self._name, self._what, f"{part}: {error}") from error
-        return b"".join(pieces)
+        return pieces
 
     def xml(self, part: str) -> Any:
         """The root element of one part. Raises DocumentError: as `read`, or it is no XML."""

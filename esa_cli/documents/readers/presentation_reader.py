@@ -1,0 +1,106 @@
+"""PowerPoint presentations (pptx), by python-pptx: a page a slide, its title the chapter.
+
+Text of boxes, groups and tables in the order of the file, then the speaker's notes. Pictures give
+their description. Charts and diagrams are counted.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
+from esa_cli.documents.text_builder import (
+    ExtractedText,
+    TextBuilder,
+    optional_import,
+    without_text,
+)  # fmt: skip
+
+_MAIN = "ppt/presentation.xml"
+
+
+@register("presentation")
+class PowerPoint:
+    """PowerPoint presentations since 2007."""
+
+    what: ClassVar[str] = "a PowerPoint presentation"
+    suffixes: ClassVar[tuple[str, ...]] = (".pptx", ".pptm")
+    binary: ClassVar[bool] = True
+
+    def sniff(self, head: bytes) -> bool:
+        return holds(head, _MAIN)
+
+    def read(self, data: bytes, name: str) -> ExtractedText:
+        if data.startswith(OLD_OFFICE):
+            raise not_zipped(data, name, "pptx", "ppt")
+        Parts(data, name, self.what).check()
+        pptx = optional_import("pptx", "python-pptx", name, extra="office")
+        try:
+            slides = [*pptx.Presentation(io.BytesIO(data)).slides]
+        except Exception as error:  # python-pptx raises what it meets
+            raise damaged(name, self.what, f"{type(error).__name__}: {error}") from error
+        writer = _SlideWriter()
+        for number, slide in enumerate(slides, 1):
+            writer.slide(slide, number)
+        extracted = writer.out.result(writer.missing())
+        if not extracted.text.strip():
+            raise without_text(name, self.what)
+        return extracted
+
+
+class _SlideWriter:
+    """The text of slides, and what is left out of it."""
+
+    def __init__(self) -> None:
+        self.out = TextBuilder()
+        self._left_out: Counter[str] = Counter()
+
+    def slide(self, slide: Any, number: int) -> None:
+        title = slide.shapes.title
+        words = " ".join(title.text_frame.text.split()) if title is not None else ""
+        hidden = slide.element.get("show") == "0"
+        self.out.page(number)
+        self.out.chapter(f"{words} (hidden)".strip() if hidden else words or None)
+        for shape in slide.shapes:
+            self._shape(shape)
+        notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
+        if notes is not None and notes.text.strip():
+            self.out.paragraph()
+            self.out.lead("Notes: ")
+            self._paragraphs(notes)
+
+    def missing(self) -> Iterator[str]:
+        """What the slides have and the text has not."""
+        for what, count in self._left_out.items():
+            yield f"{what} are left out: {count}"
+
+    def _shape(self, shape: Any) -> None:
+        self.out.paragraph()
+        if shape.element.tag.endswith("}grpSp"):
+            for inner in shape.shapes:
+                self._shape(inner)
+        elif shape.has_text_frame:
+            self._paragraphs(shape.text_frame)
+        elif shape.has_table:
+            for row in shape.table.rows:
+                self.out.end_line()
+                self.out.flow(" | ".join(" ".join(cell.text.split()) for cell in row.cells))
+        elif shape.element.tag.endswith("}pic"):
+            self._left_out["pictures"] += 1
+            described = shape.element.xpath("string(.//p:cNvPr/@descr)")
+            self.out.flow(f"[picture: {described}]" if described.strip() else "")
+        elif shape.element.tag.endswith("}graphicFrame"):
+            self._left_out["charts" if shape.has_chart else "diagrams and embedded files"] += 1
+
+    def _paragraphs(self, frame: Any) -> None:
+        for paragraph in frame.paragraphs:
+            self.out.end_line()
+            for piece in paragraph._p.content_children:
+                properties = piece.find("{*}rPr")
+                if properties is not None and int(properties.get("baseline", "0")) > 0:
+                    self.out.raised(piece.text)
+                self.out.exact(piece.text.replace("\v", "\n"))
