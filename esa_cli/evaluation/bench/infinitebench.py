@@ -17,6 +17,7 @@ from pathlib import Path
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
 from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask, split
+from esa_cli.evaluation.tasks.passkey_task import NOISE, NUMBER, PASSKEY
 
 SOURCE = "TASK.jsonl of the dataset xinrongzhang2022/InfiniteBench on the Hugging Face hub"
 NOTES: dict[str, str] = {
@@ -37,14 +38,8 @@ TASKS: tuple[BenchTask, ...] = (
 COMPACT = {"passkey": "infinitebench_passkey.jsonl", "number_string": "infinitebench_number.jsonl"}
 _OPTIONS = "A. {A}\nB. {B}\nC. {C}\nD. {D}"
 PROMPTS = {
-    "passkey": (
-        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
-        "them. I will quiz you about the important information there.\n\n{context}\n\n{input}"
-    ),
-    "number_string": (
-        "There is an important info hidden inside a lot of irrelevant text. Find it. I will quiz "
-        "you about the important information there.\n\n{context}\n\n{input}"
-    ),
+    "passkey": PASSKEY.before + "{context}\n\n{input}",
+    "number_string": NUMBER.before + "{context}\n\n{input}",
     "kv_retrieval": (
         "Extract the value corresponding to the specified key {key} in the JSON object below.\n\n"
         "{context}\n\n{input}"
@@ -69,15 +64,7 @@ PROMPTS = {
 }
 CHOICES = ("longbook_choice_eng", "code_debug")
 
-NOISE = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
-)
-HIDDEN = {
-    "passkey": "The pass key is {key}. Remember it. {key} is the pass key.\n",
-    "number_string": (
-        "The sequence of digits is {key}. Remember it. {key} is the sequence of digits.\n"
-    ),
-}
+HIDDEN = {"passkey": PASSKEY, "number_string": NUMBER}
 
 
 def there(folder: Path) -> list[str]:
@@ -112,7 +99,7 @@ def _record(row: files.DataRow, task: str) -> BenchRecord:
 
 def _context(row: files.DataRow, task: str) -> str:
     if task in HIDDEN and "context" not in row.data:
-        hidden = HIDDEN[task].format(key=row.texts("answer")[0])
+        hidden = HIDDEN[task].fact.format(key=row.texts("answer")[0], gate="") + "\n"
         return NOISE * row.number("n_noise_before") + hidden + NOISE * row.number("n_noise_after")
     return row.text("content" if "content" in row.data else "context")
 

@@ -24,6 +24,7 @@ from esa_cli.evaluation.bench.needlebench_haystack import (
     EssayHaystack,
     gpt4,
 )
+from esa_cli.evaluation.tasks.multi_needle_task import BEFORE
 
 SOURCE = (
     "needles.jsonl and PaulGrahamEssays.jsonl of the dataset opencompass/NeedleBench on the "
@@ -52,11 +53,6 @@ TASKS: tuple[BenchTask, ...] = tuple(
     for k in LENGTHS
 )
 
-BEFORE = (
-    "You are an intelligent AI assistant skilled in answering user questions.\nPlease keep your "
-    "answers concise and clear. Do not talk about irrelevant topics or repeat your answers.\nThe "
-    "document given to you by the user is "
-)
 GUIDE = "Before answering, please consider what in the document is most relevant to this question."
 FORMAT = "Please answer in the format"
 

@@ -281,8 +281,8 @@ def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
     for field, value, said in (
         ("test", None, "'test' must be a text, got None"),
         ("score", None, "'score' must be a number from 0 to 1, got None"),
-        ("score", "much", "'score' is 'much', not a number"),
-        ("time", {"read_s": "long"}, "'time' holds something that is not a number"),
+        ("score", "much", "'score' must be a number from 0 to 1, got 'much'"),
+        ("time", {"read_s": "long"}, "'time' must hold numbers"),
     ):
         broken = {**whole[1], field: value}
         rows.write_text("".join(json.dumps(line) + "\n" for line in (whole[0], broken)), "utf-8")

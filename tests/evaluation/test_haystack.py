@@ -1,0 +1,159 @@
+"""The text around the facts, and how facts are planted in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from task_requests import CHRONICLE, words
+
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.evaluation.tasks import (
+    Haystack,
+)
+from esa_cli.evaluation.tasks.haystack_text import start_of
+from esa_cli.evaluation.tasks.planting import even, plant, sentence_ends
+
+
+def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
+    for n in (500, 777, 5000):
+        parts = CHRONICLE.cut(words, n)
+        assert abs(words("\n\n".join(parts)) - n) <= 30
+        assert parts[-1][-1] in ".!?'"
+        assert parts[0] == "# The Chronicle of the Vale of Ennick"
+        assert not parts[-1].startswith("#")
+    assert parts[:40] == [part for part, _ in zip(CHRONICLE.paragraphs(), range(40), strict=False)]
+
+
+def test_a_heading_is_never_cut_nor_left_at_the_end() -> None:
+    text = (
+        "# A title of several words\n\nOne two three.\n\n## Another heading here\n\nFour five six."
+    )
+    haystack = Haystack.of("a", text)
+    assert haystack.cut(words, 3) == []
+    assert haystack.cut(words, 11) == ["# A title of several words", "One two three."]
+    assert haystack.cut(words, 16)[-1] == "Four five six."
+
+
+def test_the_last_paragraph_is_cut_where_it_can_be() -> None:
+    def letters(text: str) -> int:
+        return len(text)
+
+    sentences = "One two. Three four. Five six seven eight nine."
+    assert start_of(sentences, words, 5, 9) == "One two. Three four."
+    assert start_of("word " * 500, words, 100, 500).split() == ["word"] * 100
+    assert start_of("字" * 500, letters, 100, 500) == "字" * 98  # two count for the blank line
+
+
+def test_a_paragraph_is_counted_once() -> None:
+    calls: Counter[str] = Counter()
+
+    def size(text: str) -> int:
+        calls[text] += 1
+        return words(text)
+
+    haystack = Haystack.chronicle(5)
+    parts = haystack.cut(size, 8000)
+    for n in (8000, 4000, 1000, 8000):
+        haystack.cut(size, n)
+    seen = [calls[f"a.\n\n{part}"] for part in parts]
+    # The paragraphs in which a cut falls are counted again, piece by piece.
+    assert sum(count == 1 for count in seen) >= len(parts) - 3
+    assert min(seen[:-1]) == 1
+
+
+def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text("One two three.\n\nFour five.\n")
+    haystack = Haystack.read(str(file))
+    assert haystack.cut(words, 5) == ["One two three.", "Four five."]
+    with pytest.raises(UsageError, match=r"short\.txt must have at least 6 tokens, got 5"):
+        haystack.cut(words, 6)
+
+
+def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
+    for name, text in (
+        ("b.md", "Bee.\n"),
+        ("a.txt", "Ay.\n\nAh.\n"),
+        ("c.pdf", "See."),
+        ("d.TXT", "Dee."),
+    ):
+        (tmp_path / name).write_text(text)
+    haystack = Haystack.read(str(tmp_path))
+    assert list(haystack.paragraphs()) == ["Ay.", "Ah.", "Bee.", "Dee."]
+    assert haystack.text == "Ay.\n\nAh.\n\nBee.\n\nDee."
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no text files"):
+        Haystack.read(str(tmp_path))
+    with pytest.raises(DocumentError, match="There is no document"):
+        Haystack.read(str(tmp_path / "none.txt"))
+    (tmp_path / "binary.txt").write_bytes(b"\x00\x01\x02" * 100)
+    with pytest.raises(DocumentError):
+        Haystack.read(str(tmp_path))
+
+
+def test_another_seed_is_another_chronicle() -> None:
+    one, other = (set(Haystack.chronicle(seed).cut(words, 5000)) for seed in (1, 2))
+    assert len(one & other) <= 3  # title, preface, and by chance a heading
+
+
+def test_planting_by_hand() -> None:
+    text = (
+        "# No. One here.\n\nTHE SEA.\n\nDr. Who came. He left! Was it late? Yes.\n\nA bee J. Sea."
+    )
+    assert [text[:at].split()[-1] for at in sentence_ends(text)] == [
+        "came.", "left!", "late?", "Yes.", "Sea.",
+    ]  # fmt: skip
+    out, facts = plant(text, ["Last.", "First."], [1.0, 0.0])
+    assert out == (
+        "# No. One here.\n\nTHE SEA.\n\nDr. Who came. First. He left! Was it late? Yes.\n\n"
+        "A bee J. Sea. Last."
+    )
+    assert [(fact.text, out[fact.start : fact.end]) for fact in facts] == [
+        ("Last.", "Last."), ("First.", "First."),
+    ]  # fmt: skip
+
+
+def test_facts_asked_for_at_one_depth_stand_side_by_side() -> None:
+    text = " ".join(f"This is sentence {i}." for i in range(100))
+    out, facts = plant(text, ["Fact a.", "Fact b.", "Fact c."], [0.5, 0.5, 0.5])
+    starts = [fact.start for fact in facts]
+    assert starts == sorted(starts)
+    assert all(0.45 < start / len(out) < 0.55 for start in starts)
+    out, facts = plant(text, ["Fact a.", "Fact b."], [1.0, 1.0])
+    assert out.endswith("98. Fact a. This is sentence 99. Fact b.")
+
+
+def nearest_by_loop(text: str, sentence: str, depth: float) -> float:
+    """How near to its depth a sentence can stand, all places tried."""
+    total = len(text) + len(sentence) + 1
+    return min(abs((at + 1) / total - depth) for at in sentence_ends(text))
+
+
+@pytest.mark.parametrize("depth", [i / 19 for i in range(20)])
+def test_a_fact_stands_at_the_place_nearest_to_its_depth(depth: float) -> None:
+    text = "\n\n".join(CHRONICLE.cut(words, 1000))
+    _, (fact,) = plant(text, ["A fact."], [depth])
+    assert abs(fact.depth - depth) == pytest.approx(nearest_by_loop(text, "A fact.", depth))
+
+
+def test_a_text_without_sentences_takes_facts_behind_lines_or_words() -> None:
+    out, _ = plant("one two\nthree four\nfive six", ["F."], [0.6])
+    assert out == "one two\nthree four F.\nfive six"
+    out, _ = plant("one two three four", ["F."], [0.6])
+    assert out == "one two three F. four"
+    out, _ = plant("第一句。第二句。第三句。", ["F."], [0.3])
+    assert out == "第一句。 F. 第二句。第三句。"
+    with pytest.raises(UsageError, match="too short for 3"):
+        plant("one two", ["F."] * 3, even(3))
+    with pytest.raises(UsageError, match=r"depth must be from 0 to 1, got 1\.5"):
+        plant("one two", ["F."], [1.5])
+
+
+def test_a_book_in_one_line_is_planted_quickly() -> None:
+    text = "This is a plain sentence of a book. " * 40_000
+    _, facts = plant(text, ["A fact."], [0.5])
+    assert facts[0].depth == pytest.approx(0.5, abs=0.001)

@@ -1,0 +1,428 @@
+"""Each task's own prompt, facts and score, held to the benchmark it names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from task_requests import CHRONICLE, PACKAGE, prompt, samples, words
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks import (
+    TASKS,
+    Haystack,
+    TaskQuestion,
+)
+from esa_cli.evaluation.tasks.chronicle_generator import load_material
+from esa_cli.evaluation.tasks.key_value_task import places
+from esa_cli.evaluation.tasks.needle_task import answered, load_needles
+from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
+from esa_cli.evaluation.tasks.planting import even
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.stars_task import sprinkle
+
+
+def test_needles_are_distinct() -> None:
+    lines = (PACKAGE / "needles.jsonl").read_text("utf-8").splitlines()
+    assert len(lines) == 32
+    # The first sixteen are what the committed results were measured with.
+    first = hashlib.sha256("\n".join(lines[:16]).encode()).hexdigest()
+    assert first == "f949d8f0713e11d7086a95979930888afbf613ef63b352c444d668a880e2a34b"
+    needles = load_needles()
+    material = json.dumps({key: load_material()[key] for key in load_material() if key != "facts"})
+    names: Counter[str] = Counter()
+    for needle in needles:
+        others = " ".join(f"{one.text} {one.question}" for one in needles if one is not needle)
+        assert answered(needle.text, needle.answers[:1])
+        assert not answered(f"{needle.question} {others}", needle.answers)
+        names.update(set(re.findall(r"(?<=[a-z] )[A-Z]\w+", needle.text)))
+        if needle.number > 16:
+            assert not answered(material, needle.answers), needle.text
+    assert set(names.values()) == {1}
+
+
+def test_exact_needles_are_alone_at_every_depth() -> None:
+    one_each = samples("needle", exact=True, samples=4)
+    assert [len(sample.facts) for sample in one_each] == [1] * 4
+    assert [round(sample.facts[0].depth, 2) for sample in one_each] == pytest.approx(
+        list(even(4)), abs=0.02
+    )
+    every = samples("needle", exact=True, samples=2, depths=(0.0, 0.5, 1.0))
+    assert [sample.index for sample in every] == list(range(6))
+    assert [sample.questions[0].key for sample in every[:3]] == [every[0].questions[0].key] * 3
+    assert len({sample.text for sample in every}) == 6
+
+
+def test_needles_keep_their_order_at_every_length() -> None:
+    short, long = samples("needle", 2000), samples("needle", 9000)
+    assert [q.key for q in short[0].questions] == [q.key for q in long[0].questions]
+
+
+def test_needle_scores() -> None:
+    question = TaskQuestion("k", "?", ("copper lantern", "412"), (0,), 9)
+    score = TASKS["needle"].score
+    assert score(question, "It is the Copper Lantern.") == 1
+    assert score(question, "412 pounds") == 1
+    assert score(question, "copper lanterns, 4123, 1412, a lantern of copper") == 0
+
+
+def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
+    text = "\n\n\n".join(CHRONICLE.cut(words, 2000)) + "\n\n```\ncode.  Here. \n```\n| a. | B. |\n"
+    (tmp_path / "own.md").write_text(text, "utf-8")
+    haystack = Haystack.of("own.md", text)
+    (sample,) = samples("own", 17, haystack=haystack, samples=8)
+    assert sample.length == words(sample.text)
+    back = sample.text
+    for fact in sorted(sample.facts, key=lambda fact: -fact.start):
+        assert back[fact.start - 1 : fact.end] == f" {fact.text}"
+        back = back[: fact.start - 1] + back[fact.end :]
+    assert back == text
+    assert len(sample.questions) == 8
+    with pytest.raises(UsageError, match="document of yours"):
+        samples("own")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("name", "longest"), [("passkey", 32), ("number", 32), ("kv", 100)])
+def test_answers_are_as_long_as_infllm_allows(name: str, longest: int, exact: bool) -> None:
+    for sample in samples(name, exact=exact):
+        assert {question.longest for question in sample.questions} == {longest}
+
+
+def test_needlebench_prompt() -> None:
+    haystack = Haystack.of("a", "word " * 500)
+    (sample,) = samples("needles", 100, haystack=haystack, exact=True, samples=1)
+    facts = [fact.text for fact in sample.facts]
+    assert len(facts) == 3
+    for fact in facts:
+        assert f"\n{fact}\n" in sample.text
+    (question,) = sample.questions
+    asked, formats = split_needlebench(question.text)
+    assert prompt(sample) == (
+        "You are an intelligent AI assistant skilled in answering user questions.\n"
+        "Please keep your answers concise and clear. Do not talk about irrelevant topics or "
+        "repeat your answers.\n"
+        f"The document given to you by the user is {sample.text}\n\n"
+        f"Now, the questions are: {'、'.join(asked)}Before answering, please consider what in the "
+        "document is most relevant to this question. Please answer in the format of "
+        f"'{'、'.join(formats)}'\n"
+    )
+    assert len(asked) == len(formats) == 3
+    for fact, answer, form in zip(facts, question.answers, formats, strict=True):
+        assert fact.endswith(f"{answer}.")
+        assert form.endswith("______")
+
+
+def split_needlebench(text: str) -> tuple[list[str], list[str]]:
+    asked, rest = text.split("Before answering")
+    return asked.split("、"), rest.split("'")[1].split("、")
+
+
+def test_needlebench_has_three_to_five_needles() -> None:
+    (sample,) = samples("needles", 9000)
+    assert [len(question.facts) for question in sample.questions] == [3, 4, 5, 3, 4, 5]
+    assert {len(sample.facts) for sample in samples("needles", exact=True)} == {3}
+    firsts = [
+        asked
+        for question in sample.questions
+        for asked in question.text.split("Before answering")[0].split("、")
+    ]
+    assert len(set(firsts)) == len(firsts) == 3 + 4 + 5 + 3 + 4 + 5
+
+
+@pytest.mark.parametrize("name", ["needles", "stars"])
+def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
+    """And each has facts in both halves, so that no question is only about what is near."""
+    (sample,) = samples(name, 9000, samples=8)
+    asked = [at for question in sample.questions for at in question.facts]
+    assert sorted(asked) == list(range(len(sample.facts)))
+    answers = [answer for question in sample.questions for answer in question.answers]
+    assert len(set(answers)) == len(answers)
+    for question in sample.questions:
+        depths = [sample.facts[at].depth for at in question.facts]
+        assert depths == sorted(depths)
+        assert depths[0] < 0.35
+        assert depths[-1] > 0.65
+
+
+@pytest.mark.parametrize(("name", "short"), [("needles", 300), ("stars", 1000)])
+def test_more_questions_than_a_document_holds_get_another(name: str, short: int) -> None:
+    both = samples(name, 9000, samples=10)
+    assert [len(sample.questions) for sample in both] == [8, 2]
+    few = [len(sample.questions) for sample in samples(name, short, samples=3)]
+    assert len(few) > 1
+    assert sum(few) == 3
+
+
+def test_needlebench_score() -> None:
+    question = TaskQuestion("k", "?", ("Dream Lamp", "Iron Rose", "Owl"), (0, 1, 2), 9)
+    score = TASKS["needles"].score
+    assert score(question, "Dream Lamp、Owl") == pytest.approx(2 / 3)
+    assert score(question, "dream lamp, IRON ROSE") == 0
+    assert score(question, "The Iron Roses.") == pytest.approx(1 / 3)
+
+
+def sprinkled_by_loop(text: str, count: int, stars: Sequence[str]) -> str:
+    """The construction word for word: split anew for every star."""
+    text = " ".join(text.replace("\n", " ").split(" ")[:count])
+    step = count // len(stars)
+    for i, star in enumerate(stars):
+        at = (i + 1) * step + i * len(star.split(" "))
+        text = " ".join(text.split(" ")[:at]) + star + " ".join(text.split(" ")[at:])
+    return text
+
+
+def test_stars_by_hand() -> None:
+    text = " ".join(f"w{i}" for i in range(20))
+    stars = [f"\nThe star {i}\n" for i in range(3)]
+    out, facts = sprinkle(text, 12, stars)
+    # Star 1 goes to word 2 * 4 + 3 = 11 of what has become 13 words: behind w9.
+    assert out == ("w0 w1 w2 w3\nThe star 0\nw4 w5 w6 w7 w8 w9\nThe star 1\nw10 w11\nThe star 2\n")
+    assert [out[fact.start : fact.end] for fact in facts] == [star.strip() for star in stars]
+
+
+@pytest.mark.parametrize(("count", "m"), [(100, 8), (1000, 32), (33, 32), (500, 1)])
+def test_stars_match_loops(count: int, m: int) -> None:
+    text = "\n\n".join(CHRONICLE.cut(words, 2000))
+    stars = [f"\nThe little penguin counted {i + 100} ★\n" for i in range(m)]
+    out, facts = sprinkle(text, count, stars)
+    assert out == sprinkled_by_loop(text, count, stars)
+    assert [out[fact.start : fact.end] for fact in facts] == [star.strip() for star in stars]
+
+
+def test_exact_stars() -> None:
+    searching, reasoning = samples("stars", 5000, exact=True, samples=2)
+    assert [s.questions[0].key for s in (searching, reasoning)] == ["searching", "reasoning"]
+    for sample in (searching, reasoning):
+        assert len(sample.facts) == 32
+        text = sample.text
+        for fact in sample.facts:
+            text = text.replace(f"\n{fact.text}\n", " ")
+        assert "\n" not in text
+        assert len(text.rstrip().split(" ")) == 4000
+    a = searching.questions[0].answers[0]
+    assert searching.facts[0].text == f"The little penguin counted {a} ★"
+    a, r = reasoning.questions[0].answers[5], reasoning.questions[0].data["mistaken"][5]
+    assert reasoning.facts[5].text == (
+        f"The little penguin counted {r} ★, but found that a mistake had been made, so the "
+        f"counting was done again, and this time {a} ★ was counted correctly."
+    )
+    numbers = [*reasoning.questions[0].answers, *map(str, reasoning.questions[0].data["mistaken"])]
+    assert len(set(numbers)) == 64
+
+
+def test_star_questions() -> None:
+    searching, reasoning = samples("stars", 900, samples=2)
+    assert prompt(searching).removeprefix(searching.text) == (
+        "\n\n\n\nOn this moonlit and misty night, the little penguin is looking up at the sky and "
+        "concentrating on counting ★. Please help the little penguin collect the number of ★, for "
+        'example: {"little_penguin": [x, x, x,...]}. The summation is not required, and the '
+        "numbers in [x, x, x,...] represent the counted number of ★ by the little penguin. Only "
+        "output the results in JSON format without any explanation."
+    )
+    assert "collect the correct number of ★" in reasoning.questions[0].text
+    assert "represent the correctly counted number of ★" in reasoning.questions[0].text
+    assert searching.questions[0].prime == '```json\n{"little_penguin": ['
+
+
+@pytest.mark.parametrize("length", [600, 4000, 40_000])
+def test_shared_stars_are_as_many_at_every_length(length: int) -> None:
+    """So that what is retained at a greater length is measured on the same task."""
+    for sample in samples("stars", length, samples=2):
+        for question in sample.questions:
+            assert len(question.facts) == len(question.answers) == 8
+            assert question.longest == 80
+
+
+def test_every_animal_is_asked_about_its_own_stars() -> None:
+    (sample,) = samples("stars", 9000, samples=8)
+    animals = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
+    for at, (animal, question) in enumerate(zip(animals, sample.questions, strict=True)):
+        kind = ("searching", "reasoning")[at % 2]
+        assert question.key == f"{kind}-{animal}"
+        assert question.text.count(f"the little {animal} ") == 2
+        assert question.text.endswith("without any explanation.")
+        assert question.prime == f'```json\n{{"little_{animal}": ['
+        for fact in question.facts:
+            text = sample.facts[fact].text
+            assert text.startswith(f"The little {animal} counted ")
+            assert ("mistake" in text) == (kind == "reasoning")
+        for one, mistaken in zip(question.facts, question.data.get("mistaken", ()), strict=False):
+            assert f"counted {mistaken} ★" in sample.facts[one].text
+
+
+def test_star_scores() -> None:
+    score = TASKS["stars"].score
+    prime = '```json\n{"little_penguin": ['
+    question = TaskQuestion("searching", "?", ("15", "117", "42", "29"), (0, 1, 2, 3), 9, prime)
+    # Only the first four count, and 42 once.
+    assert score(question, prime + "15, 42, 42, 7, 29]}") == 0.5
+    assert score(question, prime + "29, 42, 117, 15]}\n```") == 1
+    assert score(question, prime + "117, 15") == 0.5
+    assert score(question, "15, 117, 42, 29") == 0
+    data = {"mistaken": (1, 2, 3, 4)}
+    question = TaskQuestion("reasoning", "?", ("10", "20", "30", "40"), (0, 1), 9, prime, data)
+    # 10 alone 1, 20 with its mistake 0.5; 30 and 40 not found, nor their mistakes.
+    assert score(question, prime + "10, 2, 20]}") == pytest.approx(1.5 / 4)
+    # The mistake of 30 alone 0.25.
+    assert score(question, prime + "10, 2, 20, 3]}") == pytest.approx(1.75 / 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "memorize", "what", "digits"),
+    [
+        ("passkey", "Find it and memorize them.", "pass key", 5),
+        ("number", "Find it.", "sequence of digits", 10),
+    ],
+)
+def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
+    noise = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
+    noise += "There and back again.\n"
+    assert words(noise) == 19
+    got = samples(name, 1000, exact=True, samples=3)
+    # 1000 words less the key's sentences leave whole lines of noise, in 58 equal steps of depth.
+    for sample, share in zip(got, (0, 0.5, 1), strict=True):
+        (question,) = sample.questions
+        key = question.answers[0]
+        assert re.fullmatch(rf"\d{{{digits}}}", key)
+        fact = f"The {what} is {key}. Remember it. {key} is the {what}."
+        lines = (1000 - words(fact)) // 19
+        ahead = round(share * lines)
+        assert sample.text == noise * ahead + fact + "\n" + noise * (lines - ahead)
+        assert prompt(sample) == (
+            "There is an important info hidden inside a lot of irrelevant text. "
+            f"{memorize} I will quiz you about the important information there.\n\n"
+            f"{sample.text}\n\nWhat is the {what}?"
+        )
+    assert noise == NOISE
+    (alone,) = samples(name, 1000, exact=True, samples=1)
+    assert alone.facts[0].start == got[1].facts[0].start, "in the middle, not where all see it"
+    # The second of four is a third of the way, at the nearest of 58 steps.
+    second = samples(name, 10_000, exact=True, samples=4)[1]
+    lines = (10_000 - words(second.facts[0].text)) // 19
+    assert second.facts[0].start == len(noise) * round(19 / 58 * lines)
+
+
+def test_digits_are_the_first_run() -> None:
+    for name in ("passkey", "number"):
+        question = TaskQuestion("k", "?", ("08335",), (0,), 9)
+        score = TASKS[name].score
+        assert score(question, "The pass key is 08335. Remember 12") == 1
+        assert score(question, "8335") == 0
+        assert score(question, "Gate 2: 08335") == 0
+        assert score(question, "083350") == 0
+
+
+def test_numbers_come_in_runs() -> None:
+    numbers = [runs(StableRandom("runs", i)) for i in range(50)]
+    assert {len(number) for number in numbers} == {10}
+    assert sum(a == b for number in numbers for a, b in pairwise(number)) > 100
+
+
+def test_shared_keys_name_their_gates() -> None:
+    (sample,) = samples("passkey", samples=34)
+    assert len({question.text for question in sample.questions}) == 34
+    for question in sample.questions:
+        assert question.text == f"What is the pass key of the {question.key} gate?"
+        assert f"of the {question.key} gate is {question.answers[0]}." in sample.text
+
+
+def test_kv_document_and_prompt() -> None:
+    (shared,) = samples("kv", 400, samples=4)
+    head = "JSON data:\n"
+    assert shared.text.startswith(head)
+    pairs = json.loads(shared.text.removeprefix(head))
+    assert 190 <= len(pairs) <= 200
+    for question in shared.questions:
+        (key,) = re.findall(r'Key: "(.+)"', question.text)
+        assert pairs[key] == question.answers[0]
+    assert shared.before == (
+        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
+    )
+    for sample in samples("kv", 400, samples=2, exact=True):
+        (question,) = sample.questions
+        (key,) = re.findall(r'Key: "(.+)"', question.text)
+        assert prompt(sample) == (
+            f'Extract the value corresponding to the specified key "{key}" in the JSON object '
+            f'below.\n\n{sample.text}\n\n\nKey: "{key}"\n'
+            "The value associated with the specified key is: "
+        )
+
+
+def test_kv_places_are_different() -> None:
+    assert places((0.0, 0.5, 1.0), 10) == [0, 5, 9]
+    assert places((0.5, 0.5, 0.5), 10) == [5, 4, 6]
+    assert places((1.0, 1.0), 3) == [2, 1]
+
+
+def test_kv_score() -> None:
+    question = TaskQuestion("k", "?", ("4f2a-91",), (0,), 9)
+    score = TASKS["kv"].score
+    assert score(question, '"4f2a-91",') == 1
+    assert score(question, "{key: '4f2a-91'}\n") == 1
+    assert score(question, "4f2a-917") == 0
+    assert score(question, "4f2a 91") == 0
+
+
+def test_ruler_prompts() -> None:
+    single, multikey, multivalue, multiquery = samples("niah", exact=True, samples=4)
+    keys = [s.questions[0].key for s in (single, multikey, multivalue, multiquery)]
+    assert keys == ["single-0", "multikey-0", "multivalue-0", "multiquery-0"]
+    assert [len(s.facts) for s in (single, multikey, multivalue, multiquery)] == [1, 4, 4, 4]
+    for sample in (single, multikey):
+        (question,) = sample.questions
+        (key,) = re.findall(r"for (\S+) mentioned", question.text)
+        (at,) = question.facts
+        assert sample.facts[at].text == (
+            f"One of the special magic numbers for {key} is: {question.answers[0]}."
+        )
+        assert prompt(sample) + question.prime == (
+            "A special magic number is hidden within the following text. Make sure to memorize "
+            f"it. I will quiz you about the number afterwards.\n{sample.text}\nWhat is the special "
+            f"magic number for {key} mentioned in the provided text? The special magic number for "
+            f"{key} mentioned in the provided text is"
+        )
+    (question,) = multiquery.questions
+    a, b, c, d = (
+        re.findall(r"for (\S+) is", multiquery.facts[at].text)[0] for at in question.facts
+    )
+    assert prompt(multiquery) + question.prime == (
+        "Some special magic numbers are hidden within the following text. Make sure to memorize "
+        f"it. I will quiz you about the numbers afterwards.\n{multiquery.text}\nWhat are all the "
+        f"special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text? The "
+        f"special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
+    )
+    (question,) = multivalue.questions
+    assert len(set(question.answers)) == 4
+    assert len({fact.text.split(" is: ")[0] for fact in multivalue.facts}) == 1
+
+
+def test_ruler_numbers_have_seven_digits() -> None:
+    for sample in samples("niah", 9000, samples=40):
+        for question in sample.questions:
+            assert all(re.fullmatch(r"[1-9]\d{6}", answer) for answer in question.answers)
+
+
+def test_shared_ruler_plants_all_kinds() -> None:
+    (sample,) = samples("niah", samples=8)
+    kinds = [question.key.split("-")[0] for question in sample.questions]
+    assert kinds == ["single", "multikey", "multivalue", "multiquery"] * 2
+    # Two words alone, four with one number, one with four.
+    assert len(sample.facts) == 2 * (1 + 4 + 4)
+    assert [len(question.answers) for question in sample.questions] == [1, 1, 4, 4] * 2
+    assert sample.questions[1].answers[0] in sample.questions[3].answers
+    assert sample.before.startswith("Some special magic numbers are hidden")
+
+
+def test_ruler_score() -> None:
+    question = TaskQuestion("k", "?", ("1234567", "7654321", "Ab", "9"), (0,), 9)
+    score = TASKS["niah"].score
+    assert score(question, "1234567, and aB, and 7654") == 0.5
+    assert score(question, "12345678") == 0.25
+    assert score(question, "nothing") == 0

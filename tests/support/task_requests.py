@@ -1,0 +1,45 @@
+"""Requests to the self-tests' tasks, and ways of counting tokens, for tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from esa_cli.evaluation.tasks import (
+    TASKS,
+    Haystack,
+    TaskRequest,
+    TaskSample,
+)
+
+PACKAGE = Path(__file__).parents[2] / "esa_cli" / "evaluation" / "tasks"
+CHRONICLE = Haystack.chronicle(3)
+FORMS = [(name, exact) for name in TASKS if name != "own" for exact in (False, True)]
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def pieces(text: str) -> int:
+    """Like a byte-level tokenizer: a word with its space, a digit, punctuation, a line break."""
+    return len(re.findall(r" ?[^\W\d]+| ?\d| ?[^\w\s]+|\s", text))
+
+
+def request(length: int = 3000, **changes: Any) -> TaskRequest:
+    given: dict[str, Any] = {
+        "size": words, "haystack": CHRONICLE, "depths": None, "samples": 6, "seed": 1,
+        "exact": False,
+    }  # fmt: skip
+    return TaskRequest(length, **{**given, **changes})
+
+
+def samples(name: str, length: int = 3000, **changes: Any) -> list[TaskSample]:
+    return list(TASKS[name].samples(request(length, **changes)))
+
+
+def prompt(sample: TaskSample) -> str:
+    assert sample.after is not None
+    question = sample.questions[0].text
+    return sample.before + sample.text + sample.after.replace("{question}", question)
