@@ -24,11 +24,11 @@ from typing import Any, Literal
 import filelock
 import platformdirs
 
-from esa_cli.errors import ModelError, ResourceError, UsageError
+from esa_cli.errors import ModelError, UsageError
 from esa_cli.models import hub
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.system.digest import text_digest
-from esa_cli.system.files import lacks_room, replacing
+from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
 
@@ -197,7 +197,8 @@ def build(
     if read_marker(folder) is not None:
         return folder
     lock = _lock(folder)
-    try:
+    hint = "free some space, or point the environment variable ESA_HOME to another folder"
+    with writing_errors(f"the models in {models_folder()}", hint, hint, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -209,15 +210,6 @@ def build(
                 _fill_and_rename(ref, folder, fill)
         finally:
             lock.release()
-    except BrokenPipeError:  # the reader of the progress is gone
-        raise
-    except OSError as error:
-        hint = "free some space, or point the environment variable ESA_HOME to another folder"
-        if lacks_room(error):
-            raise ResourceError(
-                f"the disk is full: no room for the model in {models_folder()}", hint
-            ) from error
-        raise ModelError(f"{models_folder()} cannot be written: {error}", hint) from error
     return folder
 
 

@@ -54,6 +54,8 @@ def writing_errors(
     """
     try:
         yield
+    except BrokenPipeError:  # a callback wrote to a closed pipe
+        raise
     except (OSError, also) as error:
         number = _errno(error)
         reason = getattr(error, "strerror", None) or (os.strerror(number) if number else error)

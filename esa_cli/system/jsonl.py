@@ -150,16 +150,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         DocumentError: the file cannot be read, or another line is not a JSON object.
     """
     try:
-        for _, row in rows_at(path):
-            yield row
+        file = path.open("rb")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def rows_at(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `read_lines`, with each row's offset in bytes. Raises DocumentError, OSError."""
-    at = 0
-    with path.open("rb") as file:
+    with file:
         for number, line in enumerate(file, 1):
             row = _parsed(line) if line.strip() else {}
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
@@ -168,8 +162,7 @@ def rows_at(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 what = "not JSON" if row is None else "not an object"
                 raise DocumentError(f"{path}, line {number}: {what}", "is it the right file?")
             if row:
-                yield at, row
-            at += len(line)
+                yield row
 
 
 def _parsed(line: bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
@@ -18,14 +17,14 @@ from esa_cli.system.jsonl import (
     appending,
     begins_with,
     foreign,
-    rows_at,
+    read_lines,
 )
 
 
 class OrderedJsonLines(JsonLines):
     """Rows in the order of `keys`, each with its key under "key".
 
-    A row that comes before its turn waits in PATH.part; only its offset is in memory.
+    A row that comes before its turn waits in PATH.part and in memory.
 
     Args:
         first: the first field of every row. another: says what a row with another key than that of
@@ -52,7 +51,7 @@ class OrderedJsonLines(JsonLines):
         self.keys, self.first, self.retry, self._another = keys, first, retry, another
         self.written = 0
         self.failed: set[int] = set()
-        self._waiting: dict[int, int] = {}
+        self._waiting: dict[int, dict[str, Any]] = {}
         self._side: FileIO | None = None
 
     def _load(self, path: Path) -> None:
@@ -65,23 +64,23 @@ class OrderedJsonLines(JsonLines):
         self.written = 0
         self.failed.clear()
         self._waiting.clear()
-        for _, row in self._rows(self.path, self.first):
+        for row in self._rows(self.path, self.first):
             self._note(self.written, row, f"{self.path}, row {self.written + 1}")
             self.written += 1
-        for at, row in self._rows(self.part, "index"):
+        for row in self._rows(self.part, "index"):
             index, waiting = row.get("index"), row.get("row")
             if not isinstance(index, int) or not isinstance(waiting, dict):
                 raise foreign(self.part)
             if index >= self.written:
                 self._note(index, waiting, str(self.part))
-                self._waiting[index] = at
+                self._waiting[index] = waiting
 
-    def _rows(self, path: Path, first: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _rows(self, path: Path, first: str) -> Iterator[dict[str, Any]]:
         if not begins_with(path, first):
             raise foreign(path)
         try:
             if path.exists():
-                yield from rows_at(path)
+                yield from read_lines(path)
         except DocumentError as error:
             raise UsageError(error.message, ANOTHER) from error
 
@@ -102,11 +101,11 @@ class OrderedJsonLines(JsonLines):
 
         A kill at any moment leaves two files that together have every other row.
         """
-        rows = [row for _, row in self._rows(self.path, self.first)]
-        waiting = [(row["index"], row["row"]) for _, row in self._rows(self.part, "index")]
-        good = [(at, row) for at, row in (*enumerate(rows), *waiting) if "error" not in row]
-        end = min(self.failed & set(range(len(rows))), default=len(rows))
-        _rewrite(self.part, [{"index": at, "row": row} for at, row in good])
+        rows = list(self._rows(self.path, self.first))
+        end = min(min(self.failed), len(rows))
+        every = {**dict(enumerate(rows)), **self._waiting}
+        good = {index: row for index, row in every.items() if "error" not in row}
+        _rewrite(self.part, ({"index": index, "row": row} for index, row in good.items()))
         _rewrite(self.path, rows[:end])
 
     def _open(self, path: Path, opened: ExitStack) -> None:
@@ -134,21 +133,18 @@ class OrderedJsonLines(JsonLines):
                 self.written += 1
                 self._drain()
             else:
-                at = self._side.tell()
                 append_row(self._side, {"index": index, "row": row})
-                self._waiting[index] = at
+                self._waiting[index] = row
         if "error" in row:
             self.failed.add(index)
 
     def _drain(self) -> None:
         """Moves the waiting rows whose turn has come into the file."""
         assert self._file is not None
-        with self.part.open("rb") as side:
-            while (at := self._waiting.get(self.written)) is not None:
-                side.seek(at)
-                append_row(self._file, json.loads(side.readline())["row"])
-                del self._waiting[self.written]
-                self.written += 1
+        while row := self._waiting.get(self.written):
+            append_row(self._file, row)
+            del self._waiting[self.written]
+            self.written += 1
 
 
 def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -99,6 +99,6 @@ def test_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="cannot be written") as caught:
+    with pytest.raises(ModelError, match="cannot be changed") as caught:
         models.pull(str(tiny_gguf))
     assert "ESA_HOME" in caught.value.hint

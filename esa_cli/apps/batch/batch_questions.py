@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,16 @@ def read_questions(
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
+    default = meant(documents)
+
+    @cache
+    def files(own: tuple[str, ...] | None) -> Meant:
+        return default if own is None else meant([str(path.parent / name) for name in own])
+
     found: list[BatchQuestion] = []
-    sources = _DocumentLists(path.parent, meant(documents))
     for number, raw in enumerate(lines, 1):
         if raw.strip():
-            found.append(_question(raw, number, len(found) + 1, sources, settings))
+            found.append(_question(raw, number, len(found) + 1, files, settings))
     if not found:
         raise DocumentError(f"{path} must have a question on each line, got none", EXAMPLE)
     if all(one.fault for one in found):
@@ -81,36 +87,25 @@ def read_questions(
     return found
 
 
-class _DocumentLists:
-    """Lists of documents as written -> their files; each list is expanded once."""
-
-    def __init__(self, folder: Path, default: Meant) -> None:
-        self.folder, self.default = folder, default
-        self._known: dict[tuple[str, ...], Meant] = {}
-
-    def find(self, own: tuple[str, ...] | None) -> Meant:
-        """Raises DocumentError: a folder or pattern has no files."""
-        if own is None:
-            return self.default
-        if own not in self._known:
-            self._known[own] = meant([str(self.folder / name) for name in own])
-        return self._known[own]
-
-
 def _question(
-    raw: bytes, line: int, number: int, sources: _DocumentLists, settings: Mapping[str, Any]
+    raw: bytes,
+    line: int,
+    number: int,
+    files: Callable[[tuple[str, ...] | None], Meant],
+    settings: Mapping[str, Any],
 ) -> BatchQuestion:
+    """The question of a line, `number` among the questions. `files` may raise DocumentError."""
     row, fault = _object(raw)
     text, own = row.get("question"), row.get("documents")
-    fault = fault or _fault(row, bool(sources.default.sources))
+    fault = fault or _fault(row, bool(files(None).sources))
     if fault:
         shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
         return BatchQuestion(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
     assert isinstance(text, str)
-    named = sources.default.paths if own is None else tuple(own)
+    named = files(None).paths if own is None else tuple(own)
     found = Meant()
     try:
-        found = sources.find(None if own is None else named)
+        found = files(None if own is None else named)
     except DocumentError as error:
         fault = error.message
     key = _key([text, named, row.get("id"), settings])

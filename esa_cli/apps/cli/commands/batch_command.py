@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +142,7 @@ def run(
         if before < end:
             try:
                 with open_asker() as asker:
-                    showing = _BatchDisplay(reporter, answers, end, before)
+                    showing = _display(reporter, answers, end, before)
                     run_batch(
                         asker, questions, answers, asking, limit=end, progress=showing,
                         say=lambda text: reporter.warn(f"esa: {text}"),
@@ -180,29 +181,20 @@ def _summarise(
     return PARTIAL if failed else 0
 
 
-class _BatchDisplay:
-    """Rate and time left: a spinner, or a line now and then."""
+def _display(
+    reporter: Reporter, answers: OrderedJsonLines, end: int, before: int
+) -> Callable[[], None]:
+    """Shows rate and time left after each answer: a spinner, or a line now and then."""
+    from esa_cli.system.machine import time_text
 
-    def __init__(
-        self, reporter: Reporter, answers: OrderedJsonLines, end: int, before: int
-    ) -> None:
-        self.reporter, self.answers, self.end, self.before = reporter, answers, end, before
-        self.done = before
-        self.started = self.shown = time.monotonic()
+    started, done = time.monotonic(), itertools.count(before + 1)
+    show = reporter.waiting if reporter.live else reporter.throttled()
 
-    def __call__(self) -> None:
-        from esa_cli.apps.cli.terminal import LINE_EVERY_S
-        from esa_cli.system.machine import time_text
+    def progress() -> None:
+        now = next(done)
+        each = (time.monotonic() - started) / (now - before)
+        failed = f", {len(answers.failed)} with errors" if answers.failed else ""
+        rate, left = f"{60 / max(each, 1e-9):.3g} a minute", time_text(each * (end - now))
+        show(f"{now} of {end} questions{failed}, {rate}, {left} left")
 
-        self.done += 1
-        now = time.monotonic()
-        each = (now - self.started) / (self.done - self.before)
-        left = time_text(each * (self.end - self.done))
-        failed = f", {len(self.answers.failed)} with errors" if self.answers.failed else ""
-        rate = f"{60 / max(each, 1e-9):.3g} a minute"
-        text = f"{self.done} of {self.end} questions{failed}, {rate}, {left} left"
-        if self.reporter.live:
-            self.reporter.waiting(text)
-        elif now - self.shown > LINE_EVERY_S:
-            self.shown = now
-            self.reporter.note(f"esa: {text}")
+    return progress
