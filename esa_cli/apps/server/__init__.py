@@ -1,9 +1,8 @@
-"""A server that speaks the language of OpenAI's chat completions, over one asker.
+"""An HTTP server with the protocol of OpenAI's chat completions, in front of one asker.
 
-wire     requests as plain data; answers and errors in OpenAI's shapes
-worker   the one thread that reads and answers, and the queue before it
-allowed_documents  which documents a request may name
-guard    who may come in: token, host, size
-faults   what went wrong, as an error that says whose mistake it was
-app      the routes
+server_app, server_run   the routes; the process that runs them until a signal
+wire, http_errors        requests, answers and errors as JSON
+access                   token, Host and Origin, size of a request
+allowed_documents        the files that a request may name, and their open books
+worker, streaming        the thread that answers, its queue, and the events of one answer
 """

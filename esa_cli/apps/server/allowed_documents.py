@@ -18,11 +18,11 @@ from esa_cli.system.progress import Progress
 
 
 class AllowedDocuments:
-    """The documents of one server.
+    """The documents of one server, and their books.
 
     Args:
-        fixed: books that requests without documents are about. allowed: folders whose files
-            requests may name. texts: those of the fixed books.
+        fixed: books for requests that name no documents. texts: theirs.
+        allowed: folders whose files requests may name.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until it is told to end."""
+"""Runs the ASGI application on a socket until a signal ends it."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from starlette.types import ASGIApp
 from esa_cli.errors import UsageError
 
 END_WITHIN_S = 10
+"""Seconds that answers have to end after a signal."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes a free one. Raises UsageError."""
+    """A listening socket; port 0 takes a free port. Raises UsageError."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind, proto)
+        sock = socket.socket(family, kind, proto)
     except OSError as error:
         raise UsageError(
-            f"there is no address {host}: {error.strerror}", "try --host 127.0.0.1"
+            f"host must be an address of this machine, got {host}: {error.strerror}",
+            "try --host 127.0.0.1",
         ) from error
     try:
         if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(128)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(128)
     except OSError as error:
-        found.close()
+        sock.close()
         raise UsageError(
             f"cannot listen on {host}, port {port}: {error.strerror}", "choose another --port"
         ) from error
-    return found
+    return sock
 
 
 def address(sock: socket.socket) -> str:
-    """The base URL that clients need."""
+    """The base URL for clients."""
     host, port = sock.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """A server for `app`; `run(sockets=[...])` runs it until `should_exit` is set."""
+    """A server whose `run(sockets=[...])` returns after `should_exit` is set."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -65,14 +67,14 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def run(app: ASGIApp, sock: socket.socket) -> None:
-    """Serves until Ctrl-C or SIGTERM; answers that are being given have some seconds to end."""
-    with _signals_end_the_server_alone():
+    """Returns after Ctrl-C or SIGTERM."""
+    with _without_raised_signals():
         make_server(app).run(sockets=[sock])
 
 
 @contextmanager
-def _signals_end_the_server_alone() -> Iterator[None]:
-    """uvicorn raises the signal again once it has ended; here it has done what it should."""
+def _without_raised_signals() -> Iterator[None]:
+    """Ignores the signal that uvicorn raises again after its end: the command ends normally."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
