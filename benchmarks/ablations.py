@@ -1,9 +1,9 @@
-"""What the parts of the paper's method find: the needle's share in view, layer by layer.
+"""Ablations of the paper's method: the share of a needle that each layer selects.
 
-One reading of a text with needles; each question is read (not answered) under each variation, and
-the table says how much of its needle the layers selected: the mean over layers, the layers with
-more than half of it, and the questions for which a quarter of the layers had it (what `esa
-selftest` calls selected). NeedleRecall is not blurred by what a small model makes of a passage.
+A text with needles is prefilled once, and each question once under each variation. The table has
+the recall (mean over layers), the layers with more than half of the needle, and the questions for
+which a quarter of the layers had it (what `esa selftest` calls selected). Answers do not count, so
+the result does not depend on what a small model makes of a passage.
 
     python benchmarks/ablations.py --length 16k --out benchmarks/results/ablations.jsonl
 """
@@ -14,6 +14,8 @@ import argparse
 import json
 import time
 from typing import Any
+
+from common import append_line, token_counter, tokens
 
 PAPER = [
     "window.ending=null", "selector.name=topk", "selector.proximity=3", "score.name=sum",
@@ -41,13 +43,8 @@ ROWS: list[tuple[str, str, list[str]]] = [
 ]  # fmt: skip
 
 
-def tokens(text: str) -> int:
-    """ "16k" -> 16000."""
-    return int(float(text[:-1]) * 1000) if text.lower().endswith("k") else int(text)
-
-
 def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
-    """Reads every question, and looks where the layers looked."""
+    """Recall of the needles over all questions of a sample."""
     from esa_cli.evaluation.selftest.needle_recall import IN_VIEW, NeedleRecall, positions, selected
 
     shares, started = [], time.perf_counter()
@@ -88,8 +85,7 @@ def main() -> None:
 
     loaded = models.load(preset.load(arguments.preset).model)
 
-    def size(text: str) -> int:
-        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    size = token_counter(loaded.tokenizer)
 
     hay = Haystack.chronicle(0)
     request = TaskRequest(arguments.length, size, hay, None, arguments.questions, 0, exact=False)
@@ -122,9 +118,7 @@ def main() -> None:
                 f"| {row['selected']}/{row['of']} | {row['s_per_question']} |",
                 flush=True,
             )
-            if arguments.out:
-                with open(arguments.out, "a", encoding="utf-8") as out:
-                    out.write(json.dumps({"length": arguments.length, **row}) + "\n")
+            append_line(arguments.out, {"length": arguments.length, **row})
 
 
 def _compressor(overrides: list[str]) -> list[str]:

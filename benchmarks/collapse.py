@@ -1,7 +1,7 @@
-"""Why answers are lost when the document grows: which layers select the needle.
+"""Layers that select the needle, by length of the document: why answers are lost as it grows.
 
 For each of the first 16 needles of `needles.jsonl`, the share of its tokens that each layer selects
-when the question is read, with each layer selecting for itself and with `consensus`.
+for the question, with each layer selecting for itself and with `consensus`.
 
     python benchmarks/collapse.py --lengths 12k,24k --out benchmarks/results/collapse.jsonl
 """
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipe import ROOT, load_needles, paragraphs, planted, tokens
+from common import NEEDLES, append_line, load_lines, token_counter, tokens
+from recipe import paragraphs, planted
 from torch import Tensor
 
 COMMON = [
@@ -35,7 +36,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Recorded:
-    """A selector that notes what another one selected at the question, by layer."""
+    """A selector that records what another one selects for the question, by layer."""
 
     inner: Any
     chosen: dict[int, Tensor] = field(default_factory=dict)
@@ -79,12 +80,11 @@ def main() -> None:
     from esa_cli.qa import preset
     from esa_cli.qa.session import Session
 
-    needles = load_needles(ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl")[:16]
+    needles = load_lines(NEEDLES)[:16]
     chosen = preset.load(arguments.preset, COMMON)
     loaded = models.load(chosen.model)
 
-    def size(text: str) -> int:
-        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    size = token_counter(loaded.tokenizer)
 
     parts = paragraphs(arguments.haystack)
     for n in [tokens(text) for text in arguments.lengths.split(",")]:
@@ -103,9 +103,7 @@ def main() -> None:
                     "share_by_layer": {k: round(v, 3) for k, v in by_layer.items()},
                 }
                 print(json.dumps(row), flush=True)
-                if arguments.out:
-                    with open(arguments.out, "a", encoding="utf-8") as out:
-                        out.write(json.dumps(row) + "\n")
+                append_line(arguments.out, row)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What an earlier turn does to a question: each asked alone, and after the question before it.
-
-    python benchmarks/conversation.py --library FOLDER --out benchmarks/results/conversation.jsonl
+"""The effect of an earlier turn: each question asked alone, and after the question before it.
 
 The chronicle's questions have nothing to do with each other, so an earlier turn cannot help: the
-difference is what it costs to have it in view. A line of the output holds all answers of a run.
+difference is the cost of having it in view. A line of the output has all answers of a run.
+
+    python benchmarks/conversation.py --library FOLDER --out benchmarks/results/conversation.jsonl
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from questions import EXAMPLES, answered
+from common import CHRONICLE, answered, append_line, chronicle_questions
 
 from esa_cli import Esa, Library, Turn
 
@@ -25,12 +25,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None, help="only so many questions")
     parser.add_argument("--out", default="", help="JSON lines, appended")
     arguments = parser.parse_args()
-    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line) for line in lines][: arguments.limit]
+    questions = chronicle_questions()[: arguments.limit]
     rows, before = [], None
     library = Library(Path(arguments.library))
     with Esa.load(arguments.preset, arguments.set, library=library) as esa:
-        book = esa.ingest(str(EXAMPLES / "chronicle.md"))
+        book = esa.ingest(str(CHRONICLE))
         for question in questions:
             text, answers = question["question"], question["answers"]
             alone = esa.ask(text, [book], max_new_tokens=24).text
@@ -48,9 +47,7 @@ def main() -> None:
         **{name: sum(row["right"][name] for row in rows) for name in ("alone", "after a turn")},
     }
     print(json.dumps(summary))
-    if arguments.out:
-        with open(arguments.out, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**summary, "rows": rows}) + "\n")
+    append_line(arguments.out, {**summary, "rows": rows})
 
 
 if __name__ == "__main__":

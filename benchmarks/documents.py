@@ -1,7 +1,7 @@
-"""Questions about real documents: what is answered, and whether the evidence is on the right page.
+"""Questions about real documents: correct answers, and evidence on the right page.
 
-`documents.jsonl` has questions of ours, their answers, and a few words that stand beside the fact
-in the text. A page or chapter is right when it is that of such a place.
+`documents.jsonl` has questions, their answers, and a few words beside the fact in the text. A page
+or chapter is right when it contains such a place.
 
     python benchmarks/documents.py manual.pdf --of typescript --library FOLDER --out rows.jsonl
 """
@@ -14,11 +14,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from common import append_line, load_lines
+
 QUESTIONS = Path(__file__).with_name("documents.jsonl")
 
 
 def places(text: str, near: str) -> list[int]:
-    """Where the words stand, whatever space is between them."""
+    """Offsets of the words in the text, with any space between them."""
     words = r"\s+".join(re.escape(word) for word in near.split())
     return [match.start() for match in re.finditer(words, text)]
 
@@ -34,7 +36,7 @@ def site(marks: Any, offset: int) -> tuple[int | None, str | None]:
 
 
 def row(esa: Any, book: Any, question: dict[str, Any]) -> dict[str, Any]:
-    """Asks one question and holds its evidence against the document."""
+    """Asks one question and compares its evidence with the document."""
     document = book.document
     found = places(document.text, question["near"])
     assert found, question["near"]
@@ -66,8 +68,7 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import Esa, Library
 
-    questions = [json.loads(line) for line in QUESTIONS.read_text("utf-8").splitlines()]
-    questions = [one for one in questions if one["of"] == arguments.of]
+    questions = [one for one in load_lines(QUESTIONS) if one["of"] == arguments.of]
     library = Library(Path(arguments.library)) if arguments.library else None
     with Esa.load(library=library) as esa:
         book = esa.ingest(arguments.document)
@@ -77,9 +78,7 @@ def main() -> None:
     head = {"document": Path(arguments.document).name, "tokens": book.tokens, "of": len(rows)}
     result = {**head, **totals, "read_s": round(book.read_s, 1), "rows": rows}
     print(json.dumps({**head, **totals}, indent=2))
-    if arguments.out:
-        with Path(arguments.out).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result, ensure_ascii=False) + "\n")
+    append_line(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Which weights put the passage with the answer first, and whether an answer is there at all.
+"""Token weightings compared: rank of the passage with the answer, detection of missing answers.
 
-Three texts are read once each and asked in the default preset's way: the chronicle, the haystack of
-recipe.py with 16 needles at 24,000 tokens, and five excerpts of the chronicle that fit in the
-window. Of every question the attention of all layers and heads is kept until its weightings have
+The texts are the chronicle, the haystack of recipe.py with 16 needles at 24,000 tokens, and five
+excerpts of the chronicle that fit in the window, each prefilled once and asked with the default
+preset. The attention of all layers and heads is kept for each question until its weightings have
 been compared. Rows are JSON lines; the tables are Markdown on standard output.
 
     python benchmarks/evidence.py --out benchmarks/results/evidence.jsonl
@@ -12,7 +12,6 @@ been compared. Rows are JSON lines; the tables are Markdown on standard output.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,21 +21,29 @@ from typing import Any
 import evidence_table
 import recipe
 import torch
+from common import (
+    NEEDLES,
+    ROOT,
+    answered,
+    append_line,
+    chronicle,
+    chronicle_questions,
+    load_lines,
+    token_counter,
+)
 from torch import Tensor
 
 from esa_cli.attention.trace import Seen
-from esa_cli.methods.consensus import KEY
-from esa_cli.qa.attention_weights import Share, Witness
+from esa_cli.qa.attention_weights import Witness
 from esa_cli.qa.evidence import FOUND, heaviest, strength
 
-ROOT = Path(__file__).parent.parent
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
-"""Where in the chronicle an excerpt begins, and its characters, about."""
+"""Depth in the chronicle where each excerpt begins, and its approximate number of characters."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A document as `esa_cli.qa.evidence.Book` wants it."""
+    """A document as `esa_cli.qa.evidence` wants it."""
 
     name: str
     text: str
@@ -49,32 +56,28 @@ class Plain:
 
 
 class Study(Witness):
-    """A witness that also keeps what every layer and head took, of the question's last reading."""
+    """Attention weights that also keep every layer's and head's share of the latest question."""
 
     def __init__(self, session: Any) -> None:
         super().__init__(session.attachment, session.document_tokens)
         self.shipped = Witness(session.attachment, session.document_tokens)
         self.layers = range(session.model.config.num_hidden_layers)
-        self.shared = session.cache.shared
-        self.votes = torch.zeros(self.tokens)
         self.witness_s = self.study_s = 0.0
         self.clear()
 
     def clear(self) -> None:
         super().clear()
-        self.kept: dict[tuple[int, bool], list[Share]] = {}
+        self.kept: dict[tuple[int, bool], list[Any]] = {}
 
     def __call__(self, seen: Seen) -> None:
         started = time.perf_counter()
         self.shipped(seen)
         middle = time.perf_counter()
-        for agreed in self.shared.get(KEY, {}).values():
-            self.votes[agreed.low : agreed.low + agreed.votes.shape[0]] = agreed.votes
         super().__call__(seen)
         self.witness_s += middle - started
         self.study_s += time.perf_counter() - middle
 
-    def note(self, seen: Seen, share: Share) -> None:
+    def note(self, seen: Seen, share: Any) -> None:
         self.kept.setdefault((seen.layer, seen.decoding), []).append(share)
 
     def pooled(
@@ -121,7 +124,6 @@ class Study(Witness):
             "first half": self.pooled(range(n // 2), "max"),
             "second half": self.pooled(range(n // 2, n), "max"),
             "probability, all, summed": self.pooled(self.layers, "sum", value=False),
-            "votes": self.votes,
             "selected": self.counts(),
         }
 
@@ -160,7 +162,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
     passages = {name: heaviest(weights, [book], 3) for name, weights in weightings.items()}
     end = start + len(question["fact"])
     return row | {
-        "ok": recipe.answered(answer.text, question["answers"]),
+        "ok": answered(answer.text, question["answers"]),
         "place": {name: place_of(found, start, end) for name, found in passages.items()},
         "characters": [one.end - one.start for one in passages["shipped"]],
     }
@@ -168,11 +170,10 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
 
 def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """(name, text, questions)."""
-    chronicle = (ROOT / "examples" / "chronicle.md").read_text("utf-8")
-    facts = recipe.load_needles(ROOT / "examples" / "questions.jsonl")
-    facts = [{**fact, "kind": "answerable"} for fact in facts]
-    none = recipe.load_needles(ROOT / "benchmarks" / "unanswerable.jsonl")
-    needles = recipe.load_needles(ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl")
+    whole = chronicle()
+    facts = [{**fact, "kind": "answerable"} for fact in chronicle_questions()]
+    none = load_lines(ROOT / "benchmarks" / "unanswerable.jsonl")
+    needles = load_lines(NEEDLES)
     text = recipe.planted(recipe.paragraphs("chronicle"), needles[:16], size, 24000)
     planted = [
         {**needle, "fact": needle["needle"].rstrip("."), "kind": "answerable"}
@@ -182,11 +183,11 @@ def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str,
     yield "needles 24k", text, planted + others
     absent = [one for one in none if one["kind"] == "absent"]
     for number, (depth, length) in enumerate(EXCERPTS):
-        first = chronicle.index("\n\n", int(depth * len(chronicle))) + 2
-        part = chronicle[first : chronicle.index("\n\n", first + length)]
+        first = whole.index("\n\n", int(depth * len(whole))) + 2
+        part = whole[first : whole.index("\n\n", first + length)]
         inside = [fact for fact in facts if fact["fact"] in part]
         yield f"excerpt {number + 1}", part, inside + absent[6 * number : 6 * number + 6]
-    yield "chronicle", chronicle, facts + none
+    yield "chronicle", whole, facts + none
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -197,8 +198,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     chosen = preset.load(arguments.preset)
     loaded = models.load(arguments.model or chosen.model)
 
-    def size(text: str) -> int:
-        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    size = token_counter(loaded.tokenizer)
 
     for name, text, questions in texts(size):
         if arguments.only and arguments.only not in name:
@@ -222,15 +222,13 @@ def main() -> None:
     parser.add_argument("--table", default="", help="print the tables of these rows; run nothing")
     arguments = parser.parse_args()
     if arguments.table:
-        print(evidence_table.tables(recipe.load_needles(Path(arguments.table)), FOUND))
+        print(evidence_table.tables(load_lines(Path(arguments.table)), FOUND))
         return
     made = []
     for row in rows(arguments):
         made.append(row)
         print(f"{row['set']}: {row['question']} | {row['answer']} | {row['strength']}", flush=True)
-        if arguments.out:
-            with open(arguments.out, "a", encoding="utf-8") as out:
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        append_line(arguments.out, row)
     print(evidence_table.tables(made, FOUND))
 
 

@@ -1,4 +1,4 @@
-"""The tables of evidence.py, from its rows. Knows no model."""
+"""The tables of evidence.py, made from its rows; it has no command of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def tables(rows: Rows, threshold: float) -> str:
 
 
 def places(rows: Rows) -> Iterator[str]:
-    """Where the whole fact stands among the passages, by weighting."""
+    """Rank of the passages that contain the whole fact, by weighting."""
     asked = [row for row in rows if "place" in row]
     right = [row for row in asked if row["ok"]]
     yield (
@@ -78,7 +78,7 @@ def thresholds(rows: Rows) -> Iterator[str]:
 
 
 def costs(rows: Rows) -> Iterator[str]:
-    """What watching takes of the time of asking, in percent."""
+    """The share of a question's time that recording attention weights takes."""
     yield "| text | seconds a question | of them watching |"
     yield "|---|---|---|"
     for name in dict.fromkeys(row["set"].split(" ")[0] for row in rows):

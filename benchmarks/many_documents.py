@@ -1,7 +1,7 @@
-"""Documents read each on its own and asked together, against one document of all their text.
+"""Several documents, ingested separately and asked together, against one document of all the text.
 
 The chronicle is cut at paragraphs into parts of about equal length. Its questions are asked about
-the parts, joined (`held.join`), and about the whole, read in one go: same model, preset, prompt.
+all parts and about the whole, with the same model, preset and prompt.
 
     python benchmarks/many_documents.py --parts 4 --out benchmarks/results/many-documents.jsonl
     python benchmarks/many_documents.py --parts 1 --library FOLDER --rows int8
@@ -10,12 +10,11 @@ the parts, joined (`held.join`), and about the whole, read in one go: same model
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
-from questions import EXAMPLES, answered
+from common import answered, append_line, chronicle, chronicle_questions
 
 
 def cut(text: str, parts: int) -> list[str]:
@@ -72,9 +71,7 @@ def main() -> None:
     from esa_cli.qa.api import Esa
     from esa_cli.storage.library import Library
 
-    text = (EXAMPLES / "chronicle.md").read_text("utf-8")
-    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line) for line in lines]
+    text, questions = chronicle(), chronicle_questions()
     library = Library(Path(arguments.library)) if arguments.library else None
     kept = arguments.rows if library else "in memory"
     several = [cut(text, arguments.parts)] if arguments.parts > 1 else []
@@ -86,9 +83,7 @@ def main() -> None:
                 f"for {row['quoted_when_answered']} of these, {row['s_per_question']} s each",
                 flush=True,
             )
-            if arguments.out:
-                with open(arguments.out, "a", encoding="utf-8") as out:
-                    out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            append_line(arguments.out, row)
 
 
 if __name__ == "__main__":

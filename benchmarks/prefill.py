@@ -1,7 +1,7 @@
-"""How fast ESA reads, against transformers' own dense prefill of the same model in the same run.
+"""Speed of ESA's prefill against transformers' dense prefill of the same model in the same run.
 
-Both read the same tokens in the same pieces, alternating; the ratio is what counts, times depend
-on the machine. Reading costs the same for every question asked later.
+Both process the same tokens in the same pieces, alternating; the times depend on the machine, the
+ratio less so.
 
     python benchmarks/prefill.py --lengths 16k,32k --repeats 1
 """
@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import torch
+from common import append_line
 
 
 def tokens(text: str) -> int:
@@ -33,7 +34,7 @@ def dense(model: Any, ids: torch.Tensor, feed: int) -> float:
 
 
 def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
-    """Seconds for reading the same tokens through ESA, reduced keys included."""
+    """Seconds for the same prefill through ESA, reduced keys included."""
     from esa_cli.models.attach import attach
 
     with attach(model, method) as attachment:
@@ -85,9 +86,7 @@ def main() -> None:
             "ratio": round(best["dense"] / best["esa"], 2),
         }
         print(json.dumps(row), flush=True)
-        if arguments.out:
-            with open(arguments.out, "a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+        append_line(arguments.out, row)
 
 
 if __name__ == "__main__":

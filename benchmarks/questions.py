@@ -1,10 +1,10 @@
-"""The chronicle's questions: what share is still answered at over four times the window.
+"""The chronicle's questions: the share answered at over four times the model's window.
 
-Three columns, same model, same prompt, same questions:
-    excerpt   dense attention over about 600 words around the fact: the model's own ceiling
+Columns, with the same model, prompt and questions:
+    excerpt   dense attention over about 600 words around the fact: the model's ceiling
     preset    the preset, over the whole chronicle
-    others    settings given by --also NAME=KEY=VALUE,KEY=VALUE; each with its own reading
-    asks      settings given by --ask likewise, asked over what the preset's own reading left
+    others    settings given by --also NAME=KEY=VALUE,KEY=VALUE; each with its own prefill
+    asks      settings given by --ask likewise, over the preset's prefill
 
     python benchmarks/questions.py --out benchmarks/results/questions.jsonl
 """
@@ -12,23 +12,17 @@ Three columns, same model, same prompt, same questions:
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import time
-from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from common import answered, append_line, chronicle, chronicle_questions
+
 PAPER = (
-    "reading=select,window.initial=64,window.ending=null,window.dense=null,window.local=1024,window.selected=1024,compressor.name=closed-form,"
+    "reading=select,window.initial=64,window.ending=null,window.dense=null,window.local=1024,"
+    "window.selected=1024,compressor.name=closed-form,"
     "score.name=sum,selector.name=topk,selector.proximity=3,position.name=esa,"
     "position.distance=6000"
 )
-
-
-def answered(text: str, answers: list[str]) -> bool:
-    """Whether one of the accepted answers stands in the text as whole words."""
-    return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)
 
 
 def excerpt(text: str, fact: str, words: int) -> str:
@@ -41,8 +35,7 @@ def excerpt(text: str, fact: str, words: int) -> str:
 
 
 def ask_all(session: Any, questions: list[dict[str, Any]], text: str, words: int) -> dict[str, Any]:
-    """Asks every question; with `words`, each over its own excerpt; with no text, over what was
-    read before."""
+    """Asks every question: over `text`, with `words` over its excerpt, or over the last prefill."""
     started, rows = time.perf_counter(), []
     if text and not words:
         session.read(text)
@@ -65,9 +58,7 @@ def ask_all(session: Any, questions: list[dict[str, Any]], text: str, words: int
 
 def keep(row: dict[str, Any], path: str) -> None:
     print(f"{row['column']}: {row['answered']} of {row['of']}, {row['s_per_question']} s each")
-    if path:
-        with open(path, "a", encoding="utf-8") as out:
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    append_line(path, row)
 
 
 def main() -> None:
@@ -84,9 +75,7 @@ def main() -> None:
     from esa_cli.qa import preset
     from esa_cli.qa.session import Session
 
-    text = (EXAMPLES / "chronicle.md").read_text("utf-8")
-    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line) for line in lines]
+    text, questions = chronicle(), chronicle_questions()
     chosen = preset.load(arguments.preset)
     loaded = models.load(chosen.model)
     dense = f"window.dense={chosen.context - 1000}"

@@ -1,8 +1,8 @@
-"""The experiment behind the default preset: which settings find what, at which length.
+"""The experiment behind the default preset: needles answered by setting and length.
 
-Needles of distinct forms are planted at even depths of a haystack, which is read once per reading
-setting; then every question is asked under every asking setting. Rows are JSON lines; the table is
-Markdown on standard output.
+Needles of distinct forms are planted at even depths of a haystack, which is prefilled once per
+`reading` of the plan; then every question is asked with each of its `asks`. Rows are JSON lines;
+the table is Markdown on standard output.
 
     python benchmarks/recipe.py --lengths 4k,12k,24k,48k --plan benchmarks/recipe.yaml
 """
@@ -10,7 +10,6 @@ Markdown on standard output.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -18,22 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-ROOT = Path(__file__).parent.parent
-
-
-def tokens(text: str) -> int:
-    """ "24k" -> 24000."""
-    return int(float(text[:-1]) * 1000) if text.lower().endswith("k") else int(text)
-
-
-def load_needles(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-
-
-def answered(text: str, answers: Sequence[str]) -> bool:
-    """Whether one of the accepted answers stands in the text as whole words."""
-    return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)
+from common import NEEDLES, ROOT, answered, append_line, load_lines, token_counter, tokens
 
 
 def paragraphs(haystack: str) -> list[str]:
@@ -63,7 +47,7 @@ def planted(parts: Sequence[str], needles: Sequence[dict[str, Any]], size: Any, 
 
 
 def excerpt(text: str, needle: str, size: Any, n: int) -> str:
-    """About n tokens of the text around the needle: the model's own ceiling is measured on it."""
+    """About n tokens of the text around the needle, to measure the model's ceiling."""
     parts = text.split("\n\n")
     first = last = next(i for i, p in enumerate(parts) if needle.rstrip(".") in p)
     while size("\n\n".join(parts[first : last + 1])) < n and (first or last + 1 < len(parts)):
@@ -88,12 +72,11 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli.qa.session import Session
 
     plan = yaml.safe_load(Path(arguments.plan).read_text("utf-8"))
-    needles = load_needles(ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl")[:16]
+    needles = load_lines(NEEDLES)[:16]
     first = preset.load(arguments.preset)
     loaded = models.load(arguments.model or first.model)
 
-    def size(text: str) -> int:
-        return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    size = token_counter(loaded.tokenizer)
 
     parts = paragraphs(arguments.haystack)
     for reading in plan["readings"]:
@@ -143,7 +126,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20, help="longest answer")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    out = open(arguments.out, "a", encoding="utf-8") if arguments.out else None  # noqa: SIM115
     print("| haystack | length | reading | asking | answered | s/question |")
     print("|---|---|---|---|---|---|")
     for row in rows(arguments):
@@ -152,9 +134,7 @@ def main() -> None:
             f"| {row['answered']} of {row['of']} | {row['s_per_question']} |",
             flush=True,
         )
-        if out:
-            out.write(json.dumps(row, ensure_ascii=False) + "\n")
-            out.flush()
+        append_line(arguments.out, row)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Texts that fit in the window: is it better to show all of it, or to select as in a long one?
+"""Texts that fit in the window: full attention against selection.
 
-The chronicle is cut into pieces of about so many tokens, at paragraphs; each of its questions is
-asked about the piece that has the fact. Four ways, same model, prompt and questions:
+The chronicle is cut at paragraphs into pieces of `--lengths` tokens; each of its questions is asked
+about the piece with the fact. Four ways, with the same model, prompt and questions:
     preset    as it is
-    plain     plain attention, reading and asking (`window.dense` above every length)
-    selected  read in chunks with local attention, and asked by selection, as beyond `window.dense`
-    mixed     read with plain attention, asked by selection
+    plain     full attention in prefill and answer (`window.dense` above every length)
+    selected  prefill with local attention, answer by selection, as beyond `window.dense`
+    mixed     prefill with full attention, answer by selection
 
     python benchmarks/short.py --out benchmarks/results/short.jsonl
 """
@@ -13,17 +13,15 @@ asked about the piece that has the fact. Four ways, same model, prompt and quest
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from questions import EXAMPLES, answered
+from common import answered, append_line, chronicle, chronicle_questions
 
 PLAIN = ["window.dense=7680"]
 NARROW = ["window.dense=288"]
-"""Less than any piece: beyond it the preset selects."""
+"""Less than any piece, so that the preset selects."""
 WAYS: dict[str, tuple[list[str], list[str]]] = {
     "preset": ([], []),
     "plain": (PLAIN, PLAIN),
@@ -78,9 +76,7 @@ def main() -> None:
     from esa_cli.qa import preset
     from esa_cli.qa.session import Session
 
-    text = (EXAMPLES / "chronicle.md").read_text("utf-8")
-    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line) for line in lines]
+    text, questions = chronicle(), chronicle_questions()
     loaded = models.load(preset.load(arguments.preset).model)
     with Session(loaded.model, loaded.tokenizer, preset.load(arguments.preset)) as session:
         for length in map(int, arguments.lengths.split(",")):
@@ -99,9 +95,7 @@ def main() -> None:
                     "results": rows,
                 }
                 print(f"{length} {way}: {row['answered']} of {row['of']}, {row['s']} s", flush=True)
-                if arguments.out:
-                    with Path(arguments.out).open("a", encoding="utf-8") as out:
-                        out.write(json.dumps(row, ensure_ascii=False) + "\n")
+                append_line(arguments.out, row)
 
 
 if __name__ == "__main__":

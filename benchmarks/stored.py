@@ -1,9 +1,9 @@
-"""How long a question about a stored book takes, from starting the process.
+"""Time of a question about a stored document, from the start of the process.
 
-`esa ask --keep` reads the document into a library of its own, if it is not there yet, and answers.
-Then each run starts `esa ask` anew and takes the time to the first letter of the answer and to the
-end. Every answer must be the one given right after reading. The first run is printed by itself: the
-file may not be in the page cache then.
+`esa ask --keep` ingests the document into a library of its own, if it is not there yet, and
+answers. Each run then starts `esa ask` anew and measures the time to the first character of the
+answer and to its end. Every answer must equal the first one. The first run is printed separately:
+the file may not be in the page cache then.
 
     python benchmarks/stored.py book.txt "Who is Ahab?" --library /data/bench-library --runs 4
 """
@@ -24,7 +24,7 @@ ESA = [sys.executable, "-m", "esa_cli"]
 
 
 def keep(document: str, question: str, environment: dict[str, str]) -> dict[str, Any]:
-    """Reads the document into the library and answers in the same process; what `--json` says."""
+    """The `--json` output of ingesting the document and answering in one process."""
     command = [*ESA, "ask", document, question, "--keep", "--json"]
     out = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
     return dict(json.loads(out))

@@ -1,0 +1,49 @@
+"""What the benchmarks share: the chronicle and its questions, needles, and rows as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+CHRONICLE = ROOT / "examples" / "chronicle.md"
+NEEDLES = ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl"
+
+
+def load_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+
+
+def append_line(path: str, row: dict[str, Any]) -> None:
+    """Appends a row to a file of JSON lines; an empty path writes nothing."""
+    if path:
+        with open(path, "a", encoding="utf-8") as out:
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def chronicle() -> str:
+    return CHRONICLE.read_text("utf-8")
+
+
+def chronicle_questions() -> list[dict[str, Any]]:
+    """Questions with the fact that answers each, and the accepted answers."""
+    return load_lines(ROOT / "examples" / "questions.jsonl")
+
+
+def answered(text: str, answers: Sequence[str]) -> bool:
+    """Whether the text contains one of the accepted answers as whole words."""
+    return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)
+
+
+def tokens(text: str) -> int:
+    """ "24k" -> 24000."""
+    return int(float(text[:-1]) * 1000) if text.lower().endswith("k") else int(text)
+
+
+def token_counter(tokenizer: Any) -> Callable[[str], int]:
+    """A function that counts the tokens of a text, special ones not added."""
+    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
