@@ -162,7 +162,7 @@ def test_readers_have_no_checks(tmp_path: Path) -> None:
         "    def sniff(self, head): return False\n"
         "    def read(self, data, name): raise ValueError\n"
     )
-    with pytest.raises(PluginError, match="readers only, and there are no checks"):
+    with pytest.raises(PluginError, match="only readers, and there are no checks"):
         check_file(path)
     path = tmp_path / "both.py"
     path.write_text((tmp_path / "reader.py").read_text().replace("-under-test", "-2") + RECIPE)

@@ -433,9 +433,9 @@ def test_only_its_own_files_are_written_over(tmp_path: Path) -> None:
         refuse_foreign(path, "tiny-random")
     write(path, "tiny-random", VOTING, ((0, 0),), "")
     refuse_foreign(path, "tiny-random")
-    with pytest.raises(UsageError, match="would extend"):
+    with pytest.raises(UsageError, match="that the new one extends"):
         refuse_foreign(path, str(path))
-    with pytest.raises(UsageError, match="no preset"):
+    with pytest.raises(UsageError, match="--out must name"):
         refuse_foreign(tmp_path / "few.json", "tiny-random")
 
 
@@ -528,11 +528,11 @@ def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> No
     ("arguments", "code", "words"),
     [
         ([], 2, "no head votes"),
-        ([*FEW, "--length", "long"], 2, "no number of tokens"),
+        ([*FEW, "--length", "long"], 2, "must be a number of tokens"),
         ([*FEW, "--questions", "33"], 2, "32"),
         ([*FEW, "--length", "200"], 2, "too few"),
         ([*FEW, "--haystack", "none.txt"], 3, "none.txt"),
-        ([*FEW, "--out", "few.txt"], 2, "no preset"),
+        ([*FEW, "--out", "few.txt"], 2, "must name a .yaml file"),
         ([*FEW, "--out", "mine.yaml"], 2, "did not make it"),
         ([*FEW, "--set", "score.heads=[[0]]"], 4, "pairs"),
     ],

@@ -433,7 +433,7 @@ def test_lengths(text: str, count: int) -> None:
     "text", ["", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km", "5mk"]
 )
 def test_what_is_no_length(text: str) -> None:
-    with pytest.raises(UsageError, match="no number of tokens"):
+    with pytest.raises(UsageError, match="must be a number of tokens"):
         tokens(text)
 
 
@@ -456,7 +456,7 @@ def test_depths() -> None:
         "1e9",
         "50,inf",
     ):
-        with pytest.raises(UsageError, match="no depths"):
+        with pytest.raises(UsageError, match="must be a count"):
             depths(wrong)
 
 

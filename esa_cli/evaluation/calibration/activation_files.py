@@ -1,16 +1,14 @@
-"""A folder that keeps what a model computed while it read: folded queries, keys, and values.
+"""The work folder of a calibration: folded queries, keys, and values of each layer.
 
-    esa-calibration.json             what was read, by which model, with which method
+    esa-calibration.json             the text, the model and the method
     part-START-STOP.safetensors      queries.I and keys.I, (n, F) each, for every layer I
-    values-START-STOP.safetensors    values.I (n, F), until the last token is there
+    values-START-STOP.safetensors    values.I (n, F), until the last token is stored
 
-One part for each piece of text that the model was fed. A part is written under another name and
-then renamed, so it is whole or not there: a run that was killed goes on behind the last part.
-Values serve that purpose only; with them and the keys the model's memory is filled again. Where a
-part is lost after they were deleted, the reading begins again where the first of them is missing.
+There is one part for each piece that the model was fed. Parts are written atomically: a killed run
+continues behind the last one. Values only serve to refill the cache then; if a part is lost after
+they are deleted, prefill starts again at the first token.
 
-Numbers are kept in the model's own type, float32 where it runs in float32. Half the digits would
-do to fit maps, but a memory that is filled again must be the one there was, to the last bit.
+Numbers have the model's dtype: a refilled cache must equal the first one to the last bit.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from esa_cli.system.files import replacing, writing_errors
 
 SETTINGS = "esa-calibration.json"
 MAPS = "maps"
-"""How the names of fitted maps begin, which `fit` keeps in the same folder."""
+"""First part of the names of fitted maps, which `fit_maps` keeps in the same folder."""
 _PART, _VALUES, _SUFFIX, _UNFINISHED = "part", "values", ".safetensors", ".unfinished"
 _SPAN = re.compile(rf"{_PART}-(\d+)-(\d+)")
 
@@ -57,16 +55,15 @@ class Shards:
     """The parts of one folder, from the first token on, without a gap.
 
     Args:
-        folder: of `open_folder`; each layer's number of tokens is the same.
-        wanted: tokens of the whole text. Where some are missing, the parts up to the first one
-            without values count: behind it, the memory cannot be filled again.
+        folder: of `open_folder`. wanted: tokens of the whole text. If some are missing, only parts
+            before the first one without values count, because they can refill the cache.
     """
 
     def __init__(self, folder: Path, wanted: int = 0) -> None:
         self.folder = folder
         self._names: list[str] = []
         self.tokens = 0
-        """Tokens kept so far."""
+        """Tokens stored so far."""
         for path in sorted(folder.glob(f"{_PART}-*-*{_SUFFIX}")):
             span = _SPAN.fullmatch(path.stem)
             if span and int(span[1]) == self.tokens:
@@ -93,10 +90,10 @@ class Shards:
     def add(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> None:
-        """Keeps the next n tokens; one tensor (n, F) a layer of each. Raises as `save`."""
+        """Stores the next n tokens, one tensor (n, F) a layer of each. Raises as `save`."""
         stop = self.tokens + queries[0].shape[0]
         name = f"{self.tokens:08}-{stop:08}"
-        # The part comes last: where there is one, its values are there too.
+        # The part is written last: if it exists, so do its values.
         save(
             {f"values.{i}": x.contiguous() for i, x in enumerate(values)},
             self._path(_VALUES, name),
@@ -128,11 +125,11 @@ class Shards:
                 yield file
         except (OSError, SafetensorError) as error:
             raise UsageError(
-                f"{path} cannot be read: {error}", "delete it; what is missing is made again"
+                f"{path} cannot be read: {error}", "delete it; the same command makes it again"
             ) from error
 
     def memories(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yields for every part each layer's keys and values, (n, F); needs `values` files.
+        """Yields each part's keys and values, (n, F) of each layer; needs the values files.
 
         Raises:
             UsageError: a part is damaged.
@@ -145,13 +142,13 @@ class Shards:
             yield list(zip(keys, values, strict=True))
 
     def drop_values(self) -> None:
-        """Deletes what only a run that was killed would need."""
+        """Deletes the values, which only a killed run needs."""
         for path in self.folder.glob(f"{_VALUES}-*{_SUFFIX}"):
             path.unlink()
 
 
 def _empty(folder: Path) -> None:
-    """Deletes what calibrations keep in a folder, and nothing else."""
+    """Deletes a calibration's files in a folder, and nothing else."""
     for path in folder.glob("*-*"):
         kind, known = path.name.split("-")[0], (_SUFFIX, _UNFINISHED)
         if kind in (_PART, _VALUES, MAPS) and path.suffix in known:
@@ -162,21 +159,20 @@ def _empty(folder: Path) -> None:
 def open_folder(
     folder: Path, settings: Mapping[str, Any], resume: bool = True, wanted: int = 0
 ) -> Shards:
-    """The shards in `folder`, which is made, or emptied unless `resume`.
+    """The shards in `folder`, which is created, and emptied unless `resume`.
 
     Args:
-        settings: of JSON; what was kept under other settings is not taken for this run's.
-        wanted: see `Shards`.
+        settings: as JSON; a folder with other settings is refused. wanted: see `Shards`.
 
     Raises:
-        UsageError: the folder holds another run's data, or something else altogether.
+        UsageError: the folder has another run's data, or is not a calibration's.
         ResourceError, DocumentError: the folder cannot be written.
     """
     file = folder / SETTINGS
     with saving_errors(folder, "--work"):
         if folder.exists() and not file.is_file() and not _is_empty(folder):
             raise UsageError(
-                f"{folder} is not a folder that `esa calibrate` made", "name another with --work"
+                f"{folder} is not a folder of `esa calibrate`", "name another with --work"
             )
         if file.is_file() and not resume:
             _empty(folder)
@@ -188,7 +184,7 @@ def open_folder(
     kept, now = _settings(file), json.loads(json.dumps(settings))
     for key in sorted({*kept, *now}):
         if kept.get(key) != now.get(key):
-            raise UsageError(f"{folder} holds what was read with another {key}", _AFRESH)
+            raise UsageError(f"{folder} has data of another {key}", _AFRESH)
     return Shards(folder, wanted)
 
 
@@ -196,16 +192,16 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-_AFRESH = "--no-resume starts afresh there; --work names another folder"
+_AFRESH = "--no-resume starts again there; --work names another folder"
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """Raises UsageError when the file is damaged: it is not known then what was read."""
+    """Raises UsageError if the file is damaged, since its parts are then of an unknown text."""
     try:
         kept = json.loads(file.read_text("utf-8"))
         if isinstance(kept, dict):
             return kept
-        said = "it holds no settings"
+        said = "it has no settings"
     except (OSError, ValueError) as error:
         said = str(error)
     raise UsageError(f"{file} cannot be read: {said}", _AFRESH)

@@ -29,10 +29,10 @@ from esa_cli.system.progress import Progress
 from esa_cli.version import __version__
 
 LEAST = 64
-"""Fewer tokens than this cannot be divided into what is fitted on and what is held out."""
+"""Fewest tokens that can be divided into fitted and held-out ones."""
 DEFAULT_RANK = 48
 AS_IS = "preset"
-"""In place of a method's name: the preset as it is."""
+"""Method name of the preset as it is."""
 _MADE_BY = "esa_version"
 
 
@@ -58,7 +58,7 @@ class CalibrationJob:
         return self.of_model.groups * self.of_model.dim
 
     def collect(self, progress: Progress | None = None) -> None:
-        """Reads the tokens that are not kept yet."""
+        """Prefills the tokens that are not stored yet."""
         with attach(self.loaded.model, self.method) as attachment:
             collect(attachment, self.ids, self.shards, progress)
 
@@ -80,7 +80,7 @@ class CalibrationJob:
         return study(self.shards, ranks, fitting, ks, device, progress)
 
     def save(self, path: Path, done: CalibrationStudy, fitting: FitSettings) -> None:
-        """Writes the best method's maps, with what they were made of.
+        """Writes the best method's maps, with their provenance.
 
         Raises:
             ResourceError, DocumentError: the file cannot be written.
@@ -105,10 +105,10 @@ class CalibrationJob:
 
 
 def aimed(name: str, preset: Preset) -> Preset:
-    """The preset with the settings of the method that the maps will serve.
+    """The preset with the settings of the method that will use the maps.
 
     Raises:
-        UsageError: there is no such method, or it would not use them.
+        UsageError: there is no such method, or it scores with whole keys.
     """
     made = preset if name == AS_IS else method_presets.apply(name, preset)
     if not build.method(made).score.features:
@@ -123,16 +123,17 @@ def aimed(name: str, preset: Preset) -> Preset:
 def open_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
 ) -> CalibrationJob:
-    """Cuts the text into at most `tokens` tokens, and opens the folder that keeps what is read.
+    """Takes the text's first `tokens` tokens, and opens the work folder.
 
     Raises:
-        UsageError: the text is too short, or the folder belongs to something else.
-        ResourceError, DocumentError: the folder cannot be written to.
+        UsageError: the text is too short, or the folder is another run's.
+        ResourceError, DocumentError: the folder cannot be written.
     """
     ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
     if len(ids) < LEAST:
         raise UsageError(
-            f"{len(ids)} tokens are too few to fit on", f"{LEAST} is the least, 50,000 is better"
+            f"a text must have at least {LEAST} tokens to fit on, got {len(ids)}",
+            "50,000 are better",
         )
     of_model, chosen = fingerprint(loaded.model), preset.model_dump()
     parts = ("window", "selector", "score", "position", "reading", "prompt", "kernel")
@@ -156,6 +157,6 @@ def refuse_foreign(path: Path) -> None:
         ours = False
     if not ours:
         raise UsageError(
-            f"{path} is there already, and `esa calibrate` did not make it",
+            f"{path} exists, and `esa calibrate` did not make it",
             "name another file with --out",
         )

@@ -1,7 +1,7 @@
-"""Who finds: votes judged by where a needle stands, heads ranked, and the few that are enough.
+"""Ranks attention heads by how often their best window covers the needle, and picks the smallest
+set of heads that does as well as all of them.
 
-Numbers only: it knows no model and no text. Letters besides those of `protocols.py`: X voters,
-which are heads or sets of them, and W windows of tokens, one every size / 8 tokens.
+Letters: X heads or sets of heads; W token windows, one every size / 8 tokens; M middle tokens.
 
 "Retrieval heads" are Wu et al.'s (2024, arXiv 2404.15574), who count what an answer copies; here a
 head's votes are counted, before anything is answered.
@@ -18,13 +18,13 @@ from torch import Tensor
 from esa_cli.methods.token_windows import centred_start, mean_votes
 
 LEAST, MOST = 4, 16
-"""Heads in a set: so few that they cost little, and so many that one odd head does not decide."""
+"""Fewest and most heads in a set: few cost little, but one odd head must not decide."""
 COVER = 0.6
-"""A window has a needle when it covers at least this share of it."""
+"""A window has a needle if it covers at least this share of it."""
 GOOD = 0.5
-"""A head is good when it finds at least this share of what the best one finds."""
+"""A head is good if it finds at least this share of the needles that the best one finds."""
 TINY = 1e-30
-"""In place of a sum of no votes, which is divided by."""
+"""Smallest divisor, for heads without votes."""
 
 LayerHead = tuple[int, int]
 """A layer and a query head, from 0."""
@@ -33,11 +33,11 @@ HeadSet = tuple[LayerHead, ...]
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """One head's record.
+    """One head's results.
 
     Args:
-        found: needles whose window it put first, of those that heads are ranked by. held_out: of
-            the others. margin: mean of best / (best + strongest elsewhere), over the first.
+        found: needles whose window it put first, of those that heads are ranked by. held_out: the
+            same of the others. margin: mean of `judge`, over the needles heads are ranked by.
     """
 
     layer: int
@@ -57,22 +57,22 @@ def stride_of(size: int) -> int:
 
 
 def window_sums(votes: Tensor, size: int) -> Tensor:
-    """Votes (M,) summed over windows of `size` tokens, at most M; and so are votes times places, so
-    that it can be told where in a window they stand: (2, W). Both may be added up over layers."""
+    """Votes (M,) and votes times places, summed over windows of `size` tokens, at most M: (2, W).
+
+    Their quotient is the mean place of a window's votes. Both may be added up over layers."""
     size, votes = min(size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
     return mean_votes(both, size, stride_of(size)) * size
 
 
 def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
-    """Whether each voter's best window has the needle, and by how much: bool (X,), float (X,).
+    """Whether each best window, centred on its votes, has the needle; and the margins: (X,) both.
 
-    The best window is moved to where its votes are in its middle, as the selector does. The margin
-    is the best window with the needle over itself and the best one that does not touch it: 0.5 is
-    a draw, 1 nothing elsewhere, 0 no vote for the needle.
+    The margin is the best window with the needle over the sum of itself and the best one that does
+    not touch it: 0.5 is a draw, 1 no vote elsewhere, 0 no vote for the needle.
 
     Args:
-        sums: (X, 2, W) of `window_sums`. needle: offsets into M. middle: M. size: as asked for.
+        sums: (X, 2, W) of `window_sums` with this `size`. needle: offsets into M. middle: M.
     """
     size, (votes, moments) = min(size, middle), sums.unbind(dim=1)
     inside = _inside(torch.arange(votes.shape[1]) * stride_of(size), needle, size)
@@ -87,7 +87,7 @@ def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, 
 
 
 def _inside(starts: Tensor, needle: range, size: int) -> Tensor:
-    """How many of the needle's tokens each window has; not above zero where it has none."""
+    """How many of the needle's tokens each window has; zero or less where it has none."""
     return (starts + size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
 
 
@@ -99,7 +99,7 @@ def _most(votes: Tensor, which: Tensor) -> Tensor:
 
 
 def ranked(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
-    """All heads, best first: by what they find, then by margin, then as they stand in the model.
+    """All heads, best first: by needles found, then by margin, then by layer and head.
 
     Args:
         found, held_out: counts (layers, H). margin: means (layers, H).
@@ -113,16 +113,14 @@ def ranked(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
 
 
 def prefixes(best: Sequence[HeadRecord]) -> dict[int, HeadSet]:
-    """The sets that are tried, by how many heads they have: always the best ones."""
+    """The sets to try, by their number of heads: the best 4, 5, ... 16."""
     pairs = tuple(one.pair for one in best[:MOST])
     return {n: pairs[:n] for n in range(min(LEAST, len(pairs)), len(pairs) + 1)}
 
 
 def enough(best: Sequence[HeadRecord], hits: Mapping[int, int], wanted: int) -> int:
-    """How many of the best heads are enough: the fewest that hit as often as wanted; where no
-    number does, the fewest of those that hit most often.
-
-    Where good heads stand in several layers, the set has heads of two at least.
+    """The fewest of the best heads with as many hits as all heads; if no number has as many, the
+    fewest of those with most. Where several layers have good heads, the set has heads of two.
 
     Args:
         hits: held-out hits of each number of heads in `prefixes`. wanted: hits of all heads.

@@ -1,6 +1,4 @@
-"""A preset file in which only chosen heads vote: written at once or not at all, and found to hold
-before it is in its place. It extends the preset that the heads were found with.
-"""
+"""Writes a preset file with chosen heads; it extends the preset that they were found with."""
 
 from __future__ import annotations
 
@@ -22,35 +20,35 @@ MARK = "# Made by `esa heads`"
 
 
 def refuse_foreign(path: Path, given: str) -> None:
-    """Finds out before anything is read what would keep a preset from being written there.
+    """Checks, before the model is loaded, that a preset may be written at `path`.
 
     Args:
         given: the preset to extend, a name or a path.
 
     Raises:
-        UsageError: no YAML file, the preset itself, or a file that `write` did not write.
+        UsageError: no YAML file, the extended preset itself, or a file that `write` did not write.
         PresetError: there is no such preset.
     """
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"--out {path} is no preset", f"name a file that ends in {SUFFIXES[0]}")
+        raise UsageError(
+            f"--out must name a {SUFFIXES[0]} file, got {path}", "presets are YAML files"
+        )
     if not path.exists():
         return
     if path.resolve() == find(given).resolve():
         raise UsageError(
-            f"--out {path} is the preset that the new one would extend", "name another file"
+            f"--out {path} is the preset that the new one extends", "name another file"
         )
     with path.open("rb") as file:
         if file.read(len(MARK)) != MARK.encode():
-            raise UsageError(
-                f"{path} is there already, and `esa heads` did not make it", "name another file"
-            )
+            raise UsageError(f"{path} exists, and `esa heads` did not make it", "name another file")
 
 
 def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, about: str) -> None:
-    """Writes the preset.
+    """Writes the preset atomically, and only if it can be loaded.
 
     Args:
-        overrides: as `preset.load` had them. about: what the heads did, in a line.
+        overrides: as of `preset.load`. about: one line of results, as a comment.
 
     Raises:
         OSError: it cannot be written.
@@ -66,7 +64,7 @@ def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, abou
 
 
 def _parent(given: str, path: Path) -> str:
-    """What `extends` has to say: a name, a file beside `path`, or a whole path."""
+    """The value of `extends`: a name, a file beside `path`, or an absolute path."""
     if not given.endswith(SUFFIXES) and "/" not in given:
         return given
     parent = in_home(given, "preset", PresetError).resolve()

@@ -1,8 +1,8 @@
-"""The conformance suite: does a registered method keep the promises in `protocols`?
+"""The conformance suite: checks a registered part or recipe against the interfaces.
 
-Anyone can run it on a method of their own: `esa plugins check FILE`, or `check` in a test. It says
-nothing about quality; compare with a plain loop, as `tests/test_plugins.py` does, for that.
-`make_step` and `advance` make the steps such a test needs.
+For plugins: `esa plugins check FILE`, or `check` in a test. It does not measure quality, nor that
+results are right; for that, compare with a plain loop on the random steps of `make_step` and
+`advance`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check(
 
 
 def _needed(cls: type) -> set[str]:
-    """Names of the settings that have no default."""
+    """Names of the settings without a default."""
     none = dataclasses.MISSING
     return {
         field.name
@@ -99,7 +99,7 @@ def check_file(path: str | Path, *, device: str = "cpu") -> dict[tuple[str, str]
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
     if not pairs:
         raise PluginError(
-            f"plugin {path} has readers only, and there are no checks of readers",
-            "`esa ask FILE QUESTION --plugin` tries one",
+            f"plugin {path} has only readers, and there are no checks of readers",
+            "try one with `esa ask FILE QUESTION --plugin`",
         )
     return {pair: check(*pair, device=device) for pair in pairs}

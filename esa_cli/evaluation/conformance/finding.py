@@ -1,4 +1,4 @@
-"""What a check found, and how one check is run. Knows nothing about methods."""
+"""Findings of checks, and how checks run: an exception is a finding, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Finding:
     """The outcome of one check.
 
     Args:
-        check: what was looked at. detail: what was wrong, with numbers; empty when it passed.
+        check: its name. detail: what is wrong, with numbers; empty if it passed.
     """
 
     check: str
@@ -27,7 +27,7 @@ class Finding:
 
 
 def describe(error: Exception) -> str:
-    """An exception as a detail: its type, its message and the line it came from."""
+    """An exception as a detail: type, message and line."""
     if isinstance(error, EsaError):
         return error.message
     frames = traceback.extract_tb(error.__traceback__)
@@ -36,7 +36,7 @@ def describe(error: Exception) -> str:
 
 
 def attempt(check: str, complaint: Callable[[], str]) -> Finding:
-    """Runs one check. `complaint` returns what is wrong or an empty string; raising fails too."""
+    """Runs one check. complaint: returns what is wrong, or an empty string; may raise."""
     try:
         detail = complaint()
     except Exception as error:
@@ -45,7 +45,7 @@ def attempt(check: str, complaint: Callable[[], str]) -> Finding:
 
 
 def each(check: str, results: Mapping[str, T], complaint: Callable[[T], str]) -> Finding:
-    """One property of every case's result; the first case without it is named."""
+    """Checks one property of every case's result; the detail names the first case without it."""
 
     def look() -> str:
         for case, result in results.items():
@@ -60,7 +60,7 @@ def each(check: str, results: Mapping[str, T], complaint: Callable[[T], str]) ->
 def gather(
     cases: Mapping[str, Callable[[], T]],
 ) -> tuple[list[Finding], dict[str, T]]:
-    """Runs every case: one finding each on whether it ran, and the results of those that did."""
+    """Runs every case: a finding on each, and the results of those that did not raise."""
     findings: list[Finding] = []
     results: dict[str, T] = {}
     for case, call in cases.items():

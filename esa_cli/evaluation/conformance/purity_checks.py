@@ -1,4 +1,4 @@
-"""The steps scores and selectors are tried on, and what both must leave alone."""
+"""Steps that scores and selectors are checked on; checks that these repeat and change nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TriedStep:
-    """What a method made of a step, and a twin of that step which the method never saw."""
+    """A part's result on a step, and an equal step that the part never had."""
 
     step: Step
     twin: Step
@@ -68,10 +68,10 @@ def conduct(
     observe: Observe | None,
     call: Callable[[Step], Any],
 ) -> list[Finding]:
-    """Checks that a method repeats itself and changes nothing that is not its own.
+    """Checks that a part is deterministic and changes neither queries nor store.
 
     Args:
-        results: what `cases` gave the first time. call: gives a tensor, or a list of them.
+        results: of `cases`, the first time. call: gives a tensor, or a list of them.
     """
     make = partial(make_step, device=device, observe=observe)
 
@@ -102,7 +102,7 @@ def _deterministic(make: Callable[[], Step], call: Callable[[Step], Any]) -> str
 def _backwards(
     results: Mapping[str, TriedStep], cases: Mapping[str, Callable[[], TriedStep]]
 ) -> str:
-    """Every case once more, the last one first: what a method kept of other steps would show."""
+    """Runs every case again, in reverse order, to find state kept from other steps."""
     for case in reversed([*results]):
         first, out = parts(results[case].out), parts(cases[case]().out)
         detail = _apart(first, out, "an equal step, after others")
@@ -135,7 +135,7 @@ def _same_store(tried: TriedStep) -> str:
     store, twin = tried.step.store, tried.twin.store
     if len(store) != len(twin) or store.reduced != twin.reduced:
         return (
-            f"held {len(twin)} tokens and {twin.reduced} reduced keys, "
+            f"had {len(twin)} tokens and {twin.reduced} reduced keys, "
             f"now {len(store)} and {store.reduced}"
         )
     now, before = _rows(store), _rows(twin)

@@ -1,7 +1,7 @@
-"""Checks of recipes: whole methods, laid over presets of several windows and lengths.
+"""Checks of recipes: whole methods, applied to presets of several windows and lengths.
 
-A recipe has to give settings that hold, name parts that there are, and keep the preset's number of
-tokens. Whether they are the published method's is not checked. Knows nothing about steps.
+A recipe must give valid settings, name registered parts, and keep the preset's number of tokens.
+Whether they are the published method's is not checked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Runs tasks over methods: what is planned, asked, seen and kept; one question by many methods.
+"""Self-tests: facts planted in long texts, asked by several methods; one question by many methods.
 
-plan       what is read by which methods
-documents  the texts of a test
-shared     one reading for many methods
-engine     reads, asks, and writes rows
-kept       what an earlier run left
-recall     was the fact in view
-compare    one question, side by side
+run_plan           settings; which methods share a prefill
+selftest_documents the texts of a test
+preconditions      checks before the first long prefill
+shared_prefill     the method of a shared prefill
+selftest_run       prefills, asks, writes rows
+resumed_rows       rows of an earlier run that still count
+needle_recall      the share of a fact in view of each layer
+method_comparison  one question, side by side
 """

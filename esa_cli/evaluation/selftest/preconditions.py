@@ -1,4 +1,6 @@
-"""What is said of a test before it has cost anything, or because it says less than it seems to."""
+"""Checks made before a self-test starts: do all questions fit in the model's window, and is the
+text long enough that selection matters?
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from esa_cli.qa.session import Session
 
 
 def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> None:
-    """Holds a document's questions, by each method, to the model's window.
+    """Checks a document's questions, with each method, against the model's window.
 
     Raises:
-        LengthError: one does not fit beside what is selected.
+        LengthError: one does not fit beside the selected tokens.
     """
     for preset in presets:
         session.use(prompted(preset, sample))
@@ -31,12 +33,12 @@ def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> 
 
 
 def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
-    """A note where a text is so short that no method leaves any of it out: up to `window.dense`
-    tokens attention is plain, and such a test tells nothing about a selection."""
+    """A note if the text is so short that every method uses full attention: such a test says
+    nothing about selection."""
     plain = min(build.method(preset).window.dense_below for preset in presets)
     if tokens > plain:
         return None
     return (
         f"all {tokens:,} tokens are in view of every method: up to {plain:,} (window.dense) "
-        "attention is plain; with --set window.dense=null they select"
+        "attention is full; with --set window.dense=null they select"
     )

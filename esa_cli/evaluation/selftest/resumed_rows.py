@@ -1,9 +1,7 @@
-"""What an earlier run left to be continued: rows that count, and rows of something else.
+"""Which rows of an earlier run can be kept when it is resumed.
 
-A row is known by its test, method, length, sample and question. All that could give it another
-meaning under the same name must be the same, too: the document it was asked about, which another
-version of a test may build otherwise, the settings that its method stood for, the plugin files
-behind them, and whose rule the document was read by.
+A row counts if test, method, length, sample and question match, and the document's text, the
+method's settings and plugin files, and the prefill (shared or own) are unchanged.
 """
 
 from __future__ import annotations
@@ -23,13 +21,14 @@ KEY = ("test", "method", "length", "sample", "question")
 
 
 def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -> None:
-    """Checks that this run reads for its methods as the journal's rows of them were read for.
+    """Checks that each method has the same prefill, shared or own, as in the journal's rows.
 
-    Which methods share a reading depends on which are asked together; one method must not have
-    rows of both kinds, nor be compared with others as if it had been read alike.
+    Which methods share a prefill depends on the methods of the run, and a method must not have rows
+    of both kinds.
 
     Raises:
-        UsageError: a method was read otherwise, or is unknown. PresetError: one does not hold.
+        UsageError: a method's prefill differs, or it is unknown. PresetError: its settings are
+            wrong.
     """
     if not journal.rows:
         return
@@ -41,17 +40,18 @@ def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -
             raise UsageError(
                 f"{journal.path} holds results of {name} with the reading {before!r}, and with "
                 f"these --methods it is {now[name]!r}",
-                "give the same --methods as before, or choose another --out; a file that is begun "
-                "with --reading own takes further methods",
+                "give the same --methods as before, or another --out; a file that begins with "
+                "--reading own takes further methods",
             )
 
 
 @dataclass(frozen=True)
 class ResumedRows:
-    """The rows of a journal that are about one document.
+    """A journal's rows about one document.
 
     Raises:
-        UsageError: on making it, when the journal has answers about another document of that name.
+        UsageError: the journal has answers about another document of the same test, length and
+            sample.
     """
 
     journal: Journal

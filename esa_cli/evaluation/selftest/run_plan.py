@@ -1,7 +1,6 @@
-"""What a self-test run consists of: which texts are read, by which methods, and what is asked.
+"""Settings of a self-test, and its methods in groups that share a prefill.
 
-Methods that can share a reading stand in one group (see `shared`); a method by itself reads by its
-own rule, as `esa ask` does. Knows nothing about models beyond their preset.
+A method that is alone in its group prefills by its own rule, as in `esa ask`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset, Prompt, merge, validated
 
 DENSE = "dense"
-"""The method name of the ceiling: the same model, plain attention, inside its own window."""
+"""Method name of the ceiling: the same model with full attention, inside its own window."""
 DENSE_SHARE = 0.9
-"""The ceiling is measured on a document of this share of the model's window."""
+"""Share of the model's window that the ceiling's document takes."""
 DENSE_ROOM = 256
 """Tokens left beside that document for the chat template, the question and the answer."""
 MOST_DEPTHS = 1000
@@ -28,15 +27,15 @@ MOST_DEPTHS = 1000
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """What a person asked for.
+    """The options of a self-test.
 
     Args:
-        tests, methods: by name; the method `preset` is the preset as it stands.
-        lengths: tokens of each document; `own` has its own.
-        depths: shares of the document, or None for even ones.
+        tests, methods: names; the method `preset` is the preset as it is.
+        lengths: tokens of each document; the test `own` has one length, its text's.
+        depths: shares of the document; None: even ones.
         samples: questions for each test and length, as far as the test has them.
-        reading: `shared` or `own`, see `shared`. exact: the benchmarks' own protocols.
-        dense: measure the ceiling too.
+        reading: one prefill for all methods, or one each. exact: the benchmarks' own protocols.
+        dense: measure the ceiling, too.
     """
 
     tests: tuple[str, ...]
@@ -52,7 +51,7 @@ class SelftestSettings:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods that ask over one reading. `shared`: read by I and L only, not by their own rule."""
+    """Methods over one prefill. shared: it attends to I and L only, not by a method's own rule."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -61,28 +60,28 @@ class MethodGroup:
 
 
 def method_preset(name: str, preset: Preset, length: int) -> Preset:
-    """The preset that a method's name means for documents of `length` tokens."""
+    """The preset of a method for documents of `length` tokens."""
     return preset if name == "preset" else method_presets.apply(name, preset, length)
 
 
 def _full(name: str, made: Preset) -> bool:
-    """Whether the method attends to everything, whatever the budget."""
+    """Whether the method attends to all tokens, whatever the budget."""
     return made.selector["name"] == "full" or (name != "preset" and recipes.find(name).full)
 
 
 def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
-    """The methods, put together by what they can read together.
+    """The methods, grouped by the prefill they can share.
 
     Raises:
-        UsageError: a method is unknown. PresetError: one does not hold.
+        UsageError: a method is unknown. PresetError: its settings are wrong.
     """
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], build.method(preset).position.distance
     for name in dict.fromkeys(settings.methods):
         made = method_preset(name, preset, length)
         method = build.method(made)
-        # Only what scores with reduced keys needs the compressor fitted while reading, and a
-        # shared reading has the preset's positions.
+        # Only scores with reduced keys need the compressor that is fitted during prefill, and a
+        # shared prefill has the preset's positions.
         fitting = method.fitting if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
         if elsewhere or _full(name, made) or settings.reading == "own":
@@ -99,12 +98,12 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
 
 
 def dense_length(preset: Preset) -> int:
-    """Tokens of the document that the ceiling is measured on."""
+    """Tokens of the ceiling's document."""
     return min(int(preset.context * DENSE_SHARE), preset.context - DENSE_ROOM)
 
 
 def dense_group(preset: Preset) -> MethodGroup:
-    """Plain attention, everything in view."""
+    """Full attention at true positions."""
     over: dict[str, Any] = {
         "window": {"dense": preset.context},
         "compressor": {"name": "none"},
@@ -115,7 +114,7 @@ def dense_group(preset: Preset) -> MethodGroup:
 
 
 def prompted(preset: Preset, sample: TaskSample) -> Preset:
-    """The preset with the benchmark's own words around the document, where the sample has them."""
+    """The preset with the benchmark's prompt, where the sample has one."""
     if sample.after is None:
         return preset
     prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
@@ -123,11 +122,7 @@ def prompted(preset: Preset, sample: TaskSample) -> Preset:
 
 
 def tokens(text: str) -> int:
-    """ "32k" -> 32000.
-
-    Raises:
-        UsageError: it is no number of tokens.
-    """
+    """ "32k" -> 32000. Raises UsageError."""
     plain = text.strip().lower().replace("_", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
     try:
@@ -135,15 +130,18 @@ def tokens(text: str) -> int:
     except (ValueError, OverflowError):
         count = 0
     if count < 1:
-        raise UsageError(f"{text!r} is no number of tokens", "for example: 32k, 8000, 1m")
+        raise UsageError(
+            f"a length must be a number of tokens from 1, got {text!r}",
+            "for example: 32k, 8000, 1m",
+        )
     return count
 
 
 def depths(text: str | None) -> tuple[float, ...] | None:
-    """ "10" -> ten even depths; "0,25,50,100" -> these, in percent; "50%" -> this one.
+    """ "10" -> ten even depths; "0,25,50,100" -> these, in per cent; "50%" -> this one.
 
     Raises:
-        UsageError: they are not numbers from 0 to 100.
+        UsageError: not numbers from 0 to 100.
     """
     if text is None:
         return None
@@ -159,7 +157,7 @@ def depths(text: str | None) -> tuple[float, ...] | None:
         return tuple((i + 0.5) / count for i in range(count))
     if not all(0 <= value <= 100 for value in values):
         raise UsageError(
-            f"--depths {text!r} are no depths",
-            "a count as 10, or percents as 0,25,50,75,100; a single one as 50%",
+            f"--depths must be a count up to {MOST_DEPTHS} or percents from 0 to 100, got {text!r}",
+            "for example: 10, or 0,25,50,75,100; a single one as 50%",
         )
     return tuple(value / 100 for value in values)

@@ -1,7 +1,4 @@
-"""The documents of a test, at each length that is asked for. `own` has one length: its text's.
-
-Uses tasks and a counting function; no model.
-"""
+"""The documents of a self-test, at each length. The test `own` has one length, its text's."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 
 OWN = "own"
-"""The test whose document is the person's own text, whole."""
+"""The test whose document is the user's text, whole."""
 
 
 @dataclass
 class SelftestDocuments:
-    """What is read for a run's tests.
+    """Makes the documents of each test.
 
     Args:
-        size: tokens of a text.
+        size: counts the tokens of a text.
     """
 
     settings: SelftestSettings
@@ -43,10 +40,11 @@ class SelftestDocuments:
         """The documents, one at a time.
 
         Args:
-            dense: they have to fit into the model's window: one's own text is cut to the length.
+            dense: for the ceiling, whose documents must fit in the model's window: the text of
+                `own` is cut to `length`.
 
         Raises:
-            UsageError: more is wanted than a document holds, or the haystack is too short.
+            UsageError: a document cannot hold so many facts, or the haystack is too short.
         """
         settings = self.settings
         request = TaskRequest(

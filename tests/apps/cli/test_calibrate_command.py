@@ -165,7 +165,7 @@ def test_ctrl_c_keeps_what_was_read(
         (["note.md", "--plot", "a.x", "--report", "a.x"], 2, "--plot and --report are both a.x"),
         (["note.md", "--out", "maps.work"], 2, "--out and --work are both maps.work"),
         (["note.md", "--work", "a", "--out", "a"], 2, "--out and --work are both a"),
-        (["note.md", "--tokens", "20"], 2, "too few"),
+        (["note.md", "--tokens", "20"], 2, "at least 64 tokens"),
         (["note.md", "--set", "window.chnk=3"], 4, "chunk"),
     ],
 )

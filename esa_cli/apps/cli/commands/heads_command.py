@@ -1,7 +1,7 @@
-"""`esa heads`: which heads of a model find what a question asks for.
+"""`esa heads`: finds a model's retrieval heads, those that match a question to its passage.
 
 preset -> its score votes -> files -> haystack -> model's small files -> model -> needles planted
--> text and questions read -> table -> file
+-> text and questions processed -> table -> file
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _run(wanted: HeadsRequest, reporter: Reporter, as_json: bool) -> None:
 
 
 def _check(wanted: HeadsRequest) -> Haystack:
-    """Files, before anything is loaded; the haystack."""
+    """Checks the files before anything is loaded; returns the haystack."""
     from esa_cli.apps.cli import output_paths as files
     from esa_cli.evaluation.tasks import Haystack
 
@@ -115,7 +115,7 @@ def _check(wanted: HeadsRequest) -> Haystack:
 def _steps(
     wanted: HeadsRequest, chosen: Preset, hay: Haystack, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
-    """Reads and asks; what came out, and the JSON object."""
+    """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
     from esa_cli.apps.cli.preflight import Place, look
     from esa_cli.evaluation.calibration.retrieval_heads import voting
@@ -198,7 +198,7 @@ def _write(path: Path, wanted: HeadsRequest, found: RetrievalHeads) -> None:
 
 
 def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
-    """The best heads, what the set finds of the held-out questions, and how to use it."""
+    """Prints the best heads, the held-out needles that the set finds, and how to use it."""
     from esa_cli.apps.cli.terminal import print_table
 
     headers = (
