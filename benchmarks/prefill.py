@@ -58,11 +58,11 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.qa import build_method as build
     from esa_cli.qa import preset
+    from esa_cli.qa.resolved import resolve
 
     chosen = preset.load(arguments.preset, arguments.overrides)
-    method = build.method(chosen)
+    method = resolve(chosen).method
     model = models.load(chosen.model).model
     generator = torch.Generator().manual_seed(0)
     for text in arguments.lengths.split(","):

@@ -18,8 +18,8 @@ from transformers import TextStreamer
 
 from esa_cli import attach, load_preset
 from esa_cli.models.load import load
-from esa_cli.qa import build_method as build
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.resolved import resolve
 
 READ_AT_ONCE = 1024
 """Tokens in one forward call; it bounds the memory for activations. One call for all works too."""
@@ -49,7 +49,7 @@ def main() -> None:
         torch.manual_seed(given.seed)
         sampling = {"do_sample": True, "temperature": given.temperature, "top_k": 0}
 
-    with torch.inference_mode(), attach(model, build.method(preset)) as attachment:  # 1
+    with torch.inference_mode(), attach(model, resolve(preset).method) as attachment:  # 1
         cache = attachment.new_cache()  # 2
         cache.mode = "reading"
         for piece in document.split(READ_AT_ONCE, dim=1):

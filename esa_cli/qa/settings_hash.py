@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from esa_cli.methods.source_hashes import PARTS, contents, sources
-from esa_cli.qa import build_method
 from esa_cli.qa.preset import Preset
+from esa_cli.qa.resolved import resolve
 from esa_cli.system.digest import text_digest
 
 
@@ -20,7 +20,7 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
         PresetError: it does not hold, or a file of it cannot be read.
     """
     facts = preset.model_dump(mode="json", exclude=set(without))
-    files = sources(build_method.method(preset))
+    files = sources(resolve(preset).method)
     for kind in PARTS:
         if "file" in facts[kind]:
             files[f"{kind}.file"] = contents(facts[kind])["file"]

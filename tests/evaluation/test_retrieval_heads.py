@@ -35,10 +35,10 @@ from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import load as load_model
-from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.resolved import resolve
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
@@ -389,7 +389,7 @@ def test_the_preset_says_what_the_options_said(tmp_path: Path) -> None:
     assert made.model_dump(exclude={"name", "description"}) == wanted.model_dump(
         exclude={"name", "description"}
     )
-    score = build.method(made).score
+    score = resolve(made).method.score
     assert isinstance(score, VoteScore)
     assert [tuple(pair) for pair in score.heads] == [(1, 2), (0, 3)]
     assert path.read_text("utf-8").startswith(f"{MARK}: 8 of 8\n")

@@ -28,9 +28,9 @@ from esa_cli.evaluation.selftest.run_plan import (
 )
 from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 from esa_cli.evaluation.tasks import Haystack
-from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
 from esa_cli.qa.books import AskedBook
+from esa_cli.qa.resolved import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.jsonl import Journal
@@ -234,8 +234,8 @@ def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> No
         preset.load("tiny-random", [*rotated[:2], f"position.distance={d}"]) for d in (100, 200)
     )
     plain = preset.load("tiny-random", ["score.name=sum"])
-    assert build.method(near).fitting != build.method(far).fitting
-    assert build.method(plain).fitting[1] is None
+    assert resolve(near).method.fitting != resolve(far).method.fitting
+    assert resolve(plain).method.fitting[1] is None
     with Session(loaded.model, loaded.tokenizer, near) as session:
         session.read("The gate opens at nine. " * 40)
         session.use(near)
@@ -335,8 +335,8 @@ def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
     from esa_cli.evaluation.selftest.shared_prefill import shared_reading
     from esa_cli.methods.infllm import RECEIVED, InfLLM
 
-    base = build.method(preset.load("tiny-random"))
-    infllm = build.method(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0])
+    base = resolve(preset.load("tiny-random")).method
+    infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
     from dataclasses import replace
 
     other = replace(infllm, selector=InfLLM(block=16))

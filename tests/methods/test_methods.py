@@ -35,8 +35,8 @@ from esa_cli.methods.infllm_mass import MARKS
 from esa_cli.methods.tokenselect import KEPT
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
-from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets, preset
+from esa_cli.qa.resolved import resolve
 from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, GROUPS, DIM = 6, 2, 8
@@ -816,7 +816,7 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = preset.load(base)
     made = method_presets.apply(name, given, length=100_000)
-    method = build.method(made)
+    method = resolve(made).method
     assert method.window.budget == method_presets.budget(given)
     local_only = name in ("streaming-llm", "lm-infinite")
     assert (method.window.selected == 0) == local_only
@@ -851,14 +851,16 @@ def test_recipes_are_the_papers() -> None:
         "esa-consensus", preset.load("smollm2-135m")
     )  # fmt: skip
     every = shipped.model_copy(update={"score": {**shipped.score, "heads": []}})
-    assert build.method(ours) == build.method(every), "the default but for its heads is this method"
+    assert resolve(ours).method == resolve(every).method, (
+        "the default but for its heads is this method"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_run_in_a_model(name: str, make_model: Callable[..., Any]) -> None:
     given = preset.load("tiny-random", ["window.local=16", "window.selected=32", "window.chunk=16",
                                         "window.dense=0"])  # fmt: skip
-    method = build.method(method_presets.apply(name, given))
+    method = resolve(method_presets.apply(name, given)).method
     text = torch.randint(0, 61, (1, 150))
     with attach(make_model("llama", num_hidden_layers=5), method) as attachment:
         model, cache = attachment.model, attachment.new_cache()

@@ -18,9 +18,9 @@ from esa_cli.errors import PresetError
 from esa_cli.methods import builtin, plugin_loading, registry
 from esa_cli.methods.registry import register
 from esa_cli.methods.source_hashes import without_file
-from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
 from esa_cli.qa.archive import hindrance
+from esa_cli.qa.resolved import resolve
 from esa_cli.qa.settings_hash import settings_hash
 
 PLUGIN = """
@@ -105,6 +105,6 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     first = typed()()
     assert first == hashed("score.name=typed")
     assert typed()() != first
-    method = build.method(preset.load("tiny-random", ["score.name=typed"]))
+    method = resolve(preset.load("tiny-random", ["score.name=typed"])).method
     assert without_file(method) == "score"
     assert hindrance(method).startswith("its score stands in no file")

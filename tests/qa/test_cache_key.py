@@ -18,10 +18,10 @@ from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.qa import build_method as build
 from esa_cli.qa import preset
 from esa_cli.qa.archive import layout, storable
 from esa_cli.qa.cache_key import SAMPLES, identity, model_facts
+from esa_cli.qa.resolved import resolve
 from esa_cli.storage.library import Layout
 
 LAYOUT = Layout(2, 2, 8, "float32")
@@ -37,7 +37,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
     chosen = preset.load("tiny-random", overrides)
     facts = model_facts(model, loaded.tokenizer)
-    return identity(facts, head, chosen, build.method(chosen), LAYOUT)
+    return identity(facts, head, chosen, resolve(chosen).method, LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_what_is_selected_counts_where_it_changes_what_is_read(
 
 
 def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
-    assert storable(build.method(preset.load("tiny-random")))
+    assert storable(resolve(preset.load("tiny-random")).method)
     given = preset.load("tiny-random", ["selector.name=infllm", "position.name=infllm"])
-    assert not storable(build.method(given))
+    assert not storable(resolve(given).method)
 
 
 @pytest.mark.parametrize(("score", "tokens", "stored"), [
@@ -122,7 +122,7 @@ def test_a_compressor_that_fits_on_more_than_a_segment_cannot_be_stored(
     """In the library it would be fitted on the first segment alone, and in memory on all."""
     named = [f"score.name={score}", "compressor.name=closed-form"]
     given = preset.load("tiny-random", [*named, f"compressor.fit_tokens={tokens}"])
-    assert storable(build.method(given)) == stored
+    assert storable(resolve(given).method) == stored
 
 
 def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None
     save_learned(tmp_path / "maps.safetensors", maps)
     name = f"compressor.file={tmp_path / 'maps.safetensors'}"
     given = preset.load("tiny-random", ["score.name=sum", "compressor.name=learned", name])
-    made = layout(build.method(given), {"layers": 2, "groups": 2, "dim": 8}, "float32", "native")
+    made = layout(resolve(given).method, {"layers": 2, "groups": 2, "dim": 8}, "float32", "native")
     assert (made.reduced, made.fit) == ((3, 5), 0)
     vote = preset.load("tiny-random", ["score.name=vote"])
-    made = layout(build.method(vote), {"layers": 2, "groups": 2, "dim": 8}, "float32", "int8")
+    made = layout(resolve(vote).method, {"layers": 2, "groups": 2, "dim": 8}, "float32", "int8")
     assert (made.reduced, made.kind) == ((0, 0), "int8")
 
 

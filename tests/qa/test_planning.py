@@ -47,11 +47,11 @@ def test_weights_are_those_of_the_model(make_model: Any) -> None:
 
 
 def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
-    from esa_cli.qa import build_method as build
+    from esa_cli.qa.resolved import resolve
 
     chosen = preset.load("tiny-random")
     model = make_model("llama")
-    with attach(model, build.method(chosen)) as attachment:
+    with attach(model, resolve(chosen).method) as attachment:
         cache = attachment.new_cache()
         model(torch.randint(61, (1, 300)), past_key_values=cache)
         cache.project()
@@ -194,10 +194,10 @@ def test_config_without_a_size_is_a_model_error() -> None:
 
 
 def test_rows_are_counted_as_the_store_allocates_them() -> None:
-    from esa_cli.qa import build_method as build
+    from esa_cli.qa.resolved import resolve
     from esa_cli.storage.growing_rows import GrowingRows
 
-    method = build.method(preset.load("tiny-random"))
+    method = resolve(preset.load("tiny-random")).method
     gpu = costs.Costs(costs.shape_of(TINY), method, 8, on_gpu=True)
     for tokens in (1, 1024, 1025, 20_000, 40_000):
         rows = GrowingRows(1, torch.float32, torch.device("cpu"))

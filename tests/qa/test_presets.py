@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from esa_cli.errors import PresetError
 from esa_cli.models import DEFAULT_MODEL, parse_reference
-from esa_cli.qa import build_method as build
 from esa_cli.qa import preset, preset_files
+from esa_cli.qa.resolved import resolve
 
 SHIPPED = sorted(path.stem for path in preset.shipped_dir().glob("*.yaml"))
 
@@ -32,7 +32,7 @@ def write(path: Path, text: str) -> str:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_presets_load_and_build(name: str) -> None:
     chosen = preset.load(name)
-    build.method(chosen)
+    resolve(chosen)
     parse_reference(chosen.model)
     assert chosen.description
     assert preset.find(name).read_text().startswith("# ")
@@ -163,7 +163,7 @@ def test_what_does_not_hold_is_refused(overrides: list[str], message: str, hint:
 )
 def test_parts_that_do_not_hold_are_refused(overrides: list[str], message: str, hint: str) -> None:
     with pytest.raises(PresetError) as caught:
-        build.method(preset.load("tiny-random", overrides))
+        resolve("tiny-random", overrides)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
@@ -275,5 +275,5 @@ def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
 
 
 def test_a_selector_for_itself_hears_all_heads() -> None:
-    assert build.method(preset.load()).score.heads
-    assert not build.method(preset.load(overrides=["selector.name=topk"])).score.heads
+    assert resolve(preset.load()).method.score.heads
+    assert not resolve(preset.load(overrides=["selector.name=topk"])).method.score.heads

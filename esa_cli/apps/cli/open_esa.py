@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.preflight import Ready, prepare
+from esa_cli.apps.cli.preflight import Preflight, prepare
 from esa_cli.apps.cli.progress_display import prefill_bar
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.document import Document
@@ -76,7 +76,7 @@ class PrefillDisplay(IngestEvents):
 
 @contextmanager
 def opened(
-    chosen: Preset | Ready,
+    chosen: Preset | Preflight,
     options: ModelOptions,
     reporter: Reporter,
     *,
@@ -94,7 +94,7 @@ def opened(
         UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
     """
     ready = chosen
-    if not isinstance(ready, Ready):
+    if not isinstance(ready, Preflight):
         ready = prepare(ready, options, reporter, keep=keep)
     from esa_cli.storage.library import Library
 

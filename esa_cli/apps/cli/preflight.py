@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelPlace:
     """Where the model will be: `device` is torch's name or "balanced", `dtype` a torch.dtype."""
 
     device: str
     dtype: Any
 
     @classmethod
-    def of(cls, options: ModelOptions) -> Place:
+    def of(cls, options: ModelOptions) -> ModelPlace:
         """The place for --device and --dtype. Raises UsageError."""
         chosen = choose_device(options.device)
         return cls(chosen, choose_dtype(options.dtype, chosen))
@@ -53,7 +53,7 @@ class KnownModel:
     ref: str
     folder: Path
     config: dict[str, Any]
-    place: Place
+    place: ModelPlace
     available: int
     """Bytes of memory there were before anything was loaded: all that is needed is held to it."""
 
@@ -108,7 +108,7 @@ class KnownModel:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Preflight:
     """What is known before the model is loaded."""
 
     resolved: Resolved
@@ -126,7 +126,7 @@ def prepare(
     method: str | None = None,
     documents: Sequence[Document] = (),
     keep: bool = False,
-) -> Ready:
+) -> Preflight:
     """Builds the method, fetches the model's small files, and holds the preset to them.
 
     Args:
@@ -143,13 +143,13 @@ def prepare(
 
     model, texts = None, list[Any]()
     if method is not None and documents and stretches(method, chosen):
-        model = look(chosen, Place.of(options), reporter)
+        model = inspect_model(chosen, ModelPlace.of(options), reporter)
         texts = model.tokenise(documents)
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     if keep:
         _check_storable(resolved)
-    model = model or look(chosen, Place.of(options), reporter)
-    return Ready(resolved, model, model.planner(resolved), texts)
+    model = model or inspect_model(chosen, ModelPlace.of(options), reporter)
+    return Preflight(resolved, model, model.planner(resolved), texts)
 
 
 def _check_storable(resolved: Resolved) -> None:
@@ -162,7 +162,7 @@ def _check_storable(resolved: Resolved) -> None:
         )
 
 
-def look(chosen: Preset, place: Place, reporter: Reporter) -> KnownModel:
+def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> KnownModel:
     """Fetches the model's small files, and holds the preset to them.
 
     Raises:

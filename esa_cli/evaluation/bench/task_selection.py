@@ -114,7 +114,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
     Raises:
         UsageError: no method, or an unknown one. PresetError: one is invalid.
     """
-    from esa_cli.qa import build_method as build
+    from esa_cli.qa.resolved import resolve
 
     if not methods:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
@@ -123,7 +123,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
         for name in methods
     }
     for preset in made.values():
-        build.method(preset)
+        resolve(preset)
     return made
 
 

@@ -19,10 +19,10 @@ from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
 from esa_cli.models.load import LoadedModel
-from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.resolved import resolve
 from esa_cli.system.digest import text_digest
 from esa_cli.system.files import replacing
 from esa_cli.system.progress import Progress
@@ -111,7 +111,7 @@ def aimed(name: str, preset: Preset) -> Preset:
         UsageError: there is no such method, or it scores with whole keys.
     """
     made = preset if name == AS_IS else method_presets.apply(name, preset)
-    if not build.method(made).score.features:
+    if not resolve(made).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
             "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
@@ -145,7 +145,7 @@ def open_job(
         **{part: chosen[part] for part in parts},
     }
     shards = open_folder(folder, settings, resume, len(ids))
-    method = uncompressed(build.method(preset))
+    method = uncompressed(resolve(preset).method)
     return CalibrationJob(loaded, preset, method, ids, shards, of_model, settings)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from esa_cli.evaluation.conformance.finding import Finding, attempt, gather
-from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset, WindowSettings
+from esa_cli.qa.resolved import resolve
 
 USUAL = WindowSettings(initial=64, selected=1024, local=1024, chunk=512)
 SMALL = WindowSettings(initial=4, selected=64, local=64, chunk=32)
@@ -36,7 +36,7 @@ def check_recipe(name: str) -> list[Finding]:
         position = {"name": "esa", "distance": context // 2}
         base = Preset(name="base", model="any", context=context, window=window, position=position)
         made = method_presets.apply(name, base, length)
-        build.method(made)
+        resolve(made)
         return made
 
     def repeats() -> str:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from esa_cli.errors import LengthError
 from esa_cli.evaluation.selftest.run_plan import prompted
 from esa_cli.evaluation.tasks.task_sample import TaskSample
-from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
+from esa_cli.qa.resolved import resolve
 from esa_cli.qa.session import Session
 
 
@@ -35,7 +35,7 @@ def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> 
 def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
     """A note if the text is so short that every method uses full attention: such a test says
     nothing about selection."""
-    plain = min(build.method(preset).window.dense_below for preset in presets)
+    plain = min(resolve(preset).method.window.dense_below for preset in presets)
     if tokens > plain:
         return None
     return (

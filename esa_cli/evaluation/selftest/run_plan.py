@@ -12,9 +12,9 @@ from typing import Any, Literal
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods import recipes
-from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset, Prompt, merge, validated
+from esa_cli.qa.resolved import resolve
 
 DENSE = "dense"
 """Method name of the ceiling: the same model with full attention, inside its own window."""
@@ -76,10 +76,10 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
         UsageError: a method is unknown. PresetError: its settings are wrong.
     """
     shared: dict[str, list[tuple[str, Preset]]] = {}
-    alone, distance = [], build.method(preset).position.distance
+    alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
         made = method_preset(name, preset, length)
-        method = build.method(made)
+        method = resolve(made).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
         fitting = method.fitting if method.score.features else None

@@ -21,8 +21,8 @@ from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.evaluation.calibration.calibration_pipeline import aimed
 from esa_cli.evaluation.calibration.fit_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
-from esa_cli.qa import build_method as build
 from esa_cli.qa import method_presets, preset
+from esa_cli.qa.resolved import resolve
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 Esa = Callable[..., tuple[int, str, str]]
@@ -265,7 +265,7 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
     use = next(line for line in err.splitlines() if line.startswith("  --")).split()
     assert "sum" in use
     made = preset.load("tiny-random", overrides_of(use))
-    method = build.method(made)
+    method = resolve(made).method
     assert query_rotation(method) == {"rotate": "false"}
     assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
     assert made.position == method_presets.apply("esa", preset.load("tiny-random")).position
@@ -283,9 +283,9 @@ def test_the_documented_options_use_the_maps() -> None:
     text = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
     (line,) = [one for one in text.splitlines() if "esa ask" in one and "=maps.safetensors" in one]
     made = preset.load("smollm2-135m", overrides_of(line.split('"..." ')[1].split()))
-    method = build.method(made)
+    method = resolve(made).method
     assert method.compressor == Learned("maps.safetensors")
     assert isinstance(method.selector, TopK)
     assert method.score.features
-    fitted = build.method(aimed("esa", preset.load("smollm2-135m")))
+    fitted = resolve(aimed("esa", preset.load("smollm2-135m"))).method
     assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}

@@ -191,10 +191,10 @@ sys.path[:0] = [{tests!r}, {root!r}]
 from pathlib import Path
 from fake_asker import FakeAsker
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.apps.cli.commands.serve_command import Wanted, run
+from esa_cli.apps.cli.commands.serve_command import ServeRequest, run
 from esa_cli.documents.document import read_document
 asker = FakeAsker(delay=0.05)
-run(asker, Wanted(port=0), [read_document("a.txt")], Reporter(True))
+run(asker, ServeRequest(port=0), [read_document("a.txt")], Reporter(True))
 print("ended", len(asker.spoken), flush=True)
 """
 

@@ -19,7 +19,7 @@ from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.answer_output import Timing
-    from esa_cli.apps.cli.preflight import Ready
+    from esa_cli.apps.cli.preflight import Preflight
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.documents.document import Document, Gathered
     from esa_cli.qa.api import Esa
@@ -161,7 +161,7 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
 
 def _ready(
     request: AskRequest, chosen: Preset, documents: Sequence[Document], reporter: Reporter
-) -> Ready:
+) -> Preflight:
     """The method and the model's small files.
 
     Raises:
@@ -185,7 +185,7 @@ def _ready(
 
 
 def _check_room(
-    request: AskRequest, ready: Ready, documents: Sequence[Document], library: Library
+    request: AskRequest, ready: Preflight, documents: Sequence[Document], library: Library
 ) -> Sequence[Document | TokenisedDocument]:
     """What to ingest, once the documents that must be read into memory are known to fit.
 

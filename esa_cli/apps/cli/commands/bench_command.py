@@ -114,7 +114,7 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
     from esa_cli.apps.cli.commands import bench_output as bench_table
-    from esa_cli.apps.cli.preflight import Place, look
+    from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.evaluation.bench.task_selection import presets
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
@@ -123,9 +123,9 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
     survey = order.survey()
     reporter.stage("import", 0, None)
     made = presets(request.preset, options.names(request.methods), survey.length)
-    place = Place.of(request.model)
+    place = ModelPlace.of(request.model)
     journal = _journal(request, order, made, header(request, survey.length, place), reporter)
-    known = look(request.preset, place, reporter)
+    known = inspect_model(request.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
     known.check(made.values(), known.count_tokens(max(texts, key=len, default="")))
     left_out: list[bench_table.NoRoom] = []

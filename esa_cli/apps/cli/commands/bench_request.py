@@ -14,7 +14,7 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.options import ModelOptions
-    from esa_cli.apps.cli.preflight import Place
+    from esa_cli.apps.cli.preflight import ModelPlace
     from esa_cli.qa.preset import Preset
 
 
@@ -32,7 +32,7 @@ class BenchRequest:
     as_json: bool
 
 
-def header(request: BenchRequest, length: int, place: Place) -> dict[str, Any]:
+def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, Any]:
     """The first line of its file: what rows must have in common, and what made them.
 
     Args:

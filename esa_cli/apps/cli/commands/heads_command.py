@@ -117,13 +117,13 @@ def _steps(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.preflight import Place, look
+    from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     voting(chosen)
-    place = Place.of(wanted.model)
-    model = look(chosen, place, reporter)
+    place = ModelPlace.of(wanted.model)
+    model = inspect_model(chosen, place, reporter)
     model.check([chosen], wanted.tokens)
     with quiet_transformers():
         loaded = model.load(reporter)

@@ -13,7 +13,7 @@ from esa_cli.apps.cli.options import ModelOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
-    from esa_cli.apps.cli.preflight import KnownModel, Place
+    from esa_cli.apps.cli.preflight import KnownModel, ModelPlace
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.preset import Preset
@@ -119,7 +119,7 @@ def _run(request: SelftestRequest, reporter: Reporter) -> None:
     """
     from esa_cli.apps.cli.commands.selftest_output import show
     from esa_cli.apps.cli.commands.selftest_request import check, header
-    from esa_cli.apps.cli.preflight import Place
+    from esa_cli.apps.cli.preflight import ModelPlace
     from esa_cli.apps.cli.progress_display import SelftestDisplay
     from esa_cli.errors import EsaError
     from esa_cli.evaluation.report.result_rows import wrong
@@ -131,7 +131,7 @@ def _run(request: SelftestRequest, reporter: Reporter) -> None:
     chosen = request.model.load_preset()
     hay = check(request, chosen)
     reporter.stage("import", 0, None)
-    place = Place.of(request.model)
+    place = ModelPlace.of(request.model)
     journal = Journal(
         request.out,
         header(request, chosen, hay, place),
@@ -170,17 +170,21 @@ def _goes_on(request: SelftestRequest) -> str:
 
 
 def _look(
-    request: SelftestRequest, chosen: Preset, haystack: Haystack, place: Place, reporter: Reporter
+    request: SelftestRequest,
+    chosen: Preset,
+    haystack: Haystack,
+    place: ModelPlace,
+    reporter: Reporter,
 ) -> KnownModel:
     """The model's small files, when the longest document fits with each method.
 
     Raises:
         ModelError, PresetError, ResourceError.
     """
-    from esa_cli.apps.cli.preflight import look
+    from esa_cli.apps.cli.preflight import inspect_model
     from esa_cli.evaluation.selftest.run_plan import method_preset
 
-    model = look(chosen, place, reporter)
+    model = inspect_model(chosen, place, reporter)
     settings = request.settings
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:

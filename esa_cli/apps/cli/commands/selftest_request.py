@@ -21,7 +21,7 @@ from esa_cli.system.digest import text_digest
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.preflight import Place
+    from esa_cli.apps.cli.preflight import ModelPlace
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 
 
@@ -83,7 +83,7 @@ def _texts(haystack: Path | None) -> list[str]:
 
 
 def header(
-    request: SelftestRequest, chosen: Preset, haystack: Haystack, place: Place
+    request: SelftestRequest, chosen: Preset, haystack: Haystack, place: ModelPlace
 ) -> dict[str, Any]:
     from esa_cli.evaluation.selftest.run_plan import dense_length
 

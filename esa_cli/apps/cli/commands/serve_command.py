@@ -44,7 +44,7 @@ Timeout = Annotated[
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServeRequest:
     """The server that was asked for."""
 
     documents: Sequence[str] = ()
@@ -80,7 +80,7 @@ def serve(
     from esa_cli.system.machine import parse_size
 
     size = parse_size(max_body, "--max-body")
-    wanted = Wanted(documents or [], allow or [], host, port, token, size, max_queue, timeout)
+    wanted = ServeRequest(documents or [], allow or [], host, port, token, size, max_queue, timeout)
     check(wanted)
     chosen = model.load_preset()
     reporter = Reporter(quiet)
@@ -92,7 +92,7 @@ def serve(
         reporter.settle()
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: ServeRequest) -> None:
     """What can be checked before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
@@ -121,7 +121,9 @@ def check(wanted: Wanted) -> None:
             raise UsageError(f"--allow {folder} is not a folder", "give a folder that is there")
 
 
-def run(asker: Asker, wanted: Wanted, documents: Sequence[Document], reporter: Reporter) -> None:
+def run(
+    asker: Asker, wanted: ServeRequest, documents: Sequence[Document], reporter: Reporter
+) -> None:
     """Has the documents read, then serves until Ctrl-C.
 
     Raises:
