@@ -52,7 +52,7 @@ def test_stored_documents_are_found_again(name: str, digest: str) -> None:
     """The keys of built-in presets, whatever modules their parts are in. If one has to change,
     every stored document is prefilled again: raise FORMAT and say so."""
     chosen = preset.load(name)
-    key = identity({}, [1], chosen, build.method(chosen), LAYOUT)
+    key = identity({}, [1], chosen, resolve(chosen).method, LAYOUT)
     assert hashlib.sha256(key.encode()).hexdigest()[:16] == digest
 
 
