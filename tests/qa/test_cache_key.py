@@ -236,7 +236,9 @@ def test_a_model_whose_weights_are_elsewhere_is_refused(
     model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
     with pytest.raises(ModelError, match="weights are offloaded"):
         model_facts(model, loaded.tokenizer)
-    monkeypatch.setattr(load, "_into_memory", lambda *given: model)
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained", lambda *given, **options: model
+    )
     monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
     with pytest.raises(ResourceError, match="found no room on cpu"):
         models.load("random:llama", device="cpu", dtype="float32")

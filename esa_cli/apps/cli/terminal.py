@@ -22,14 +22,13 @@ NARROW = 32
 _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
-    "hash": "checking the model",
     "wait": "waiting for another esa that prepares the same model",
     "import": "starting",
     "convert": "preparing the model, once (half a minute)",
     "save": "saving the prepared model",
     "load": "loading the model",
 }
-_IN_BYTES = ("download", "extract", "hash")
+_IN_BYTES = ("download", "extract")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNESCAPED = re.compile(r"[\x7f-\x9f]")
 
