@@ -132,7 +132,7 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
         (["a.txt", "--token", "a b"], "spaces"),
         (["a.txt", "--token", "\u00e9"], "letters"),
         (["--allow", "nowhere"], "not a folder"),
-        (["a.txt", "--max-body", "much"], "not a size"),
+        (["a.txt", "--max-body", "much"], "must be a size"),
     ],
 )
 def test_servers_that_cannot_be(
