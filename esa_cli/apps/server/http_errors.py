@@ -6,8 +6,10 @@ hints of it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from esa_cli.errors import (
@@ -22,6 +24,7 @@ from esa_cli.errors import (
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error that the client gets for an answer.
 
@@ -30,17 +33,11 @@ class ApiError(Exception):
             again; None where that does not help.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry = retry
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry: int | None = None
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -63,6 +60,10 @@ def is_of_server(error: Exception) -> bool:
 
 
 def as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
     if not isinstance(error, EsaError):
         return ApiError(500, "a bug in esa; its log has more")
     if isinstance(error, DiskError):

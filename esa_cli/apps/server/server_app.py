@@ -68,28 +68,22 @@ def make_app(
             Route("/health", routes.health),
         ],
         middleware=[Middleware(AccessCheck, token=token)],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-            Exception: _any_error,
-        },
+        exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _error),
         lifespan=lifespan,
     )
 
 
+@dataclass
 class _Routes:
-    def __init__(
-        self,
-        asker: Asker,
-        documents: AllowedDocuments,
-        limits: ServerLimits,
-        note: Callable[[str], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self.asker, self.documents, self.limits = asker, documents, limits
-        self.note, self.warn = note, warn
-        self.worker = Worker(limits.max_queue)
-        self.card = model_card(asker.name, int(time.time()))
+    asker: Asker
+    documents: AllowedDocuments
+    limits: ServerLimits
+    note: Callable[[str], None]
+    warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.worker = Worker(self.limits.max_queue)
+        self.card = model_card(self.asker.name, int(time.time()))
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.load()})
@@ -186,14 +180,5 @@ def _json(data: Any) -> Response:
     return Response(json_bytes(data), media_type="application/json")
 
 
-async def _api_error(request: Request, error: Any) -> Response:
-    response: Response = error.response()
-    return response
-
-
-async def _http_error(request: Request, error: Any) -> Response:
-    return ApiError(error.status_code, str(error.detail)).response()
-
-
-async def _any_error(request: Request, error: Exception) -> Response:
+async def _error(request: Request, error: Exception) -> Response:
     return as_api_error(error).response()
