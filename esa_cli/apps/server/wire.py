@@ -168,16 +168,17 @@ def parse(data: bytes) -> ChatRequest:
 def _refusal(place: tuple[int | str, ...], value: Any) -> ApiError:
     """The error for a value at a place that may go on below the parameter."""
     known = list(takewhile(lambda part: isinstance(part, int) or part in _ALLOWED, place))
-    while known and isinstance(known[-1], int):
-        known.pop()
+    got = reprlib.repr(value)
+    if known and isinstance(known[-1], int):
+        got += f" as item {known.pop()}"
     if not known:
-        return ApiError(400, f"the body must be a JSON object, got {reprlib.repr(value)}")
+        return ApiError(400, f"the body must be a JSON object, got {got}")
     name, allowed = known[-1], _ALLOWED[str(known[-1])]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in known)[1:]
     code = "unsupported_parameter" if not allowed or name in ("n", "response_format") else None
     if not allowed:
         return ApiError(400, f"{where} is not supported", where, code)
-    return ApiError(400, f"{where} must be {allowed}, got {reprlib.repr(value)}", where, code)
+    return ApiError(400, f"{where} must be {allowed}, got {got}", where, code)
 
 
 @dataclass(frozen=True)
