@@ -28,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 LIMIT = 1 << 30
-NO_TEXT = "Give a document with text in it."
+NO_TEXT = "give a document with text in it"
 
 
 class Place(NamedTuple):
@@ -98,10 +98,10 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     else:
         path, data = source, file_bytes.from_file(source, limit)
     if not data:
-        raise DocumentError(f"{called(path)} is empty (0 bytes).", NO_TEXT)
+        raise DocumentError(f"{called(path)} is empty (0 bytes)", NO_TEXT)
     found = readers.read(data, path)
     if not found.text.strip():
-        raise DocumentError(f"{called(path)} holds nothing but white space.", NO_TEXT)
+        raise DocumentError(f"{called(path)} holds nothing but white space", NO_TEXT)
     name = Path(path).name or path
     return Document(name, found.text, source, found.encoding, len(data), found.marks, found.missing)
 
@@ -156,7 +156,7 @@ def gather(found: Meant, read: Callable[[str], Document] | None = None) -> Gathe
     for path, (folder, refusal) in refused.items():
         if folder not in readable:
             raise refusal
-        left_out.append(LeftOut(path, f"{refusal.message} {refusal.hint}".strip()))
+        left_out.append(LeftOut(path, f"{refusal.message}; {refusal.hint}".rstrip("; ")))
     return Gathered(tuple(documents), (*found.left_out, *left_out))
 
 
@@ -178,7 +178,7 @@ def read_documents(
         DocumentError: as `gather`.
     """
     if not sources:
-        raise UsageError("No document was given.", "Name a document, or - for standard input.")
+        raise UsageError("no document was given", "name one, or - for standard input")
     found = gather(meant(sources), lambda path: read_document(path, stdin, limit=limit))
     for left_out in found.left_out:
         say(left_out.line)

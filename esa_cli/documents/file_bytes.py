@@ -18,16 +18,16 @@ def from_stdin(stdin: IO[Any], limit: int) -> bytes:
     """Everything that is piped in. Raises DocumentError: a terminal, or more than the limit."""
     if stdin.isatty():
         raise DocumentError(
-            "Standard input is a terminal, so there is no document in it.",
-            "Pipe a document in: esa ask - 'question' < FILE",
+            "standard input is a terminal, so there is no document in it",
+            "pipe a document in: esa ask - 'question' < FILE",
         )
     try:
         data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
     except OSError as error:
-        raise DocumentError(f"Standard input cannot be read: {error.strerror}.") from error
+        raise DocumentError(f"standard input cannot be read: {error.strerror}") from error
     if len(data) > limit:
         raise DocumentError(
-            f"Standard input is longer than the limit of {_size(limit)}.", "Split the document."
+            f"standard input is longer than the limit of {_size(limit)}", "split the document"
         )
     return data
 
@@ -40,14 +40,14 @@ def from_file(source: str, limit: int) -> bytes:
         with open(source, "rb") as stream:
             data = stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DocumentError(f"There is no document {source}.", _near(source)) from error
+        raise DocumentError(f"there is no document {source}", _near(source)) from error
     except PermissionError as error:
         raise DocumentError(
-            f"The document {source} may not be read by this user.", f"Try: chmod u+r {source}"
+            f"the document {source} may not be read by this user", f"try: chmod u+r {source}"
         ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DocumentError(f"The document {source} cannot be read: {reason}.") from error
+        raise DocumentError(f"the document {source} cannot be read: {reason}") from error
     if len(data) > limit:
         raise _too_large(source, len(data), limit)
     return data
@@ -57,13 +57,13 @@ def _refuse_special(source: str, info: os.stat_result, limit: int) -> None:
     """Before opening: opening a pipe would wait for whoever writes to it."""
     if stat.S_ISDIR(info.st_mode):
         raise DocumentError(
-            f"{source} is a folder, not a document.",
-            f"Name a file in it, for example: {os.path.join(source, 'notes.md')}",
+            f"{source} is a folder, not a document",
+            f"name a file in it, for example: {os.path.join(source, 'notes.md')}",
         )
     if not stat.S_ISREG(info.st_mode):
         raise DocumentError(
-            f"{source} is a pipe, socket or device, not a file.",
-            f"Give its contents on standard input: esa ask - 'question' < {source}",
+            f"{source} is a pipe, socket or device, not a file",
+            f"give its contents on standard input: esa ask - 'question' < {source}",
         )
     if info.st_size > limit:
         raise _too_large(source, info.st_size, limit)
@@ -71,22 +71,22 @@ def _refuse_special(source: str, info: os.stat_result, limit: int) -> None:
 
 def _too_large(source: str, size: int, limit: int) -> DocumentError:
     return DocumentError(
-        f"The document {source} is {_size(size)}, more than the limit of {_size(limit)}.",
-        "Split it and ask about the parts.",
+        f"the document {source} is {_size(size)}, more than the limit of {_size(limit)}",
+        "split it and ask about the parts",
     )
 
 
 def _near(source: str) -> str:
     if source.startswith(("http://", "https://")):
-        return "Documents are files: fetch the page first, and name the file."
+        return "documents are files: fetch the page first, and name the file"
     folder = os.path.dirname(source) or "."
     try:
         names = difflib.get_close_matches(os.path.basename(source), os.listdir(folder), n=1)
     except OSError:
-        return f"There is no folder {folder} either." if not os.path.exists(folder) else ""
+        return f"there is no folder {folder} either" if not os.path.exists(folder) else ""
     if not names:
-        return "Check the path; it is relative to the current folder."
-    return f"Did you mean {os.path.join(os.path.dirname(source), names[0])}?"
+        return "check the path; it is relative to the current folder"
+    return f"did you mean {os.path.join(os.path.dirname(source), names[0])}?"
 
 
 def _size(count: float) -> str:

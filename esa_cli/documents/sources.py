@@ -24,7 +24,7 @@ from esa_cli.errors import DocumentError, UsageError
 MOST_FILES = 10_000
 _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
-_OTHER = "Name fewer: a folder further down, or a pattern such as 'docs/**/*.md'."
+_OTHER = "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'"
 _IGNORED = "ignored by .gitignore"
 _ELSEWHERE = "linked elsewhere"
 _UNREADABLE = "may not be read"
@@ -129,10 +129,10 @@ def find(source: str) -> Found:
             continue
         found.files.append(path)
         if len(found.files) > MOST_FILES:
-            raise DocumentError(f"{source} has more than {MOST_FILES:,} readable files.", _OTHER)
+            raise DocumentError(f"{source} has more than {MOST_FILES:,} readable files", _OTHER)
     if not found.files:
         said = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
-        raise DocumentError(f"There is nothing to read in {said[0]}.", "Check the path or pattern.")
+        raise DocumentError(f"there is nothing to read in {said[0]}", "check the path or pattern")
     return found
 
 
@@ -144,7 +144,7 @@ def meant(names: Sequence[str]) -> Meant:
         DocumentError: a folder or pattern means no file, or too many, or may not be read.
     """
     if list(names).count("-") > 1:
-        raise UsageError("Standard input (-) can be read only once.")
+        raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
     left_out: list[LeftOut] = []
     for name in names:
@@ -170,8 +170,8 @@ def _below(folder: str, found: Found) -> Iterator[str]:
     def refused(error: OSError) -> None:
         if error.filename == folder:
             raise DocumentError(
-                f"The folder {folder} may not be read: {error.strerror}.",
-                f"Try: chmod u+rx {folder}",
+                f"the folder {folder} may not be read: {error.strerror}",
+                f"try: chmod u+rx {folder}",
             ) from error
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 

@@ -146,7 +146,7 @@ def printable(text: str) -> str:
 
 def called(name: str) -> str:
     """How a message begins that is about the document `name`."""
-    return "Standard input" if name == STDIN else f"The document {name}"
+    return "standard input" if name == STDIN else f"the document {name}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
@@ -158,8 +158,8 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 def without_text(name: str, what: str) -> DocumentError:
     """The error for a document whose pages may be pictures, a kind of `what`."""
     return DocumentError(
-        f"{called(name)} is {what} without text; it may hold pictures only.",
-        "Save it as PDF, then recognise its letters: ocrmypdf document.pdf text.pdf",
+        f"{called(name)} is {what} without text; it may hold pictures only",
+        "save it as PDF, then recognise its characters: ocrmypdf document.pdf text.pdf",
     )
 
 

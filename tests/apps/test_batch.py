@@ -194,7 +194,7 @@ def test_missing_documents_and_failing_questions(write: Write, tmp_path: Path) -
     path = write(q("1", "gone.txt"), q("2", "a.txt", "gone.txt"), q("3", "a.txt"), q("4", "a.txt"))
     answers = go(asker, path, out)
     found = rows(out)
-    assert "There is no document" in found[0]["error"]
+    assert "there is no document" in found[0]["error"]
     assert "gone.txt" in found[1]["error"]
     assert (found[2]["error"], found[2]["hint"]) == ("no room", "buy some")
     assert found[3]["answer"] == "You asked: 4"
@@ -650,7 +650,7 @@ def test_the_command_says_what_is_left_out(
     assert result.exit_code == 0, result
     said = result.stderr.splitlines()
     assert said[0] == "esa: docs: 2 files to read; left out: 1 empty (empty.txt)"
-    assert said[1].startswith("esa: left out: The document docs/scan.pdf has no text")
+    assert said[1].startswith("esa: left out: the document docs/scan.pdf has no text")
     assert len(said) == 2, "quiet, and each once"
     assert all(row["left_out"] for row in rows(tmp_path / "out.jsonl"))
 

@@ -468,7 +468,7 @@ def test_a_scan_in_a_folder_is_left_out_and_a_copy_is_read_once(
     assert asker.calls[0]["books"] == ["alpha", "beta"]
     assert result.stdout == "You asked: one\na.txt\nsub/b.txt\n"
     scan, copy = result.stderr.splitlines()
-    assert scan.startswith("esa: left out: The document sub/scan.pdf has no text")
+    assert scan.startswith("esa: left out: the document sub/scan.pdf has no text")
     assert copy == "esa: left out: sub/copy.txt: the same text again, asked once"
     named = command(monkeypatch, asker, b"one\n", "a.txt", "sub/scan.pdf")
     assert isinstance(named.exception, DocumentError)

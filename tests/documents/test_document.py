@@ -125,8 +125,8 @@ def test_utf16_without_mark(tmp_path: Path, encoding: str) -> None:
 def test_missing_suggests_a_near_name(tmp_path: Path) -> None:
     write(tmp_path, b"x", "report.txt")
     error = refused(tmp_path / "reprot.txt")
-    assert "There is no document" in error.message
-    assert error.hint == f"Did you mean {tmp_path / 'report.txt'}?"
+    assert "there is no document" in error.message
+    assert error.hint == f"did you mean {tmp_path / 'report.txt'}?"
     assert "no folder" in refused(tmp_path / "nowhere" / "x.txt").hint
 
 
@@ -152,13 +152,14 @@ def zipped(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "kind", "hint"),
     [
-        (zipped("ppt/presentation.xml"), "PowerPoint", "text"),
-        (zipped("a.txt"), "a zip", "Unpack"),
-        (bytes(257) + b"ustar" + bytes(50), "a tar", "Unpack"),
+        (zipped("a.txt"), "ZIP", "unpack"),
+        (bytes(257) + b"ustar" + bytes(50), "TAR", "unpack"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old Office", "docx"),
-        (b"\x7fELF\x02\x01", "ELF", ""),
+        (b"\x7fELF\x02\x01" + bytes(60), "ELF", ""),
         (b"\x89PNG\r\n\x1a\n", "PNG", ""),
-        (b"\xff\xd8\xff\xe0", "JPEG", ""),
+        (b"{\\rtf1 words}", "RTF", "pandoc"),
+        (b"GGUF\3\0\0\0", "GGUF", "--model"),
+        (b"\xff\xd8\xff\xe0", "JPG", ""),
     ],
 )
 def test_known_binary(tmp_path: Path, data: bytes, kind: str, hint: str) -> None:
@@ -241,6 +242,11 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("text", ["BM is a name", "MZ was here", "ID3 tags", "%!PS at dawn"])
+def test_text_that_begins_as_a_binary_kind(text: str, tmp_path: Path) -> None:
+    assert read_document(str(write(tmp_path, text.encode()))).text == text
+
+
 @pytest.mark.parametrize("name", WESTERN)
 def test_western_text_is_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / "western.txt"
@@ -252,6 +258,6 @@ def test_western_text_is_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", OTHERS)
 def test_look_alikes_are_not_taken_for_western(encoding: str) -> None:
-    from esa_cli.documents.western import is_western
+    from esa_cli.documents.encoding import looks_like_cp1252
 
-    assert not is_western((OTHERS[encoding] * 5).encode(encoding))
+    assert not looks_like_cp1252((OTHERS[encoding] * 5).encode(encoding))

@@ -61,7 +61,7 @@ def test_pdf_with_a_title_that_is_not_on_its_page() -> None:
 def test_pdf_scanned_in_part() -> None:
     found = readers.read(make.pdf(["a", None, "b", None, None]), "a.pdf")
     assert found.missing == (
-        "pages 2, 4 and 5 have no text, only pictures (ocrmypdf can recognise their letters)",
+        "pages 2, 4 and 5 have no text, only pictures (ocrmypdf can recognise their characters)",
     )
     assert [mark.page for mark in found.marks] == [1, 3]
 
@@ -102,7 +102,7 @@ def test_pdf_says_what_is_missing() -> None:
     pages = ["fine", "\ufffd\ufffda", "", "x"]
     assert _missing(pages, [], [3]) == [
         "page 3 has damage and cannot be read",
-        "page 2 has letters of a font that does not say which letters they are",
+        "page 2 has letters of a font that does not say which characters they are",
     ]
     assert _missing([""] * 20, list(range(1, 21)), [])[0].startswith("20 pages (1 to 20) have")
 

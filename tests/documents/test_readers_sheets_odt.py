@@ -375,4 +375,4 @@ def test_odt_is_told_by_content_and_refused_in_words() -> None:
     other = make.odt("", more={"content.xml": make.odt_part("office:document-content", "")})
     assert "holds no text document" in refused(other, "a.odt").message
     sheet = make.zipped({"mimetype": "application/vnd.oasis.opendocument.spreadsheet"})
-    assert "an OpenDocument file" in refused(sheet, "a.ods").message
+    assert "ODS" in refused(sheet, "a.ods").message

@@ -123,7 +123,7 @@ def test_nothing_and_too_much(tree: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(DocumentError, match="no file matches"):
         expand(["*.rst"])
     (tree / "void").mkdir()
-    with pytest.raises(DocumentError, match="There is nothing to read in void"):
+    with pytest.raises(DocumentError, match="there is nothing to read in void"):
         expand(["void"])
     monkeypatch.setattr(sources, "MOST_FILES", 3)
     with pytest.raises(DocumentError, match="more than 3 readable files"):
@@ -137,7 +137,7 @@ def test_reading_a_folder_says_what_it_could_not_read(tree: Path) -> None:
     assert [d.source for d in documents[:3]] == ["docs/a.txt", "docs/b.md", "docs/paper.pdf"]
     assert [d.text for d in documents[:3]] == ["a", "b", "paper\n"]
     assert "7 files to read" in said[0]
-    assert said[1].startswith("left out: The document docs/scan.pdf has no text")
+    assert said[1].startswith("left out: the document docs/scan.pdf has no text")
     assert len(said) == 2
     with pytest.warns(UserWarning, match="left out"):
         read_documents(["docs"])
@@ -164,7 +164,7 @@ def test_a_folder_that_may_not_be_read_is_said(tree: Path, monkeypatch: pytest.M
     assert "1 folder that may not be read (deep)" in said[0]
     with pytest.raises(DocumentError, match="docs/deep may not be read: Permission denied") as why:
         expand(["docs/deep"])
-    assert why.value.hint == "Try: chmod u+rx docs/deep"
+    assert why.value.hint == "try: chmod u+rx docs/deep"
 
 
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:

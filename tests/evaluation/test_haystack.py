@@ -88,7 +88,7 @@ def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no text files"):
         Haystack.read(str(tmp_path))
-    with pytest.raises(DocumentError, match="There is no document"):
+    with pytest.raises(DocumentError, match="there is no document"):
         Haystack.read(str(tmp_path / "none.txt"))
     (tmp_path / "binary.txt").write_bytes(b"\x00\x01\x02" * 100)
     with pytest.raises(DocumentError):

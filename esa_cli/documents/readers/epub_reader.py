@@ -135,6 +135,6 @@ def _refuse_locked(parts: Parts, spine: list[str], name: str) -> None:
     }
     if locked.intersection(spine):
         raise DocumentError(
-            f"{called(name)} is locked (DRM): its text is encrypted.",
-            "Ask its seller for a copy without a lock.",
+            f"{called(name)} is locked (DRM): its text is encrypted",
+            "ask its seller for a copy without a lock",
         )

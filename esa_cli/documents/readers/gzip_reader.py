@@ -33,11 +33,11 @@ class Gzip:
         inner = name[:-3] if name.lower().endswith(".gz") else name
         unpacked = unpack(data, name)
         if not unpacked:
-            raise DocumentError(f"{called(name)} holds an empty file.", "Give another document.")
+            raise DocumentError(f"{called(name)} holds an empty file", "give another document")
         if unpacked.startswith(_MAGIC):
             raise DocumentError(
-                f"{called(name)} is packed with gzip more than once.",
-                f"Unpack it first: gunzip -k {path_of(name)}",
+                f"{called(name)} is packed with gzip more than once",
+                f"unpack it first: gunzip -k {path_of(name)}",
             )
         try:
             return read(unpacked, inner)
@@ -45,8 +45,8 @@ class Gzip:
             if inner in (STDIN, name):
                 raise
             raise DocumentError(
-                f"{error.message} (It was unpacked from {name}.)",
-                f"Unpack it first: gunzip -k {name}. {error.hint}".strip(),
+                f"{error.message} (unpacked from {name})",
+                f"unpack it first: gunzip -k {name}; {error.hint}".rstrip("; "),
             ) from error
 
 
@@ -77,7 +77,7 @@ def unpack(data: bytes, name: str) -> bytes:
             if left < 0:
                 raise DocumentError(
                     f"{called(name)} unpacks to more than the limit of "
-                    f"{extracted.UNPACKED >> 20} MiB.",
-                    "Unpack it, split it, and ask about the parts.",
+                    f"{extracted.UNPACKED >> 20} MiB",
+                    "unpack it, split it, and ask about the parts",
                 )
     return b"".join(parts)

@@ -44,8 +44,8 @@ class Html:
         extracted = out.result()
         if not extracted.text.strip():
             raise DocumentError(
-                f"{called(name)} is a web page without text; a script may make its text.",
-                "Open it in a browser and save it as text, or print it to PDF.",
+                f"{called(name)} is a web page without text; a script may make its text",
+                "open it in a browser and save it as text, or print it to PDF",
             )
         return ExtractedText(extracted.text, extracted.marks, extracted.missing, encoding)
 

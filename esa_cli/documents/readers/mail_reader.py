@@ -59,8 +59,8 @@ class Mail:
             return ExtractedText(text, encoding=encoding)
         if _kind(message) in _ENCRYPTED:
             raise DocumentError(
-                f"{called(name)} is an encrypted mail, or one that is packed with its signature.",
-                "Open it in a mail program, save its text, and give that.",
+                f"{called(name)} is an encrypted mail, or one that is packed with its signature",
+                "open it in a mail program, save its text, and give that",
             )
         reading = _Reading(name)
         reading.message(message)
@@ -190,7 +190,7 @@ class _Reading:
             return data.decode(encoding)
         with suppress(DocumentError):
             return decode(data, called(self._name), path_of(self._name))[0]
-        self._said["letters are lost whose encoding cannot be told"] += 1
+        self._said["characters are lost whose encoding cannot be told"] += 1
         with suppress(LookupError):  # what packs bytes, as zlib, is no encoding of letters
             return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
         return data.decode("utf-8", "replace")

@@ -52,9 +52,9 @@ class Notebook:
             notebook = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DocumentError(
-                f"{called(name)} cannot be read as {self.what}; its JSON is broken ({error}).",
-                "Fetch it or save it in Jupyter again; a copy whose name ends in .txt is read as "
-                "plain text.",
+                f"{called(name)} cannot be read as {self.what}; its JSON is broken ({error})",
+                "fetch it or save it in Jupyter again; a copy whose name ends in .txt is read as "
+                "plain text",
             ) from error
         cells = _cells(notebook)
         if cells is None:
@@ -66,8 +66,8 @@ class Notebook:
         if not extracted.text.strip():
             raise DocumentError(
                 f"{called(name)} is a notebook without text"
-                f"{'; it holds pictures only' if writer.pictures else ''}.",
-                "Give a document with text in it.",
+                f"{'; it holds pictures only' if writer.pictures else ''}",
+                "give a document with text in it",
             )
         return extracted
 

@@ -70,8 +70,8 @@ def _refuse_locked(parts: Parts, name: str) -> None:
         return
     if next(parts.xml(_MANIFEST).iter("{*}encryption-data"), None) is not None:
         raise DocumentError(
-            f"{called(name)} is protected by a password.",
-            "Open it, save it without a password, and give that file.",
+            f"{called(name)} is protected by a password",
+            "open it, save it without a password, and give that file",
         )
 
 

@@ -84,8 +84,8 @@ def _form(document: Any, pdfium: Any) -> bool:
 def _unopened(error: Exception, name: str) -> DocumentError:
     if "password" in str(error).lower():
         return DocumentError(
-            f"{called(name)} is protected by a password.",
-            f"Save it without one: qpdf --decrypt --password=... {path_of(name)} open.pdf",
+            f"{called(name)} is protected by a password",
+            f"save it without one: qpdf --decrypt --password=... {path_of(name)} open.pdf",
         )
     return damaged(name, Pdf.what, str(error))
 
@@ -94,8 +94,8 @@ def _no_text(name: str, pages: int, broken: int) -> DocumentError:
     if broken or not pages:
         return damaged(name, Pdf.what, f"{broken} of its {pages} pages cannot be opened")
     return DocumentError(
-        f"{called(name)} has no text: its pages ({pages}) are pictures, as from a scanner.",
-        f"Recognise its letters first: ocrmypdf {path_of(name)} text.pdf",
+        f"{called(name)} has no text: its pages ({pages}) are pictures, as from a scanner",
+        f"recognise its characters first: ocrmypdf {path_of(name)} text.pdf",
     )
 
 
@@ -198,9 +198,9 @@ def _missing(pages: list[str], empty: list[int], broken: list[int]) -> list[str]
         if len(_UNKNOWN.findall(text)) > _MOST_UNKNOWN * len(text)
     ]
     said = (
-        (empty, "no text, only pictures (ocrmypdf can recognise their letters)"),
+        (empty, "no text, only pictures (ocrmypdf can recognise their characters)"),
         (broken, "damage and cannot be read"),
-        (unknown, "letters of a font that does not say which letters they are"),
+        (unknown, "letters of a font that does not say which characters they are"),
     )
     return [f"{_numbers(some)} {what}" for some, what in said if some]
 

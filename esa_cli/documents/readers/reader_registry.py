@@ -128,7 +128,7 @@ def read(data: bytes, name: str) -> ExtractedText:
         raise
     except MemoryError as error:
         raise DocumentError(
-            f"{called(name)} is too large for this machine's memory.", "Split the document."
+            f"{called(name)} is too large for this machine's memory", "split the document"
         ) from error
     except Exception as error:  # a library's, about bytes that nobody foresaw
         raise damaged(name, reader.what, f"{type(error).__name__}: {error}") from error
@@ -150,6 +150,6 @@ def _check(extracted: ExtractedText, reader: Reader) -> None:
 def damaged(name: str, what: str, reason: str) -> DocumentError:
     """The error for a document that its format's rules do not fit."""
     return DocumentError(
-        f"{called(name)} cannot be read as {what}; it is damaged or cut off ({reason}).",
-        "Fetch or save it again; if other programs open it, save a new copy with one of them.",
+        f"{called(name)} cannot be read as {what}; it is damaged or cut off ({reason})",
+        "fetch or save it again; if other programs open it, save a new copy with one of them",
     )

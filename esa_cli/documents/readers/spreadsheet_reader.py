@@ -70,8 +70,8 @@ class Sheets:
         if not extracted.text:
             raise DocumentError(
                 f"{called(name)} is a workbook without a value in its cells"
-                f"{'; its formulas have never been computed' if missing.formulas else ''}.",
-                "Open it in a spreadsheet program, save it, and give that file.",
+                f"{'; its formulas have never been computed' if missing.formulas else ''}",
+                "open it in a spreadsheet program, save it, and give that file",
             )
         return extracted
 
@@ -179,8 +179,8 @@ def _write(sheet: Any, out: TextBuilder, name: str) -> None:
     if len(columns) * len(rows) > _CELLS:
         raise DocumentError(
             f"{called(name)}: its sheet {sheet.title} is too large, {len(rows):,} rows by "
-            f"{len(columns):,} columns.",
-            "Split it and ask about the parts.",
+            f"{len(columns):,} columns",
+            "split it and ask about the parts",
         )
     title = sheet.title if sheet.sheet_state == "visible" else f"{sheet.title} (hidden)"
     out.paragraph()

@@ -69,8 +69,8 @@ class Parts:
     def _unpack(self, part: str, *, keep: bool) -> list[bytes]:
         if self._archive.getinfo(part).flag_bits & 1:
             raise DocumentError(
-                f"{called(self._name)} is protected by a password.",
-                "Save it without one and give that file.",
+                f"{called(self._name)} is protected by a password",
+                "save it without one and give that file",
             )
         pieces: list[bytes] = []
         left = extracted.XML if keep or part.endswith((".xml", ".rels")) else extracted.UNPACKED
@@ -99,8 +99,8 @@ class Parts:
         limit = extracted.XML if part else extracted.UNPACKED
         return DocumentError(
             f"{called(self._name)}{f': its part {part}' if part else ''} unpacks to more than the "
-            f"limit of {limit >> 20} MiB.",
-            "Split it and ask about the parts.",
+            f"limit of {limit >> 20} MiB",
+            "split it and ask about the parts",
         )
 
 
@@ -122,12 +122,12 @@ def not_zipped(data: bytes, name: str, new: str, old: str) -> DocumentError:
     """The error for an old Office file, or an encrypted one, that is called as the zipped are."""
     if _LOCKED in data:
         return DocumentError(
-            f"{called(name)} is protected by a password.",
-            "Open it, save it without a password, and give that file.",
+            f"{called(name)} is protected by a password",
+            "open it, save it without a password, and give that file",
         )
     return DocumentError(
-        f"{called(name)} is called {new}, but is an old Office file ({old}).",
-        f"Open it and save it as {new}.",
+        f"{called(name)} is called {new}, but is an old Office file ({old})",
+        f"open it and save it as {new}",
     )
 
 

@@ -112,7 +112,7 @@ def test_what_is_left_out_is_said_and_in_the_json(esa: Esa, tmp_path: Path) -> N
     assert "has no text" in data["left_out"][1]["why"]
     said = result.err.splitlines()
     assert said[0] == "esa: docs: 3 files to read; left out: 1 empty (empty.txt)"
-    assert said[1].startswith("esa: left out: The document docs/scan[31m.pdf has no text")
+    assert said[1].startswith("esa: left out: the document docs/scan[31m.pdf has no text")
     assert said[2] == "esa: left out: docs/copy.txt: the same text again, asked once"
     assert len(said) == 3
 

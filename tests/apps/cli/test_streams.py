@@ -137,7 +137,7 @@ def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
         ("presets show tiny-random >&- 2>&-", 0, ""),
         ("presets show tiny-random <&- >&- 2>&-", 0, ""),
         ("presets show nosuch 2>&-", 4, ""),
-        ("ask - What? -p tiny-random <&-", 3, "Standard input is empty"),
+        ("ask - What? -p tiny-random <&-", 3, "standard input is empty"),
         ("models rm random:llama <&-", 2, "--yes"),
     ],
 )

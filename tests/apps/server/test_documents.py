@@ -101,7 +101,7 @@ def test_where_the_folders_lie_is_not_told(live: LiveServer, tmp_path: Path) -> 
     (tmp_path / "open/sub/bad.txt").write_bytes(b"a\0b" * 100)
     status, _, body = live.post({**user("one"), "documents": ["sub/bad.txt"]})
     assert status == 400
-    assert "The document sub/bad.txt " in body["error"]["message"]
+    assert "the document sub/bad.txt " in body["error"]["message"]
     assert str(tmp_path) not in body["error"]["message"]
 
 
