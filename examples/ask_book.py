@@ -1,4 +1,4 @@
-"""Reads a document once and asks several questions about it; each answer streams.
+"""Ingests a document once and asks several questions about it; each answer streams.
 
 python examples/ask_book.py book.txt "Who is Irene Adler?" "Where does she live?"
 """

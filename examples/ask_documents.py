@@ -3,7 +3,8 @@
     python examples/ask_documents.py report.pdf notes/ "Who signed it?"
     python examples/ask_documents.py a.md b.md "When?" --preset tiny-random     # needs no network
 
-Each document is read on its own, so one more costs only itself; what the library has is not read.
+Each document is ingested separately, so one more costs only its own prefill; a document that is in
+the library already is not ingested again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`make demo`: the tool's main job, on screen, with the default model.
 
-Reads the chronicle in this folder (over four times the model's window) once and asks it several
-questions. Under each answer stand the passage it rests on most, and what would be right.
+It ingests the chronicle in this folder (over four times the model's window) once and asks several
+questions. Below each answer are the passage it rests on most, and the right answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a document into a library on disk, once; the next run finds it there and only asks.
+"""Ingests a document into a library on disk once; the next run finds it there and only asks.
 
     python examples/keep_a_library.py log.txt "What failed first?"
     python examples/keep_a_library.py log.txt "And then?" --more new.txt   # reads only the new part
@@ -32,7 +32,7 @@ def say(book: Book) -> None:
 
 
 def shared(one: Book, other: Book) -> int:
-    """Tokens whose rows both books have in common on disk."""
+    """Cached tokens that both documents have in common on disk."""
     assert one.entry is not None
     assert other.entry is not None
     same = set(one.entry.segments) & set(other.entry.segments)

@@ -1,4 +1,4 @@
-"""The smallest useful selector plugin: evenly spaced tokens, whatever is asked.
+"""The smallest useful selector plugin: evenly spaced tokens, whatever the question.
 
 It is a control: a method that looks at the question should do better than one that does not.
 
@@ -23,7 +23,7 @@ class EveryNth:
     """Every n-th middle token.
 
     Args:
-        n: at least so far apart; farther when the budget does not reach through the middle.
+        n: the least distance; it is larger when the budget does not reach through the middle.
     """
 
     n: int = 1

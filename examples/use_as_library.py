@@ -1,10 +1,10 @@
-"""ESA on a transformers model of your own: attach it, read once, and call stock `generate`.
+"""ESA on a transformers model of your own: attach it, prefill once, and call stock `generate`.
 
     python examples/use_as_library.py book.txt "Who is Ahab?" "Where does he sail?"
     python examples/use_as_library.py note.md "When?" --preset tiny-random      # needs no network
 
-The lines that matter are marked. `Session` (see ask_book.py) needs fewer, and does more: it tells
-the layers which words are the question's, and has it read twice where the preset wants that.
+The lines that matter are numbered. `Session` (see ask_book.py) needs fewer and does more: it marks
+the question's own words for the selector, and runs the survey pass where the preset has one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
         cache = attachment.new_cache()  # 2
         cache.mode = "reading"
         for piece in document.split(READ_AT_ONCE, dim=1):
-            model.base_model(piece, past_key_values=cache)  # 3: no logits are needed to read
+            model.base_model(piece, past_key_values=cache)  # 3: prefill needs no logits
         cache.mode = "asking"
         for question in given.questions:
             asked = torch.tensor([prompt.question(question)]).to(model.device)
