@@ -5,6 +5,7 @@ Knows nothing about how they are trained; `calibrate` does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,9 +77,13 @@ def save_learned(
     """Writes maps for `Learned`: one pair a layer, and what the file says of itself."""
     from safetensors.torch import save_file
 
-    weights: dict[str, Tensor] = {}
-    for i, maps in enumerate(layers):
-        # Copies: PCA has one map for both, which safetensors takes for a mistake.
-        weights[f"layers.{i}.query_map"] = maps.query_map.clone().contiguous()
-        weights[f"layers.{i}.key_map"] = maps.key_map.clone().contiguous()
-    save_file(weights, str(path), metadata=metadata)
+    save_file(map_tensors(layers), str(path), metadata=metadata)
+
+
+def map_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
+    """The maps as named tensors for safetensors; a layer with None has none."""
+    pairs = [(f"layers.{i}", maps) for i, maps in enumerate(layers) if maps is not None]
+    named = {f"{name}.query_map": maps.query_map for name, maps in pairs}
+    named |= {f"{name}.key_map": maps.key_map for name, maps in pairs}
+    # Copies, because safetensors refuses shared tensors, and PCA has one map for both.
+    return {name: map_.detach().cpu().clone().contiguous() for name, map_ in named.items()}

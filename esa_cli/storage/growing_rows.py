@@ -96,7 +96,7 @@ class GrowingRows:
             if high > low:
                 torch.index_select(segment, 0, at[low:high] - start, out=out[low:high])
             low = high
-        assert low == at.shape[0], "a position beyond the rows, or positions out of order"
+        assert low == at.shape[0], "positions must be ascending and below the length"
         return out
 
     def after(self, start: int) -> GrowingRows:

@@ -115,7 +115,7 @@ class JoinedStore:
 
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) to the tail."""
-        assert self.reduced >= self.stored, "reduced keys behind tokens that have none"
+        assert self.reduced >= self.stored, "the parts must have reduced keys, too"
         self.tail.append_features(features)
 
     def feature_blocks(

@@ -82,7 +82,7 @@ class MemoryStore:
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, reduced keys (n, R)) over [start, stop), n <= most."""
-        assert self._features is not None, "no reduced keys in this store"
+        assert self._features is not None, "the store must have reduced keys"
         yield from self._features.blocks(start, stop, most)
 
     def crop(self, tokens: int) -> None:
@@ -106,7 +106,7 @@ class MemoryStore:
         return self._rows.span(0, count), features
 
     def drop_first(self, count: int) -> None:
-        """Forgets the first `count` tokens and frees their memory."""
+        """Removes the first `count` tokens and frees their memory."""
         self._rows = self._rows.after(count)
         if self._features is not None:
             self._features = self._features.after(count)

@@ -312,7 +312,7 @@ def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
             count = 5 if wrong == "offsets" else 20
             writer.finish(text="", offsets=[(0, 0)] * count, projections=fit_of(ids))
 
-    with pytest.raises(ValueError, match=r"not all|offsets|more tokens"):
+    with pytest.raises(ValueError, match=r"must have all|offsets|more tokens"):
         ingest_wrongly()
     assert library.entries() == []
 

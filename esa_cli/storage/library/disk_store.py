@@ -49,10 +49,11 @@ class DiskStore:
         """Adds a segment at the end."""
         layout = part.layout
         shape = layout.heads, layout.dim, getattr(torch, layout.dtype)
-        if shape != (self.heads, self.dim, self.dtype):
-            raise ValueError("the stored parts are of different models")
+        wanted = self.heads, self.dim, self.dtype
+        if shape != wanted:
+            raise ValueError(f"segments must be of heads, dim and dtype {wanted}, got {shape}")
         if self.parts and bool(layout.reduced[self.layer]) != bool(self.reduced):
-            raise ValueError("some stored parts have reduced keys and some have none")
+            raise ValueError("either all segments or none must have reduced keys")
         self.parts.append(part)
         self._starts.append(len(self) + part.tokens)
 
@@ -118,7 +119,7 @@ class DiskStore:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, reduced keys (n, R)) over [start, stop), n <= most, each block
         within one segment."""
-        assert stop <= self.reduced, "tokens without reduced keys"
+        assert stop <= self.reduced, "tokens must have reduced keys"
         for at, part, low, high in self._pieces(start, stop):
             features = part.reduced(self.layer)[low:high].to(self.device)
             for row in range(0, high - low, most):

@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
+from esa_cli.attention.learned_maps import map_tensors
 from esa_cli.storage.library import checksummed_file
 from esa_cli.storage.library.checksummed_file import damage_error
 from esa_cli.storage.library.disk_store import DiskStore, disk_stores
@@ -24,21 +25,15 @@ NO_FIT = "none"
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
     """Token ids (n,) and their character offsets (n, 2) as bytes."""
-    paths = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
-    if paths.shape[0] != len(ids):
-        raise ValueError(f"{paths.shape[0]} offsets for {len(ids)} tokens")
-    return save({"ids": torch.tensor(ids, dtype=torch.int64), "offsets": paths.contiguous()})
+    spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
+    if spans.shape[0] != len(ids):
+        raise ValueError(f"offsets must be {len(ids)}, one for each token, got {spans.shape[0]}")
+    return save({"ids": torch.tensor(ids, dtype=torch.int64), "offsets": spans.contiguous()})
 
 
 def pack_fit(projections: Projections) -> bytes:
     """The maps (F, R) of all layers as bytes."""
-    maps: dict[str, Tensor] = {"layers": torch.tensor(len(projections))}
-    for i, pair in enumerate(projections):
-        if pair is not None:
-            # Copies, because safetensors refuses shared tensors, and PCA has one map for both.
-            maps[f"layers.{i}.query_map"] = pair.query_map.detach().cpu().clone().contiguous()
-            maps[f"layers.{i}.key_map"] = pair.key_map.detach().cpu().clone().contiguous()
-    return save(maps)
+    return save({"layers": torch.tensor(len(projections)), **map_tensors(projections)})
 
 
 def fit_name(packed: bytes) -> str:

@@ -7,9 +7,9 @@ document.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,17 +185,22 @@ class Writer:
         self.flush(projections)
         rest = len(self.ids) - self.done
         if {len(layer) for layer in self.layers} != {len(self.ids)} or self._complete() != rest:
-            raise ValueError(f"not all layers have all {len(self.ids)} tokens and reduced keys")
+            raise ValueError(f"all layers must have all {len(self.ids)} tokens and reduced keys")
         if rest:
             self._write(rest, projections)
-        packed = pack_tokens(self.ids, offsets)
-        digests = self._write_small(text=text_bytes(text), tokens=packed)
-        made = self._described(text, digests)
-        known: dict[str, Any] = {"marks": tuple(marks), "provenance": dict(provenance or {})}
-        self.entry = self._commit(replace(made, head=head, **known))
+        tokens = pack_tokens(self.ids, offsets)
+        digests = self._write_small(text=text_bytes(text), tokens=tokens)
+        made = self._new_entry(
+            text, digests=digests, marks=tuple(marks), head=head, provenance=provenance or {}
+        )
+        with self._changing(), self.paths.locked("library"):
+            manifest.write(self.paths, made)
+            self.paths.reservation(self.key).unlink()
+        manifest.touch(self.paths, self.key)
+        self.entry = manifest.read(self.paths, self.key)
         return self.entry
 
-    def _described(self, text: str, digests: dict[str, str]) -> Entry:
+    def _new_entry(self, text: str, **more: Any) -> Entry:
         return Entry(
             key=self.key,
             identity=self.identity,
@@ -204,10 +209,10 @@ class Writer:
             segments=tuple(self._names),
             fit=self._fit,
             sizes=self._sizes(),
-            digests=digests,
             text_sha256=text_digest(text),
             characters=len(text),
-            created=manifest.now(),
+            created=round(time.time(), 3),
+            **more,
         )
 
     def _write_small(self, **payloads: bytes) -> dict[str, str]:
@@ -219,13 +224,6 @@ class Writer:
                 self._new.append(path)
                 digests[kind] = checksummed_file.write(path, kind, payload, self.key)
         return digests
-
-    def _commit(self, made: Entry) -> Entry:
-        with self._changing(), self.paths.locked("library"):
-            manifest.write(self.paths, made)
-            self.paths.reservation(self.key).unlink()
-        manifest.touch(self.paths, self.key)
-        return manifest.read(self.paths, self.key)
 
     def _sizes(self) -> dict[str, int]:
         own = {kind: size_of(self.paths.document(self.key, kind)) for kind in ("text", "tokens")}

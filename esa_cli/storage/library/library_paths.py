@@ -79,7 +79,7 @@ class LibraryPaths:
         )
 
     def check(self) -> None:
-        """Refuses a folder of somebody's own, so that a wrong ESA_LIBRARY loses nothing.
+        """Refuses the user's own folders, so that a wrong ESA_LIBRARY loses nothing.
 
         Raises:
             LibraryError: it is neither a library nor empty nor missing, or may not be read.
@@ -173,7 +173,7 @@ class LibraryPaths:
         return False
 
     def _lock(self, name: str) -> filelock.BaseFileLock:
-        # Marker files in place of locks would stay for good after a kill.
+        # Marker files in place of locks would stay after a kill.
         return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
 
     def _acquire(self, lock: filelock.BaseFileLock, wait_s: float = 0.0) -> bool:

@@ -1,7 +1,8 @@
 """Removing, pruning and verifying stored documents.
 
-Whoever removes holds the library's lock throughout. The manifest goes first, so that a kill leaves
-files that belong to nobody, which the next `prune` removes, never a document without its files.
+`remove` and `prune` hold the library's lock throughout. The manifest goes first, so that a kill
+leaves files that belong to no document, which the next `prune` removes, never a document without
+its files.
 
 A manifest that is damaged, of another version or unreadable does not say which segments it needs.
 Segments that no other document names are then kept until that document is removed.

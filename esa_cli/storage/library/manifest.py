@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -180,7 +179,3 @@ def touch(paths: LibraryPaths, key: str) -> None:
         paths.document(key, "used").touch()
     except OSError:
         return
-
-
-def now() -> float:
-    return round(time.time(), 3)

@@ -62,7 +62,7 @@ def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: l
         data, _ = checksummed_file.encode("segment", padded)
         if len(data) == layout.header_bytes:
             return data
-    raise AssertionError("a header that does not fill its pages")
+    raise AssertionError("the header must fill its pages")
 
 
 def write_segment(
