@@ -342,7 +342,7 @@ def test_needles_that_are_always_in_view_are_left_out(loaded: Loaded) -> None:
 
 
 def test_a_text_that_is_all_in_view_is_refused(loaded: Loaded) -> None:
-    with pytest.raises(UsageError, match="0 of 8 needles") as error:
+    with pytest.raises(UsageError, match="got 0 of 8") as error:
         find(loaded, tiny("context=2000", "window.dense=1900"), planted(loaded))
     assert "longer" in error.value.hint
 
@@ -527,7 +527,7 @@ def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "no head votes"),
+        ([], 2, "score.name must be vote"),
         ([*FEW, "--length", "long"], 2, "must be a number of tokens"),
         ([*FEW, "--questions", "33"], 2, "32"),
         ([*FEW, "--length", "200"], 2, "too few"),

@@ -1,12 +1,11 @@
-"""Reads a text with an attached model and keeps each layer's queries and keys.
+"""Prefills a text and stores each layer's queries and keys.
 
-As the paper prepares its training data: token selection runs as the preset says, but on whole
-queries and keys, and what was computed on the way is saved. Queries are kept as the score will use
-them: folded, and rotated to the far distance first where the score rotates.
+As the paper prepares its training data: tokens are selected as the preset says, but by whole
+queries and keys. Queries are stored as the score will use them: folded, and rotated to the far
+distance before where the score rotates.
 
-A run that was killed fills the memory again and goes on. A selector's side data is then empty for
-the tokens read before, which the protocol allows; only a selector that lives off it (`observe`)
-may choose otherwise than in a run without a break.
+A killed run refills the cache and continues. A selector's side data is then empty for the earlier
+tokens; only a selector that needs it (`observe`) may select otherwise than in one run.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def uncompressed(method: Method) -> Method:
 
 
 class _Watcher:
-    """Gathers what the chunks of one forward call saw, layer by layer."""
+    """Collects queries, keys and values of each layer during a forward call."""
 
     def __init__(self, attachment: Attachment) -> None:
         self.attachment, layers = attachment, len(attachment.body.layers)
@@ -56,7 +55,7 @@ class _Watcher:
         self.values[seen.layer].append(flatten_keys(values).cpu())
 
     def taken(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Queries, keys and values (n, F) of each layer, and begins anew."""
+        """Queries, keys and values (n, F) of each layer since the last call."""
         taken = [[torch.cat(x) for x in kind] for kind in (self.queries, self.keys, self.values)]
         for pieces in (*self.queries, *self.keys, *self.values):
             pieces.clear()
@@ -64,7 +63,7 @@ class _Watcher:
 
 
 def _refill(cache: EsaCache, shards: Shards, attachment: Attachment) -> None:
-    """Gives every layer its keys and values back; see `Shards.memories`."""
+    """Fills the cache with the stored keys and values; see `Shards.memories`."""
     heads = shape_of(attachment.model.config.to_dict()).groups
     places = [next(layer.parameters()).device for layer in attachment.body.layers]
     for layers in shards.memories():
@@ -77,10 +76,10 @@ def _refill(cache: EsaCache, shards: Shards, attachment: Attachment) -> None:
 def collect(
     attachment: Attachment, ids: Sequence[int], shards: Shards, progress: Progress | None = None
 ) -> None:
-    """Reads the tokens that are not kept yet, and keeps them.
+    """Prefills the tokens that are not stored yet, and stores their activations.
 
     Args:
-        attachment: of a method of `uncompressed`. ids: all tokens, those kept included.
+        attachment: of a method of `uncompressed`. ids: all tokens, the stored ones included.
 
     Raises:
         ResourceError: the disk is too small.

@@ -1,9 +1,7 @@
-"""A question as the layers hear it: what every head votes for by itself, and sets of them together.
+"""Votes for a question's needle: of each head alone, and of sets of heads together.
 
-Votes are the preset's own score with `heads` set, so what is measured is what that setting does.
-While a question is read nothing is selected, as in the first reading of a preset with two rounds.
-Of every head only sums over windows are kept, and only for one question. It knows where needles
-stand, and not what a ranking is.
+Votes are the preset's own score with `heads` set, so this measures what that setting does. Nothing
+is selected meanwhile, as in the survey pass of `consensus`. Only sums over token windows are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class StepListener:
 
 @dataclass
 class NeedleVotes:
-    """One question as the layers hear it; of several chunks the last counts, as when selecting.
+    """All layers' votes for one question; of several chunks the last counts, as in selection.
 
     Args:
         needle: absolute positions. size: tokens of a window. sets: heads that vote together.
@@ -68,7 +66,7 @@ class NeedleVotes:
         made: dict[HeadSet | None, Tensor] = {}
         rows = []
         for one in sets:
-            # Sets that have the same heads in this layer say the same here.
+            # Sets with the same heads in this layer have the same votes.
             here = None if one == ALL else tuple(pair for pair in one if pair[0] == step.layer)
             if here not in made:
                 votes = replace(step.score, heads=one).scores(step)
@@ -92,7 +90,7 @@ class NeedleVotes:
 
 @dataclass(frozen=True)
 class QuestionReader:
-    """A text that was read, and who asks about it. `tokens` were read."""
+    """A prefilled text of `tokens` tokens, to process questions behind."""
 
     attachment: Attachment
     method: Method
@@ -116,7 +114,7 @@ class QuestionReader:
 
 
 def read(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
-    """Reads these ids by the attached method."""
+    """A new cache, prefilled with these ids by the attached method."""
     cache = attachment.new_cache()
     cache.mode = "reading"
 

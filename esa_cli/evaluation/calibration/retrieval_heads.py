@@ -41,21 +41,21 @@ from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.progress import Progress
 
 PASSAGE = 128
-"""Tokens of a window where the preset selects no whole passages."""
+"""Tokens of a window if the preset selects no whole windows."""
 FEWEST = 4
-"""Fewer questions than this cannot be halved and say anything."""
+"""Fewest questions that are enough in two halves."""
 
 
 @dataclass(frozen=True)
 class RetrievalHeads:
-    """What came out.
+    """The ranked heads and the proposed set.
 
     Args:
         heads: all of them, best first. chosen: the proposed set. ranked_by, held_out: questions in
-            each half. hits: held-out needles that the set puts first; all_hits: that all heads
-            together do; by_size: that each number of the best heads does. tokens: of the document.
-            passage: tokens of a window. left_out: questions whose needle cannot be selected,
-            because it is always in view.
+            each half. hits: held-out needles that the set puts first. all_hits: the same of all
+            heads together. by_size: the same of each number of the best heads. tokens: of the
+            document. passage: tokens of a window. left_out: questions whose needle is always in
+            view.
     """
 
     heads: list[HeadRecord]
@@ -71,13 +71,13 @@ class RetrievalHeads:
 
     @property
     def weak(self) -> bool:
-        """Whether the set misses more than it finds; then no few heads are worth naming."""
+        """Whether the set misses more needles than it finds."""
         return 2 * self.hits < self.held_out
 
 
 @dataclass(frozen=True)
 class NeedleQuestion:
-    """A question, and the absolute positions of the needle it asks for."""
+    """A question, and its needle's absolute positions."""
 
     question: str
     needle: range
@@ -87,24 +87,23 @@ def voting(preset: Preset) -> Method:
     """The preset's method with all heads voting.
 
     Raises:
-        UsageError: its heads do not vote, or not by attention weights, or each layer for itself.
+        UsageError: its settings have no use for chosen heads.
     """
     method = build.method(preset)
     if not isinstance(method.score, VoteScore):
         raise UsageError(
-            f"the score of preset {preset.name} is {preset.score['name']}, in which no head votes",
+            f"score.name must be vote to choose heads, got {preset.score['name']}",
             "use --set score.name=vote",
         )
     if method.score.rule != "softmax":
         raise UsageError(
-            f"heads are compared by the rule softmax, and preset {preset.name} has "
-            f"{method.score.rule}",
+            f"score.rule must be softmax to compare heads, got {method.score.rule}",
             "use --set score.rule=softmax",
         )
     if not getattr(method.selector, "sums_layers", False):
         raise UsageError(
-            f"with the selector {preset.selector['name']} of preset {preset.name} each layer "
-            "selects for itself, and needs all its heads",
+            "the selector must sum votes over layers to use chosen heads, got "
+            f"{preset.selector['name']}, by which each layer selects for itself",
             "use --set selector.name=consensus",
         )
     return replace(method, score=replace(method.score, heads=ALL))
@@ -118,13 +117,13 @@ def find(
     reading: Progress | None = None,
     asking: Progress | None = None,
 ) -> RetrievalHeads:
-    """Reads the sample's text, then its questions.
+    """Prefills the sample's text and compares the heads' votes for its questions.
 
     Args:
-        loaded: model and tokenizer. reading: hears of tokens. asking: hears of questions.
+        loaded: model and tokenizer. reading: progress in tokens. asking: progress in questions.
 
     Raises:
-        UsageError: as `voting`; or fewer than `FEWEST` needles stand where tokens are selected.
+        UsageError: as `voting`; or fewer than `FEWEST` needles are where tokens are selected.
     """
     method = voting(preset)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
@@ -138,14 +137,14 @@ def find(
 
 
 def _unlisted(method: Method) -> Method:
-    """The method, its score voting over all of M: a shortlist is about cost."""
+    """The method without a shortlist, which only saves time: votes are over all of M."""
     assert isinstance(method.score, VoteScore)
     return replace(method, score=replace(method.score, shortlist=0))
 
 
 @dataclass
 class _HeadTrial:
-    """Asks one question after another. size: tokens of a window."""
+    """Collects the votes for one question after another. size: tokens of a window."""
 
     reader: QuestionReader
     size: int
@@ -197,7 +196,7 @@ def _counted(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _selected(asked: Sequence[NeedleQuestion], window: Window, tokens: int) -> list[NeedleQuestion]:
-    """Those whose needle a question behind so many tokens has to select. Raises UsageError."""
+    """Questions whose needle is in view only if it is selected. Raises UsageError."""
     near = window.local if window.ending is None else window.ending
     there = range(window.initial, tokens - near)
     if tokens <= window.dense_below or window.selected == 0:
@@ -205,9 +204,9 @@ def _selected(asked: Sequence[NeedleQuestion], window: Window, tokens: int) -> l
     out = [one for one in asked if _within(one.needle, there)]
     if len(out) < FEWEST:
         raise UsageError(
-            f"{len(out)} of {len(asked)} needles stand where a question selects; {FEWEST} are the "
-            "least",
-            f"take a longer text: up to {window.dense_below:,} tokens all are in view",
+            f"at least {FEWEST} needles must be where tokens are selected, got {len(out)} of "
+            f"{len(asked)}",
+            f"use a longer text: up to {window.dense_below:,} tokens all are in view",
         )
     return out
 

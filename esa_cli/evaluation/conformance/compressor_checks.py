@@ -1,6 +1,6 @@
-"""Checks of compressors: what they fit on random moments, and how it maps queries and keys.
+"""Checks of compressors: they are fitted on random moments and reduce random queries and keys.
 
-Each key must be reduced on its own: reduced keys are made block by block, as tokens leave L.
+Each key must be reduced independently: keys are reduced block by block, as tokens leave L.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MappedRows:
     """A projection's results: queries (C, F) -> (C, R) and keys (n, F) -> (n, R).
 
     Args:
-        changed: how many numbers of what it was given were written over.
+        changed: how many numbers of its inputs it changed.
     """
 
     projection: Projection

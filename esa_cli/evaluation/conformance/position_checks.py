@@ -1,8 +1,5 @@
-"""Checks of position encodings: positions exist for every shape of step, and order is kept.
-
-Required: shapes, a number type, finite, not negative, and no far query before a far key. Whether
-near tokens stand at their true distances is the encoding's own business. The optional members are
-checked where an encoding has them.
+"""Checks of position encodings: shapes, number types, finite, not negative, no far query before a
+far key. Near tokens need not have their true distances.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gathe
 
 
 class StepPlace(NamedTuple):
-    """A step as an encoding sees it: L, C, the first current token, and n far tokens."""
+    """Arguments of an encoding: L, C, the first current token, and n far tokens."""
 
     local: int
     chunk: int
@@ -53,7 +50,7 @@ class PlacedTokens(NamedTuple):
 
 
 def _put(encoding: PositionEncoding, place: StepPlace) -> PlacedTokens:
-    """Half of the far tokens come from the document's start, half from right before L."""
+    """Half of the far tokens are at the document's start, half right before L."""
     last = place.start - place.local
     half = place.far // 2
     at = torch.cat((torch.arange(half), torch.arange(last - place.far + half, last)))
@@ -64,7 +61,7 @@ def _put(encoding: PositionEncoding, place: StepPlace) -> PlacedTokens:
 
 
 def _parts(placed: PlacedTokens) -> dict[str, tuple[Tensor, int]]:
-    """Every tensor and how many positions it should hold."""
+    """Every tensor and its expected number of positions."""
     place = placed.place
     return {
         "near queries": (placed.near[0], place.chunk),

@@ -1,10 +1,7 @@
-"""Random selection steps, as `attention` makes them, for tests of scores and selectors.
+"""Random selection steps, for the checks and for plugin authors' own tests.
 
-A selector that observes is asked for a chunk first and told about it after: `make_step` makes a
-step that waits for its selection, `watched` is what `observe` is then given, and `advance` gives it
-and goes on to the next step.
-
-Letters as in `protocols`. Knows nothing about the checks; plugin authors use it in their own tests.
+A selector that observes selects for a chunk first and observes it after: `make_step` makes the step
+to select for, `watched` the step to observe, and `advance` calls `observe` and makes the next step.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from esa_cli.attention.step import Step
 from esa_cli.storage.memory_store import MemoryStore
 
 READ = 256
-"""Tokens per chunk while the store is filled, before the chunk that selects."""
+"""Tokens per chunk while the store is filled."""
 BASE = 10000.0
 
 Observe = Callable[[Step], None]
@@ -34,7 +31,7 @@ PLAIN = cast(Score, SumScore())
 
 
 class PlainRotary(nn.Module):
-    """A plain rotary embedding with the host's call: (x, position_ids (1, n)) -> cos, sin.
+    """A rotary embedding with transformers' signature: (x, position_ids (1, n)) -> cos, sin.
 
     Args:
         dim: D, even.
@@ -147,10 +144,7 @@ def advance(
 
 
 def watched(step: Step) -> Step:
-    """What `observe` is given after the step's chunk was attended to.
-
-    It was attended to as a chunk that is only read: I, L and C, I at the step's `distance`.
-    """
+    """The argument of `observe` after the step's chunk attended to I (at `distance`), L and C."""
     return replace(step, low=0, projection=None, lse=_lse(step))
 
 

@@ -1,4 +1,4 @@
-"""Checks of scores, on whole keys and, when the score reads them, on reduced ones."""
+"""Checks of scores, on whole keys and, if the score uses them, on reduced ones."""
 
 from __future__ import annotations
 

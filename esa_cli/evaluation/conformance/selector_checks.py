@@ -1,7 +1,7 @@
-"""Checks of selectors. Fewer tokens than min(budget, M) are allowed (blocks); more never are.
+"""Checks of selectors. They may select fewer than min(budget, M) tokens (blocks), never more.
 
-A selector is asked as `attention` asks it: with its own allowance if it has one, and told of the
-chunk after. It gives one selection, or one for each query head; every head's is checked.
+As in `attention`, a selector gets its own allowance, and observes the chunk after. It returns one
+selection, or one for each query head; each head's is checked.
 """
 
 from __future__ import annotations

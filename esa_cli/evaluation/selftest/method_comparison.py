@@ -1,4 +1,4 @@
-"""One question, many methods: answers, times and the passages each had in view."""
+"""One question by several methods: answers, times and the passages that each selected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from esa_cli.system.progress import Progress
 
 @dataclass
 class SelectionCounts:
-    """How many layers and heads had each token among their selected while answering.
+    """How often each token was selected while answering, over layers and heads.
 
     Args:
         counts: (N,) for the N tokens of the document.
@@ -57,10 +57,11 @@ class SelectedPassage:
 
 @dataclass(frozen=True)
 class MethodAnswer:
-    """What one method made of the question.
+    """One method's answer; times in seconds.
 
-    Times in seconds. `cache_bytes` is the memory of the reading, which all methods that share it
-    have in common; `peak_bytes` is the process's highest so far.
+    Args:
+        cache_bytes: of the prefill's cache, which methods may share. peak_bytes: the process's
+            highest so far.
     """
 
     method: str
@@ -108,8 +109,9 @@ def compare(
     """Asks the question by every method.
 
     Args:
-        groups: of `plan.groups`. count: passages for each method. reading: called with the names a
-            text is about to be read for; returns progress(done, total). most: new tokens.
+        groups: of `run_plan.groups`. count: passages for each method. reading: called with the
+            names of the methods before their prefill; returns progress(done, total). most: new
+            tokens.
     """
     out = []
     with Session(loaded.model, loaded.tokenizer, preset) as session:

@@ -1,9 +1,7 @@
-"""Was the fact in view? The share of its tokens that each layer attended to when it answered.
+"""The share of a fact's tokens in view of each layer, in the question's last chunk.
 
-Taken from the question's last chunk: what was in view when the answer began. Where heads select
-each for itself there are two figures: the mean over heads, the share of the layer that could attend
-to the fact, and the best head's, since one head with the fact in view is enough to pass it on. For
-a selection that all heads share they are the same. Knows nothing of text.
+Where each head selects for itself there are two figures: the mean over heads, and the best head's,
+since one head with the fact in view is enough. If all heads share a selection they are the same.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from torch import Tensor
 from esa_cli.attention.trace import Seen
 
 IN_VIEW = 0.5
-"""A layer has a fact in view when at least this share of its tokens is."""
+"""Least share of a fact's tokens with which a layer has the fact in view."""
 LAYERS = 0.25
-"""A fact was selected when at least this share of the layers had it in view. Ours: of the default
-model's layers a quarter or so carry a found passage on (docs/results.md)."""
+"""Least share of layers with a fact in view to call it selected. Ours: about a quarter of the
+default model's layers pass a found passage on (docs/results.md)."""
 
 
 @dataclass
@@ -77,12 +75,12 @@ def _share(seen: Seen, fact: range) -> NeedleShare:
 
 
 def selected(shares: Sequence[float]) -> bool:
-    """Whether enough layers had the facts in view to call them selected; best heads' shares."""
+    """Whether enough layers have the facts in view. shares: of each layer's best head."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
 def why(score: float, shares: Sequence[float]) -> str:
-    """Why a question was missed: the selection, or the model with the fact before its eyes."""
+    """Why a question was missed: the selection, or the model with the fact in view."""
     if score >= 1:
         return "answered"
     return "selected, not used" if selected(shares) else "not selected"

@@ -1,7 +1,6 @@
-"""Runs a self-test: reads each document, asks each question by each method, writes each row.
+"""Runs a self-test: prefills each document, asks each question by each method, writes each row.
 
-Rows are kept as they come (see `journal`), so a run that was stopped goes on where it was. Knows
-nothing about the terminal; it tells a listener.
+Rows are written as they come (`jsonl.Journal`), so a stopped run can be resumed.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from esa_cli.system.jsonl import Journal
 
 
 class SelftestEvents(Protocol):
-    """Hears how far a run is."""
+    """Callbacks of a run."""
 
     def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Any:
-        """A text of `total` tokens is about to be read; returns progress(done, total)."""
+        """Prefill of `total` tokens begins; returns progress(done, total)."""
         ...
 
     def row(self, row: dict[str, Any]) -> None:
@@ -58,8 +57,8 @@ class SelftestRun:
     """One run over one model.
 
     Args:
-        loaded: model and tokenizer. preset: the base that methods are laid over.
-        until: seconds on `time.monotonic` after which nothing new is begun; None: no limit.
+        loaded: model and tokenizer. preset: the base that methods are applied to.
+        until: `time.monotonic` after which no prefill and no question begins; None: no limit.
     """
 
     loaded: Any
@@ -81,10 +80,10 @@ class SelftestRun:
         return len(out["input_ids"])
 
     def run(self) -> None:
-        """Asks everything that the journal does not hold yet.
+        """Asks every question that has no row in the journal yet.
 
         Raises:
-            EsaError: a method, its settings or the haystack does not hold.
+            EsaError: a method, its settings or the haystack is wrong.
         """
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         with Session(model, tokenizer, self.preset) as session:
@@ -97,8 +96,8 @@ class SelftestRun:
                             return
 
     def _check(self, session: Session) -> None:
-        """Makes each method and each test's first document once, so that mistakes come before the
-        first long reading."""
+        """Builds each method and each test's first document once, so that mistakes come before the
+        first long prefill."""
         methods: dict[int, list[Preset]] = {}
         for test in self.settings.tests:
             for length in self.documents.lengths(test):
@@ -125,7 +124,7 @@ class SelftestRun:
                 yield length, group
 
     def _samples(self, test: str, length: int, group: MethodGroup) -> Iterator[TaskSample]:
-        """The test's documents; what cannot be asked inside the model's window has no ceiling."""
+        """The test's documents; none for a ceiling that does not fit in the model's window."""
         try:
             yield from self.documents.samples(test, length, dense=group.dense)
         except UsageError as error:
@@ -218,7 +217,7 @@ class SelftestRun:
         shares = recall.shares(places) if places else []
         score = find_task(sample.test).score(question, question.prime + answer.text)
         return {
-            # A mean of several places would be a place where nothing stands.
+            # The mean depth of several facts would be a depth without a fact.
             "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
             "before": session.tokenizer.decode(session.prompt.head()),
             "prompt": session.prompt.text(question.text, question.prime),

@@ -1,8 +1,8 @@
-"""One reading for many methods: keys are cached unrotated and nothing is evicted, so every method
-that selects only when asked can ask over the same memory.
+"""One prefill for many methods: keys are cached unrotated and nothing is evicted, so every method
+that selects only at question time can use the same cache.
 
-What differs from each method reading for itself: keys and values come from sink + local attention
-at the preset's positions. `--reading own` lets each method read as its paper does.
+Unlike in a prefill of the method's own, keys and values come from attention to the initial and
+local tokens at the preset's positions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ObservedSelector:
 
 
 def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
-    """The base method, reading by I and L only, with every observing method looking on and the
-    methods' compressor being fitted (they have the same one)."""
+    """The base method, with prefill by I and L only, observed by all methods that observe, and with
+    the methods' compressor (they have the same one)."""
     lookers = [m.selector for m in methods if hasattr(m.selector, "observe")]
     distinct = tuple(dict.fromkeys(lookers))
     selector = ObservedSelector(base.selector, distinct) if distinct else base.selector
