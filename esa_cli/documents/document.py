@@ -18,13 +18,22 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import file_bytes, readers
-from esa_cli.documents.sources import LeftOut, Meant, meant
-from esa_cli.documents.text_builder import STDIN, Mark, called
+from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
+from esa_cli.documents.text_builder import STDIN, Mark, label
 from esa_cli.errors import DocumentError, UsageError
 
 __all__ = [
-    "Document", "Gathered", "LeftOut", "Mark", "Meant", "Place", "gather", "join",
-    "meant", "read_document", "read_documents",
+    "Document",
+    "GatheredDocuments",
+    "LeftOut",
+    "Mark",
+    "Place",
+    "SourceFiles",
+    "gather",
+    "join",
+    "read_document",
+    "read_documents",
+    "source_files",
 ]  # fmt: skip
 
 LIMIT = 1 << 30
@@ -98,22 +107,22 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     else:
         path, data = source, file_bytes.from_file(source, limit)
     if not data:
-        raise DocumentError(f"{called(path)} is empty (0 bytes)", NO_TEXT)
+        raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
     found = readers.read(data, path)
     if not found.text.strip():
-        raise DocumentError(f"{called(path)} holds nothing but white space", NO_TEXT)
+        raise DocumentError(f"{label(path)} holds nothing but white space", NO_TEXT)
     name = Path(path).name or path
     return Document(name, found.text, source, found.encoding, len(data), found.marks, found.missing)
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredDocuments:
     """The documents that names mean, in order; and what was left out, and why."""
 
     documents: tuple[Document, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
-    def once(self) -> Gathered:
+    def without_copies(self) -> GatheredDocuments:
         """Each text once: a copy would be read, and asked about, for nothing."""
         first: dict[str, Document] = {}
         copies = []
@@ -121,16 +130,16 @@ class Gathered:
             if first.setdefault(document.text, document) is not document:
                 why = f"{document.source}: the same text again, asked once"
                 copies.append(LeftOut(document.source, why))
-        return Gathered(tuple(first.values()), (*self.left_out, *copies))
+        return GatheredDocuments(tuple(first.values()), (*self.left_out, *copies))
 
 
-def gather(found: Meant, read: Callable[[str], Document] | None = None) -> Gathered:
+def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
     """Reads what is meant: every command comes to its documents here.
 
     A file of a folder or pattern that cannot be read is left out; what is named never is.
 
     Args:
-        found: of `meant`. read: `read_document`, or one that remembers.
+        found: of `source_files`. read: `read_document`, or one that remembers.
 
     Raises:
         DocumentError: as `read_document`, for the first that was named and cannot be read; or a
@@ -157,7 +166,7 @@ def gather(found: Meant, read: Callable[[str], Document] | None = None) -> Gathe
         if folder not in readable:
             raise refusal
         left_out.append(LeftOut(path, f"{refusal.message}; {refusal.hint}".rstrip("; ")))
-    return Gathered(tuple(documents), (*found.left_out, *left_out))
+    return GatheredDocuments(tuple(documents), (*found.left_out, *left_out))
 
 
 def read_documents(
@@ -179,7 +188,7 @@ def read_documents(
     """
     if not sources:
         raise UsageError("no document was given", "name one, or - for standard input")
-    found = gather(meant(sources), lambda path: read_document(path, stdin, limit=limit))
+    found = gather(source_files(sources), lambda path: read_document(path, stdin, limit=limit))
     for left_out in found.left_out:
         say(left_out.line)
     return list(found.documents)

@@ -70,12 +70,12 @@ _MIN_COHERENCE = 0.25
 _CLEAR_LEAD = 0.1
 
 
-def decode(data: bytes, called: str, path: str) -> tuple[str, str]:
+def decode(data: bytes, label: str, path: str) -> tuple[str, str]:
     """The text of a document and the Python name of its encoding.
 
     Args:
         data: its bytes, at least one.
-        called: what messages call it, such as "the document notes.txt".
+        label: what messages call it, such as "the document notes.txt".
         path: what the commands in hints call it.
 
     Raises:
@@ -87,8 +87,8 @@ def decode(data: bytes, called: str, path: str) -> tuple[str, str]:
                 return data.decode(encoding), encoding
             except UnicodeDecodeError as error:
                 problem = f"starts as {encoding} but breaks at byte {error.start}"
-                raise _undecodable(called, path, problem, encoding) from error
-    _refuse_binary(data, called, path)
+                raise _undecodable(label, path, problem, encoding) from error
+    _refuse_binary(data, label, path)
     try:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError as error:
@@ -101,7 +101,7 @@ def decode(data: bytes, called: str, path: str) -> tuple[str, str]:
             pass  # only a sample was looked at
     choices = f" (it could be {' or '.join(candidates)})" if candidates else ""
     raise _undecodable(
-        called,
+        label,
         path,
         f"is not UTF-8 (byte {broken} does not fit), and its encoding cannot be told for sure"
         f"{choices}",
@@ -150,18 +150,18 @@ def looks_like_cp1252(data: bytes) -> bool:
     return not _MISPLACED.search(data) and not _RUN.search(data)
 
 
-def _refuse_binary(data: bytes, called: str, path: str) -> None:
+def _refuse_binary(data: bytes, label: str, path: str) -> None:
     kind = looks_like(data)
     if kind is not None:
         raise DocumentError(
-            f"{called} looks like {kind[0]}, which is not among the formats that are read",
+            f"{label} looks like {kind[0]}, which is not among the formats that are read",
             kind[1].format(name=path),
         )
     order = utf16_without_mark(data)
     if order is not None:
-        raise _undecodable(called, path, f"looks like {order} without a byte order mark", order)
+        raise _undecodable(label, path, f"looks like {order} without a byte order mark", order)
     if b"\0" in data:
-        raise DocumentError(f"{called} is binary: it has a NUL at byte {data.index(0)}", _NO_TEXT)
+        raise DocumentError(f"{label} is binary: it has a NUL at byte {data.index(0)}", _NO_TEXT)
 
 
 def is_binary(head: bytes) -> bool:
@@ -205,9 +205,9 @@ def utf16_without_mark(data: bytes) -> str | None:
     return None
 
 
-def _undecodable(called: str, path: str, problem: str, encoding: str) -> DocumentError:
+def _undecodable(label: str, path: str, problem: str, encoding: str) -> DocumentError:
     return DocumentError(
-        f"{called} {problem}",
+        f"{label} {problem}",
         "convert it to UTF-8, naming the encoding it is in, for example: "
         f"iconv -f {encoding.upper()} -t UTF-8 {path} > utf8.txt",
     )

@@ -62,7 +62,7 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meant:
+class SourceFiles:
     """The files that names mean, in order, each as often as it is named; and what is left out."""
 
     sources: tuple[Source, ...] = ()
@@ -81,7 +81,7 @@ class Meant:
 
 
 @dataclass
-class Found:
+class FoundFiles:
     """The files of one folder or pattern, and why others are not among them."""
 
     files: list[str] = field(default_factory=list)
@@ -114,13 +114,13 @@ def is_several(source: str) -> bool:
     return any(sign in source for sign in _SIGNS)
 
 
-def find(source: str) -> Found:
+def find(source: str) -> FoundFiles:
     """The files that a folder or pattern means, sorted.
 
     Raises:
         DocumentError: there are none, or more than MOST_FILES.
     """
-    found = Found()
+    found = FoundFiles()
     several = _below(source, found) if os.path.isdir(source) else _matches(source, found)
     for path in several:
         why = _why_not(path)
@@ -136,7 +136,7 @@ def find(source: str) -> Found:
     return found
 
 
-def meant(names: Sequence[str]) -> Meant:
+def source_files(names: Sequence[str]) -> SourceFiles:
     """The documents that names mean, in order.
 
     Raises:
@@ -154,16 +154,16 @@ def meant(names: Sequence[str]) -> Meant:
         found = find(name)
         sources += [Source(file, name) for file in found.files]
         left_out += found.rest(name)
-    return Meant(tuple(sources), tuple(left_out))
+    return SourceFiles(tuple(sources), tuple(left_out))
 
 
-def _matches(pattern: str, found: Found) -> Iterator[str]:
+def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
     for path in sorted(glob.glob(pattern, recursive=True)):
         if not os.path.isdir(path):
             yield path
 
 
-def _below(folder: str, found: Found) -> Iterator[str]:
+def _below(folder: str, found: FoundFiles) -> Iterator[str]:
     root = os.path.realpath(folder)
     ignored = _Ignored(root)
 

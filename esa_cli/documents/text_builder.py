@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from esa_cli.errors import DocumentError
 
-UNPACKED = 1 << 30
+UNPACKED_LIMIT = 1 << 30
 """The most bytes a packed document may unpack to."""
-XML = 1 << 26
+XML_LIMIT = 1 << 26
 """The most bytes of one XML or HTML part of it: as a tree a part takes eight times its size, the
 worst one forty times."""
 
@@ -144,7 +144,7 @@ def printable(text: str) -> str:
     return _SURROGATE.sub("\ufffd", _UNPRINTABLE.sub(" ", text))
 
 
-def called(name: str) -> str:
+def label(name: str) -> str:
     """How a message begins that is about the document `name`."""
     return "standard input" if name == STDIN else f"the document {name}"
 
@@ -155,15 +155,15 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def without_text(name: str, what: str) -> DocumentError:
+def no_text_error(name: str, what: str) -> DocumentError:
     """The error for a document whose pages may be pictures, a kind of `what`."""
     return DocumentError(
-        f"{called(name)} is {what} without text; it may hold pictures only",
+        f"{label(name)} is {what} without text; it may hold pictures only",
         "save it as PDF, then recognise its characters: ocrmypdf document.pdf text.pdf",
     )
 
 
-def path_of(name: str) -> str:
+def path_in_hint(name: str) -> str:
     """How commands in hints call it."""
     return "FILE" if name == STDIN else name
 
@@ -181,6 +181,6 @@ def optional_import(module: str, package: str, name: str, *, extra: str = "") ->
         return importlib.import_module(module)
     except ImportError as error:
         raise DocumentError(
-            f"{called(name)} cannot be read: the library {package} is not installed",
+            f"{label(name)} cannot be read: the library {package} is not installed",
             f"pip install 'esa-cli[{extra}]'" if extra else f"pip install {package}",
         ) from error

@@ -12,8 +12,7 @@ from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
-from esa_cli.documents import readers
-from esa_cli.documents import text_builder as extracted
+from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import Mark
 from esa_cli.errors import DocumentError
 
@@ -86,10 +85,10 @@ def test_presentation_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     slide(show, "x", "y" * (1 << 21))
     data = saved(show)
     assert "damaged or cut off" in refused(data[:-40]).message
-    monkeypatch.setattr(extracted, "XML", 1 << 20)
+    monkeypatch.setattr(text_builder, "XML_LIMIT", 1 << 20)
     assert "its part ppt/slides/slide1.xml" in refused(data).message
     monkeypatch.undo()
-    monkeypatch.setattr(extracted, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
     assert "limit of 1 MiB" in refused(data).message
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "pptx", None)

@@ -14,8 +14,7 @@ import pytest
 import sample_files as make
 from conftest import copy_registries
 
-from esa_cli.documents import readers
-from esa_cli.documents import text_builder as extracted
+from esa_cli.documents import readers, text_builder
 from esa_cli.documents.document import read_document
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder, reader_registry
 from esa_cli.documents.readers import gzip_reader as packed
@@ -267,7 +266,7 @@ def test_gzip_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = refused(gzip.compress(b"\x89PNG\r\n\x1a\n"), "a.png.gz")
     assert "unpacked from a.png.gz" in inner.message
     assert "gunzip -k a.png.gz" in inner.hint
-    monkeypatch.setattr(extracted, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
     assert "limit of 1 MiB" in refused(gzip.compress(bytes(5 << 20)), "a.gz").message
 
 

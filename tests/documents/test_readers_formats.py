@@ -10,8 +10,7 @@ import pypdfium2
 import pytest
 import sample_files as make
 
-from esa_cli.documents import readers
-from esa_cli.documents import text_builder as extracted
+from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import ExtractedText, Mark
 from esa_cli.documents.readers.docx_styles import Lists
 from esa_cli.documents.readers.pdf_reader import _missing, _tidied
@@ -369,14 +368,14 @@ def test_locked_and_bloated_zips(monkeypatch: pytest.MonkeyPatch) -> None:
             data[start + flags] |= 1
             start += 4
     assert "password" in refused(bytes(data), "a.docx").message
-    monkeypatch.setattr(extracted, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
     bomb = make.docx(make.paragraph("x" * (3 << 20)))
     assert len(bomb) < 1 << 14
     assert "limit of 1 MiB" in refused(bomb, "a.docx").message
 
 
 def test_a_part_that_would_be_a_huge_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extracted, "XML", 1 << 20)
+    monkeypatch.setattr(text_builder, "XML_LIMIT", 1 << 20)
     for data, name in (
         (make.docx(make.paragraph("x" * (1 << 20))), "a.docx"),
         (make.epub({"a.xhtml": "<p>" + "x" * (1 << 20)}), "a.epub"),

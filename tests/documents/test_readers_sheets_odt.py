@@ -14,8 +14,7 @@ import sample_files as make
 from openpyxl.chart import BarChart
 from openpyxl.comments import Comment
 
-from esa_cli.documents import readers
-from esa_cli.documents import text_builder as extracted
+from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import STDIN, ExtractedText
 from esa_cli.errors import DocumentError
 
@@ -215,10 +214,10 @@ def test_workbook_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workbook_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(workbook(A=[[f"{n}{'x' * 30_000}" for n in range(70)]]))
     assert len(data) < 1 << 15
-    monkeypatch.setattr(extracted, "XML", 1 << 20)
+    monkeypatch.setattr(text_builder, "XML_LIMIT", 1 << 20)
     assert "its part xl/" in refused(data, "a.xlsx").message
     monkeypatch.undo()
-    monkeypatch.setattr(extracted, "UNPACKED", 1 << 20)
+    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
     assert "limit of 1 MiB" in refused(data, "a.xlsx").message
     monkeypatch.undo()
     laughs = b'<!DOCTYPE x [<!ENTITY a "ha">]><'

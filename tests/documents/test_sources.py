@@ -14,15 +14,15 @@ from esa_cli.documents import sources
 from esa_cli.documents.document import (
     Document,
     gather,
-    meant,
     read_document,
     read_documents,
+    source_files,
 )
 from esa_cli.errors import DocumentError
 
 
 def expand(names: list[str], say: Callable[[str], None] = print) -> list[str]:
-    found = meant(names)
+    found = source_files(names)
     for left_out in found.left_out:
         say(left_out.line)
     return list(found.paths)
@@ -170,7 +170,7 @@ def test_a_folder_that_may_not_be_read_is_said(tree: Path, monkeypatch: pytest.M
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
     (tree / "docs" / "same.txt").write_bytes(b"a")
-    found = gather(meant(["docs/a.txt", "docs", "docs/*.txt", "other"]))
+    found = gather(source_files(["docs/a.txt", "docs", "docs/*.txt", "other"]))
     assert [d.source for d in found.documents] == [
         "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/same.txt", "docs/deep/keep.log",
         "docs/deep/wide.txt", "docs/deep/er/c.py", "other/d.txt",
@@ -180,7 +180,7 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     assert "2 binary" in folder["why"]
     assert pattern == {"source": "docs/*.txt", "why": "1 empty (docs/empty.txt)"}
     assert scan["source"] == "docs/scan.pdf"
-    once = found.once()
+    once = found.without_copies()
     assert [d.source for d in once.documents] == [
         d.source for d in found.documents if d.source != "docs/same.txt"
     ]
@@ -190,13 +190,13 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
 
 def test_a_folder_whose_files_were_named_before_may_have_a_scan(tree: Path) -> None:
     (tree / "other" / "scan.pdf").write_bytes(make.pdf([None]))
-    found = gather(meant(["other/d.txt", "other"]))
+    found = gather(source_files(["other/d.txt", "other"]))
     assert [d.source for d in found.documents] == ["other/d.txt"]
     assert [one.source for one in found.left_out] == ["other/scan.pdf"]
     with pytest.raises(DocumentError, match="has no text"):
-        gather(meant(["other/scan.pdf", "other"]))
+        gather(source_files(["other/scan.pdf", "other"]))
     with pytest.raises(DocumentError, match="has no text"):
-        gather(meant(["other/d.txt", "other/*.pdf"]))
+        gather(source_files(["other/d.txt", "other/*.pdf"]))
 
 
 def test_every_file_is_read_once(tree: Path) -> None:
@@ -206,5 +206,5 @@ def test_every_file_is_read_once(tree: Path) -> None:
         read.append(path)
         return read_document(path)
 
-    gather(meant(["docs/*.txt", "docs", "other/../docs/*.md"]), reading)
+    gather(source_files(["docs/*.txt", "docs", "other/../docs/*.md"]), reading)
     assert len(read) == len(set(read))

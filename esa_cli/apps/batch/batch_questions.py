@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from esa_cli.documents.document import Meant, meant
+from esa_cli.documents.document import SourceFiles, source_files
 from esa_cli.errors import DocumentError
 from esa_cli.system.digest import text_digest
 from esa_cli.system.surrogates import has_lone_surrogate
@@ -45,7 +45,7 @@ class BatchQuestion:
     id: Any
     question: str
     documents: tuple[str, ...]
-    meant: Meant
+    meant: SourceFiles
     key: str
     fault: str = ""
 
@@ -67,11 +67,11 @@ def read_questions(
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", "check the path") from error
-    default = meant(documents)
+    default = source_files(documents)
 
     @cache
-    def files(own: tuple[str, ...] | None) -> Meant:
-        return default if own is None else meant([str(path.parent / name) for name in own])
+    def files(own: tuple[str, ...] | None) -> SourceFiles:
+        return default if own is None else source_files([str(path.parent / name) for name in own])
 
     found: list[BatchQuestion] = []
     for number, raw in enumerate(lines, 1):
@@ -91,7 +91,7 @@ def _question(
     raw: bytes,
     line: int,
     number: int,
-    files: Callable[[tuple[str, ...] | None], Meant],
+    files: Callable[[tuple[str, ...] | None], SourceFiles],
     settings: Mapping[str, Any],
 ) -> BatchQuestion:
     """The question of a line, `number` among the questions. `files` may raise DocumentError."""
@@ -100,10 +100,12 @@ def _question(
     fault = fault or _fault(row, bool(files(None).sources))
     if fault:
         shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
-        return BatchQuestion(line, number, shown, (), Meant(), _key(["fault", raw.hex()]), fault)
+        return BatchQuestion(
+            line, number, shown, (), SourceFiles(), _key(["fault", raw.hex()]), fault
+        )
     assert isinstance(text, str)
     named = files(None).paths if own is None else tuple(own)
-    found = Meant()
+    found = SourceFiles()
     try:
         found = files(None if own is None else named)
     except DocumentError as error:

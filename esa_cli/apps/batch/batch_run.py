@@ -14,12 +14,12 @@ from esa_cli.apps.batch.batch_questions import BatchQuestion
 from esa_cli.apps.batch.result_row import answer_row, error_row
 from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.open_books import ScheduledBooks
-from esa_cli.documents.document import Gathered, Meant, gather
+from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
 from esa_cli.errors import DocumentError, EsaError
 from esa_cli.qa.reply import Asker
 from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
-Opened = tuple[Gathered, list[Any]] | EsaError
+Opened = tuple[GatheredDocuments, list[Any]] | EsaError
 """The documents of a group and their books, or why they cannot be read."""
 
 
@@ -82,9 +82,9 @@ def _rows(
         yield index, _row(asker, one, opened, options)
 
 
-def _open(open_books: ScheduledBooks, meant: Meant, say: Callable[[str], None]) -> Opened:
+def _open(open_books: ScheduledBooks, meant: SourceFiles, say: Callable[[str], None]) -> Opened:
     try:
-        found = gather(meant, open_books.read).once()
+        found = gather(meant, open_books.read).without_copies()
         books = [open_books.book(document) for document in found.documents]
     except EsaError as error:
         return error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from esa_cli.apps.batch.batch_questions import BatchQuestion
-from esa_cli.documents.document import Meant
+from esa_cli.documents.document import SourceFiles
 
 Group = list[tuple[int, BatchQuestion]]
 """Questions about the same documents, with their indices."""
@@ -21,7 +21,7 @@ Group = list[tuple[int, BatchQuestion]]
 
 def groups(questions: Sequence[BatchQuestion], wanted: Callable[[int], bool]) -> list[Group]:
     """The wanted questions by their documents, in the order to ask them."""
-    found: dict[Meant, Group] = {}
+    found: dict[SourceFiles, Group] = {}
     for index, one in enumerate(questions):
         if wanted(index):
             found.setdefault(one.meant, []).append((index, one))

@@ -10,7 +10,7 @@ from esa_cli.errors import UsageError
 from esa_cli.qa.reply import Asker
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import Document, Gathered
+    from esa_cli.documents.document import Document, GatheredDocuments
     from esa_cli.qa.api import Esa
     from esa_cli.qa.ingest import Book
     from esa_cli.storage.library import Library
@@ -36,15 +36,15 @@ def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
         )
 
 
-def read(names: Sequence[str], reporter: Reporter) -> Gathered:
+def read(names: Sequence[str], reporter: Reporter) -> GatheredDocuments:
     """The documents that names, folders and patterns mean, each text once; reports the rest.
 
     Raises:
         UsageError, DocumentError: as `document.gather`.
     """
-    from esa_cli.documents.document import gather, meant
+    from esa_cli.documents.document import gather, source_files
 
-    found = gather(meant(names)).once()
+    found = gather(source_files(names)).without_copies()
     for left_out in found.left_out:
         reporter.warn(f"esa: {left_out.line}")
     return found

@@ -19,7 +19,7 @@ from esa_cli.documents.readers import (
     text_reader,
 )
 from esa_cli.documents.readers.reader_registry import Reader, read, readers, register
-from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, TextBuilder, called
+from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, TextBuilder, label
 
 __all__ = [
     "STDIN",
@@ -27,12 +27,12 @@ __all__ = [
     "Mark",
     "Reader",
     "TextBuilder",
-    "called",
     "csv_reader",
     "docx_reader",
     "epub_reader",
     "gzip_reader",
     "html_reader",
+    "label",
     "mail_reader",
     "notebook_reader",
     "opendocument_reader",

@@ -12,8 +12,13 @@ from typing import Any, ClassVar
 from esa_cli.documents.readers.docx_pages import Pages, begins_with_mark
 from esa_cli.documents.readers.docx_styles import BULLET, Lists, Style, W, styles, value, whole
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import, without_text
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, old_office_error
+from esa_cli.documents.text_builder import (
+    ExtractedText,
+    TextBuilder,
+    no_text_error,
+    optional_import,
+)
 
 _MAIN = "word/document.xml"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
@@ -43,14 +48,14 @@ class Docx:
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
-            raise not_zipped(data, name, "docx", "doc")
+            raise old_office_error(data, name, "docx", "doc")
         parts = Parts(data, name, self.what, _STRICT)
         root = parts.xml(_MAIN)
         writer = _Writer(parts, Pages(root, _counted(parts)))
         walk(root, writer, name)
         extracted = writer.out.result(_missing(parts, root))
         if not extracted.text.strip():
-            raise without_text(name, self.what)
+            raise no_text_error(name, self.what)
         return extracted
 
 

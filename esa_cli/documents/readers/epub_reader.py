@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from esa_cli.documents.readers.html_reader import decode_markup
 from esa_cli.documents.readers.html_text import parse_xhtml, write_html
-from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import Parts
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, without_text
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, no_text_error
 from esa_cli.errors import DocumentError
 
 _CONTAINER = "META-INF/container.xml"
@@ -60,7 +60,7 @@ class Epub:
             write_html(root, out, name, of_file if chapters else None)
         extracted = out.result(missing)
         if not extracted.text.strip():
-            raise without_text(name, self.what)
+            raise no_text_error(name, self.what)
         return extracted
 
 
@@ -84,7 +84,7 @@ def _package(parts: Parts, name: str) -> tuple[str, list[str], list[str]]:
         if kind in _PAGES or (file and not kind):
             spine.append(file)
     if not spine:
-        raise damaged(name, Epub.what, "it names no pages")
+        raise damage_error(name, Epub.what, "it names no pages")
     navigation = [file for file, _, properties in items.values() if "nav" in properties.split()]
     older = [file for file, kind, _ in items.values() if kind == "application/x-dtbncx+xml"]
     return folder or ".", spine, [file for file in [*navigation, *older] if file in parts]
@@ -135,6 +135,6 @@ def _refuse_locked(parts: Parts, spine: list[str], name: str) -> None:
     }
     if locked.intersection(spine):
         raise DocumentError(
-            f"{called(name)} is locked (DRM): its text is encrypted",
+            f"{label(name)} is locked (DRM): its text is encrypted",
             "ask its seller for a copy without a lock",
         )

@@ -8,9 +8,9 @@ from __future__ import annotations
 import zlib
 from typing import ClassVar
 
-from esa_cli.documents import text_builder as extracted
-from esa_cli.documents.readers.reader_registry import damaged, read, register
-from esa_cli.documents.text_builder import STDIN, ExtractedText, called, path_of
+from esa_cli.documents import text_builder
+from esa_cli.documents.readers.reader_registry import damage_error, read, register
+from esa_cli.documents.text_builder import STDIN, ExtractedText, label, path_in_hint
 from esa_cli.errors import DocumentError
 
 _MAGIC = b"\x1f\x8b\x08"
@@ -33,11 +33,11 @@ class Gzip:
         inner = name[:-3] if name.lower().endswith(".gz") else name
         unpacked = unpack(data, name)
         if not unpacked:
-            raise DocumentError(f"{called(name)} holds an empty file", "give another document")
+            raise DocumentError(f"{label(name)} holds an empty file", "give another document")
         if unpacked.startswith(_MAGIC):
             raise DocumentError(
-                f"{called(name)} is packed with gzip more than once",
-                f"unpack it first: gunzip -k {path_of(name)}",
+                f"{label(name)} is packed with gzip more than once",
+                f"unpack it first: gunzip -k {path_in_hint(name)}",
             )
         try:
             return read(unpacked, inner)
@@ -57,7 +57,7 @@ def unpack(data: bytes, name: str) -> bytes:
         DocumentError: it is damaged or cut off, or unpacks to more than the limit.
     """
     parts: list[bytes] = []
-    packed, at, left = memoryview(data), 0, extracted.UNPACKED
+    packed, at, left = memoryview(data), 0, text_builder.UNPACKED_LIMIT
     while at < len(packed):
         if at and not packed[at] and not bytes(packed[at:]).strip(b"\0"):
             break  # padding, as tapes leave it
@@ -68,16 +68,16 @@ def unpack(data: bytes, name: str) -> bytes:
             try:
                 part = member.decompress(piece, _STEP)
             except zlib.error as error:
-                raise damaged(name, Gzip.what, str(error)) from error
+                raise damage_error(name, Gzip.what, str(error)) from error
             at += len(piece) - len(member.unconsumed_tail) - len(member.unused_data)
             if not part and not piece and not member.eof:
-                raise damaged(name, Gzip.what, "the end is missing")
+                raise damage_error(name, Gzip.what, "the end is missing")
             parts.append(part)
             left -= len(part)
             if left < 0:
                 raise DocumentError(
-                    f"{called(name)} unpacks to more than the limit of "
-                    f"{extracted.UNPACKED >> 20} MiB",
+                    f"{label(name)} unpacks to more than the limit of "
+                    f"{text_builder.UNPACKED_LIMIT >> 20} MiB",
                     "unpack it, split it, and ask about the parts",
                 )
     return b"".join(parts)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from esa_cli.documents.encoding import BYTE_ORDER_MARKS, decode
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, path_of
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, path_in_hint
 from esa_cli.errors import DocumentError
 
 _DECLARED = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?\s*([A-Za-z0-9_.:-]+)""", re.IGNORECASE)
@@ -44,7 +44,7 @@ class Html:
         extracted = out.result()
         if not extracted.text.strip():
             raise DocumentError(
-                f"{called(name)} is a web page without text; a script may make its text",
+                f"{label(name)} is a web page without text; a script may make its text",
                 "open it in a browser and save it as text, or print it to PDF",
             )
         return ExtractedText(extracted.text, extracted.marks, extracted.missing, encoding)
@@ -65,4 +65,4 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
                 return data.decode(encoding), encoding
         except (LookupError, ValueError):
             pass  # not what it declares
-    return decode(data, called(name), path_of(name))
+    return decode(data, label(name), path_in_hint(name))

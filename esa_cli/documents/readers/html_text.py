@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from esa_cli.documents.readers.reader_registry import damaged
+from esa_cli.documents.readers.reader_registry import damage_error
 from esa_cli.documents.text_builder import TextBuilder, optional_import
 
 _SKIPPED = frozenset({"script", "style", "template", "head", "annotation", "annotation-xml", "rp"})
@@ -56,7 +56,7 @@ def parse_html(text: str, name: str) -> Any:
         return None
     for entry in parser.error_log:
         if entry.level == etree.ErrorLevels.FATAL:
-            raise damaged(name, "HTML", entry.message)
+            raise damage_error(name, "HTML", entry.message)
     return root
 
 

@@ -22,7 +22,7 @@ from esa_cli.documents.readers.html_reader import WIDER, decode_markup
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, listed, path_of
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, listed, path_in_hint
 from esa_cli.errors import DocumentError
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
@@ -59,7 +59,7 @@ class Mail:
             return ExtractedText(text, encoding=encoding)
         if _kind(message) in _ENCRYPTED:
             raise DocumentError(
-                f"{called(name)} is an encrypted mail, or one that is packed with its signature",
+                f"{label(name)} is an encrypted mail, or one that is packed with its signature",
                 "open it in a mail program, save its text, and give that",
             )
         reading = _Reading(name)
@@ -189,7 +189,7 @@ class _Reading:
             encoding = encoding if encoding == "ascii" else WIDER.get(encoding, encoding)
             return data.decode(encoding)
         with suppress(DocumentError):
-            return decode(data, called(self._name), path_of(self._name))[0]
+            return decode(data, label(self._name), path_in_hint(self._name))[0]
         self._said["characters are lost whose encoding cannot be told"] += 1
         with suppress(LookupError):  # what packs bytes, as zlib, is no encoding of letters
             return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.html_text import parse_html, write_html
-from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.text_reader import headings, plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.errors import DocumentError
 
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')
@@ -52,7 +52,7 @@ class Notebook:
             notebook = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise DocumentError(
-                f"{called(name)} cannot be read as {self.what}; its JSON is broken ({error})",
+                f"{label(name)} cannot be read as {self.what}; its JSON is broken ({error})",
                 "fetch it or save it in Jupyter again; a copy whose name ends in .txt is read as "
                 "plain text",
             ) from error
@@ -65,7 +65,7 @@ class Notebook:
         extracted = writer.out.result(writer.missing())
         if not extracted.text.strip():
             raise DocumentError(
-                f"{called(name)} is a notebook without text"
+                f"{label(name)} is a notebook without text"
                 f"{'; it holds pictures only' if writer.pictures else ''}",
                 "give a document with text in it",
             )
@@ -201,7 +201,7 @@ class _Writer:
         return "".join(lines).replace("\r\n", "\n")
 
     def _odd(self, what: str) -> DocumentError:
-        return damaged(self._name, Notebook.what, f"{what} of a cell is not what it should be")
+        return damage_error(self._name, Notebook.what, f"{what} of a cell is not what it should be")
 
 
 def _shown(text: str) -> str:

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.html_text import formula_text
 from esa_cli.documents.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
-from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import Parts
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
-    called,
+    label,
+    no_text_error,
     optional_import,
-    without_text,
 )
 from esa_cli.errors import DocumentError
 
@@ -55,13 +55,13 @@ class Odt:
         root = parts.xml(_CONTENT)
         body = root.find(f"{OFFICE}body/{OFFICE}text")
         if body is None:
-            raise damaged(name, self.what, f"{_CONTENT} holds no text document")
+            raise damage_error(name, self.what, f"{_CONTENT} holds no text document")
         styles = [parts.xml(_STYLES)] if _STYLES in parts else []
         writer = _Writer(parts, Styles(*styles, root), body)
         _walk(body, writer, name)
         extracted = writer.out.result(_missing(writer, styles))
         if not extracted.text.strip():
-            raise without_text(name, self.what)
+            raise no_text_error(name, self.what)
         return extracted
 
 
@@ -70,7 +70,7 @@ def _refuse_locked(parts: Parts, name: str) -> None:
         return
     if next(parts.xml(_MANIFEST).iter("{*}encryption-data"), None) is not None:
         raise DocumentError(
-            f"{called(name)} is protected by a password",
+            f"{label(name)} is protected by a password",
             "open it, save it without a password, and give that file",
         )
 

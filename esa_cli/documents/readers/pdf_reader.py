@@ -13,13 +13,13 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.pdf_forms import written
-from esa_cli.documents.readers.reader_registry import damaged, register
+from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
     Mark,
-    called,
+    label,
     optional_import,
-    path_of,
+    path_in_hint,
     printable,
 )
 from esa_cli.errors import DocumentError
@@ -49,7 +49,7 @@ class Pdf:
     def read(self, data: bytes, name: str) -> ExtractedText:
         pdfium = optional_import("pypdfium2", "pypdfium2", name)
         if b"%PDF-" not in data[:_HEAD]:
-            raise damaged(name, self.what, "it does not begin as one")
+            raise damage_error(name, self.what, "it does not begin as one")
         try:
             document = pdfium.PdfDocument(data)
         except pdfium.PdfiumError as error:
@@ -84,18 +84,18 @@ def _form(document: Any, pdfium: Any) -> bool:
 def _unopened(error: Exception, name: str) -> DocumentError:
     if "password" in str(error).lower():
         return DocumentError(
-            f"{called(name)} is protected by a password",
-            f"save it without one: qpdf --decrypt --password=... {path_of(name)} open.pdf",
+            f"{label(name)} is protected by a password",
+            f"save it without one: qpdf --decrypt --password=... {path_in_hint(name)} open.pdf",
         )
-    return damaged(name, Pdf.what, str(error))
+    return damage_error(name, Pdf.what, str(error))
 
 
 def _no_text(name: str, pages: int, broken: int) -> DocumentError:
     if broken or not pages:
-        return damaged(name, Pdf.what, f"{broken} of its {pages} pages cannot be opened")
+        return damage_error(name, Pdf.what, f"{broken} of its {pages} pages cannot be opened")
     return DocumentError(
-        f"{called(name)} has no text: its pages ({pages}) are pictures, as from a scanner",
-        f"recognise its characters first: ocrmypdf {path_of(name)} text.pdf",
+        f"{label(name)} has no text: its pages ({pages}) are pictures, as from a scanner",
+        f"recognise its characters first: ocrmypdf {path_in_hint(name)} text.pdf",
     )
 
 

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.reader_registry import damaged, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
+from esa_cli.documents.readers.reader_registry import damage_error, register
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, old_office_error
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
+    no_text_error,
     optional_import,
-    without_text,
 )  # fmt: skip
 
 _MAIN = "ppt/presentation.xml"
@@ -36,19 +36,19 @@ class PowerPoint:
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
-            raise not_zipped(data, name, "pptx", "ppt")
+            raise old_office_error(data, name, "pptx", "ppt")
         Parts(data, name, self.what).check()
         pptx = optional_import("pptx", "python-pptx", name, extra="office")
         try:
             slides = [*pptx.Presentation(io.BytesIO(data)).slides]
         except Exception as error:  # python-pptx raises what it meets
-            raise damaged(name, self.what, f"{type(error).__name__}: {error}") from error
+            raise damage_error(name, self.what, f"{type(error).__name__}: {error}") from error
         writer = _SlideWriter()
         for number, slide in enumerate(slides, 1):
             writer.slide(slide, number)
         extracted = writer.out.result(writer.missing())
         if not extracted.text.strip():
-            raise without_text(name, self.what)
+            raise no_text_error(name, self.what)
         return extracted
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
-from esa_cli.documents.text_builder import ExtractedText, called
+from esa_cli.documents.text_builder import ExtractedText, label
 from esa_cli.errors import DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
@@ -128,10 +128,10 @@ def read(data: bytes, name: str) -> ExtractedText:
         raise
     except MemoryError as error:
         raise DocumentError(
-            f"{called(name)} is too large for this machine's memory", "split the document"
+            f"{label(name)} is too large for this machine's memory", "split the document"
         ) from error
     except Exception as error:  # a library's, about bytes that nobody foresaw
-        raise damaged(name, reader.what, f"{type(error).__name__}: {error}") from error
+        raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     _check(extracted, reader)
     return extracted
 
@@ -147,9 +147,9 @@ def _check(extracted: ExtractedText, reader: Reader) -> None:
         )
 
 
-def damaged(name: str, what: str, reason: str) -> DocumentError:
+def damage_error(name: str, what: str, reason: str) -> DocumentError:
     """The error for a document that its format's rules do not fit."""
     return DocumentError(
-        f"{called(name)} cannot be read as {what}; it is damaged or cut off ({reason})",
+        f"{label(name)} cannot be read as {what}; it is damaged or cut off ({reason})",
         "fetch or save it again; if other programs open it, save a new copy with one of them",
     )

@@ -15,9 +15,9 @@ from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.csv_reader import as_lines
-from esa_cli.documents.readers.reader_registry import damaged, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, not_zipped
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, called, optional_import
+from esa_cli.documents.readers.reader_registry import damage_error, register
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, old_office_error
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
 _MAIN = "xl/workbook.xml"
@@ -61,7 +61,7 @@ class Sheets:
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
-            raise not_zipped(data, name, "xlsx", "xls")
+            raise old_office_error(data, name, "xlsx", "xls")
         parts, missing, out = Parts(data, name, self.what, _STRICT), _Missing(), TextBuilder()
         cells = _of_the_cells(parts, name, missing)
         titles = _write_sheets(cells, out, name)
@@ -69,7 +69,7 @@ class Sheets:
         extracted = out.result(missing.lines(parts))
         if not extracted.text:
             raise DocumentError(
-                f"{called(name)} is a workbook without a value in its cells"
+                f"{label(name)} is a workbook without a value in its cells"
                 f"{'; its formulas have never been computed' if missing.formulas else ''}",
                 "open it in a spreadsheet program, save it, and give that file",
             )
@@ -129,7 +129,7 @@ def _of_the_cells(parts: Parts, name: str, missing: _Missing) -> io.BytesIO:
                 continue
             data = parts.read(part)
             if b"<!DOCTYPE" in data.replace(b"\0", b""):  # in UTF-16, too
-                raise damaged(name, Sheets.what, f"{part}: it has entities of its own")
+                raise damage_error(name, Sheets.what, f"{part}: it has entities of its own")
             missing.look(part, data)
             for strict, usual in _STRICT.items():
                 data = data.replace(strict, usual)
@@ -160,7 +160,7 @@ def _write_sheets(cells: io.BytesIO, out: TextBuilder, name: str) -> list[str]:
             raise
         except Exception as error:  # openpyxl raises what it meets, some with advice around it
             why = error.__cause__ or error
-            raise damaged(name, Sheets.what, f"{type(why).__name__}: {why}") from error
+            raise damage_error(name, Sheets.what, f"{type(why).__name__}: {why}") from error
 
 
 def _write(sheet: Any, out: TextBuilder, name: str) -> None:
@@ -169,7 +169,7 @@ def _write(sheet: Any, out: TextBuilder, name: str) -> None:
     sheet.reset_dimensions()  # some programs write wrong ones
     for number, cells in enumerate(sheet.iter_rows(), 1):
         if number > _ROWS:
-            raise damaged(name, Sheets.what, f"the sheet {sheet.title} has too many rows")
+            raise damage_error(name, Sheets.what, f"the sheet {sheet.title} has too many rows")
         row = {at: text for at, cell in enumerate(cells) if (text := _shown(cell))}
         if row or (rows and rows[-1]):  # of empty rows one, which may part a title from a table
             rows.append(row)
@@ -178,7 +178,7 @@ def _write(sheet: Any, out: TextBuilder, name: str) -> None:
         return
     if len(columns) * len(rows) > _CELLS:
         raise DocumentError(
-            f"{called(name)}: its sheet {sheet.title} is too large, {len(rows):,} rows by "
+            f"{label(name)}: its sheet {sheet.title} is too large, {len(rows):,} rows by "
             f"{len(columns):,} columns",
             "split it and ask about the parts",
         )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from esa_cli.documents.encoding import decode
 from esa_cli.documents.readers.reader_registry import PLAIN, register
-from esa_cli.documents.text_builder import ExtractedText, Mark, called, path_of
+from esa_cli.documents.text_builder import ExtractedText, Mark, label, path_in_hint
 
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")
@@ -18,7 +18,7 @@ _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
 
 def plain_text(data: bytes, name: str) -> tuple[str, str]:
     """The text with \\n line endings, and its encoding. Raises DocumentError."""
-    text, encoding = decode(data, called(name), path_of(name))
+    text, encoding = decode(data, label(name), path_in_hint(name))
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text, encoding

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from esa_cli.documents import text_builder as extracted
-from esa_cli.documents.readers.reader_registry import damaged
-from esa_cli.documents.text_builder import called, optional_import
+from esa_cli.documents import text_builder
+from esa_cli.documents.readers.reader_registry import damage_error
+from esa_cli.documents.text_builder import label, optional_import
 from esa_cli.errors import DocumentError
 
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -35,12 +35,12 @@ class Parts:
         self, data: bytes, name: str, what: str, alike: Mapping[bytes, bytes] = _NONE
     ) -> None:
         self._name, self._what, self._alike = name, what, alike
-        self._left = extracted.UNPACKED
+        self._left = text_builder.UNPACKED_LIMIT
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
             self.names = set(self._archive.namelist())
         except Exception as error:  # zipfile raises whatever its arithmetic meets
-            raise damaged(name, what, str(error) or type(error).__name__) from error
+            raise damage_error(name, what, str(error) or type(error).__name__) from error
 
     def __contains__(self, part: str) -> bool:
         return part in self.names
@@ -63,17 +63,21 @@ class Parts:
                 to too much.
         """
         if part not in self.names:
-            raise damaged(self._name, self._what, f"it has no {part}")
+            raise damage_error(self._name, self._what, f"it has no {part}")
         return b"".join(self._unpack(part, keep=True))
 
     def _unpack(self, part: str, *, keep: bool) -> list[bytes]:
         if self._archive.getinfo(part).flag_bits & 1:
             raise DocumentError(
-                f"{called(self._name)} is protected by a password",
+                f"{label(self._name)} is protected by a password",
                 "save it without one and give that file",
             )
         pieces: list[bytes] = []
-        left = extracted.XML if keep or part.endswith((".xml", ".rels")) else extracted.UNPACKED
+        left = (
+            text_builder.XML_LIMIT
+            if keep or part.endswith((".xml", ".rels"))
+            else text_builder.UNPACKED_LIMIT
+        )
         try:
             with self._archive.open(part) as stream:
                 while piece := stream.read(_STEP):
@@ -85,7 +89,7 @@ class Parts:
         except DocumentError:
             raise
         except Exception as error:  # zipfile raises whatever its arithmetic meets
-            raise damaged(self._name, self._what, f"{part}: {error}") from error
+            raise damage_error(self._name, self._what, f"{part}: {error}") from error
         return pieces
 
     def xml(self, part: str) -> Any:
@@ -96,9 +100,9 @@ class Parts:
         return parse_xml(data, self._name, self._what, part)
 
     def _too_large(self, part: str) -> DocumentError:
-        limit = extracted.XML if part else extracted.UNPACKED
+        limit = text_builder.XML_LIMIT if part else text_builder.UNPACKED_LIMIT
         return DocumentError(
-            f"{called(self._name)}{f': its part {part}' if part else ''} unpacks to more than the "
+            f"{label(self._name)}{f': its part {part}' if part else ''} unpacks to more than the "
             f"limit of {limit >> 20} MiB",
             "split it and ask about the parts",
         )
@@ -118,15 +122,15 @@ def holds(head: bytes, part: str) -> bool:
         return part.encode() in head
 
 
-def not_zipped(data: bytes, name: str, new: str, old: str) -> DocumentError:
+def old_office_error(data: bytes, name: str, new: str, old: str) -> DocumentError:
     """The error for an old Office file, or an encrypted one, that is called as the zipped are."""
     if _LOCKED in data:
         return DocumentError(
-            f"{called(name)} is protected by a password",
+            f"{label(name)} is protected by a password",
             "open it, save it without a password, and give that file",
         )
     return DocumentError(
-        f"{called(name)} is called {new}, but is an old Office file ({old})",
+        f"{label(name)} is called {new}, but is an old Office file ({old})",
         f"open it and save it as {new}",
     )
 
@@ -142,7 +146,7 @@ def parse_xml(data: bytes, name: str, what: str, part: str) -> Any:
     try:
         root = etree.fromstring(data, parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        raise damaged(name, what, f"{part}: {error}") from error
+        raise damage_error(name, what, f"{part}: {error}") from error
     if next(root.iter(etree.Entity), None) is not None:
-        raise damaged(name, what, f"{part}: it has entities of its own")
+        raise damage_error(name, what, f"{part}: it has entities of its own")
     return root

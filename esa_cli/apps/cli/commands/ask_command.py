@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.answer_output import Timing
     from esa_cli.apps.cli.preflight import Preflight
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.documents.document import Document, Gathered
+    from esa_cli.documents.document import Document, GatheredDocuments
     from esa_cli.qa.api import Esa
     from esa_cli.qa.ingest import Book
     from esa_cli.qa.preset import Preset
@@ -207,7 +207,11 @@ def _check_room(
 
 
 def _lines(
-    esa: Esa, books: Sequence[Book], found: Gathered, request: AskRequest, reporter: Reporter
+    esa: Esa,
+    books: Sequence[Book],
+    found: GatheredDocuments,
+    request: AskRequest,
+    reporter: Reporter,
 ) -> int:
     from esa_cli.apps.cli.commands.ask_lines import ask_lines
     from esa_cli.apps.cli.inputs import numbered_lines
@@ -222,7 +226,7 @@ def _lines(
 def _ask(
     esa: Esa,
     books: Sequence[Book],
-    found: Gathered,
+    found: GatheredDocuments,
     request: AskRequest,
     reporter: Reporter,
     timing: Timing,

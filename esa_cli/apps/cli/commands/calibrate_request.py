@@ -38,7 +38,7 @@ class CalibrationRequest:
             UsageError: an unknown choice; two options name one place; a file of somebody else's at
                 `out`; or no matplotlib for `plot` and `report`.
             UsageError, DocumentError: as `output_paths.check`, `output_paths.spare`,
-                `document.meant`.
+                `document.source_files`.
         """
         for option, word in {"method": self.method, **self.training}.items():
             if word not in CHOICES.get(option, (word,)):
@@ -57,7 +57,7 @@ class CalibrationRequest:
             refuse_foreign(self.out)
 
     def _check_files(self, texts: Sequence[str]) -> None:
-        from esa_cli.documents.document import meant
+        from esa_cli.documents.document import source_files
 
         options = {
             "--out": self.out,
@@ -66,7 +66,7 @@ class CalibrationRequest:
             "--report": self.report,
             "--work": self.work,
         }
-        sources = [*texts, *(path for path, _ in meant(texts).sources)]
+        sources = [*texts, *(path for path, _ in source_files(texts).sources)]
         files.apart(options)
         for option, path in options.items():
             files.spare(option, path, sources)
