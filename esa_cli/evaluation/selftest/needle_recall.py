@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,6 +84,17 @@ def why(score: float, shares: Sequence[float]) -> str:
     if score >= 1:
         return "answered"
     return "selected, not used" if selected(shares) else "not selected"
+
+
+def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
+    """The fields `recall` and `why` of a question's row."""
+    if not shares:
+        return {"recall": None, "why": None}
+    layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
+    recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
+    if best != layers:
+        recall["best_head"] = best
+    return {"recall": recall, "why": why(score, best)}
 
 
 def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:

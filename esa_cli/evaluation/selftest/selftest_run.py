@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, NeedleShare, positions, why
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, recall_fields
 from esa_cli.evaluation.selftest.preconditions import all_in_view, askable
 from esa_cli.evaluation.selftest.resumed_rows import ResumedRows
 from esa_cli.evaluation.selftest.run_plan import (
-    DENSE,
     MethodGroup,
     SelftestSettings,
     dense_group,
@@ -225,7 +224,7 @@ class SelftestRun:
             "answer": answer.text,
             "expected": list(question.answers),
             "score": round(score, 4),
-            **_seen(score, shares),
+            **recall_fields(score, shares),
             "tokens": {
                 "document": session.document_tokens,
                 "question": answer.question_tokens,
@@ -237,16 +236,3 @@ class SelftestRun:
                 "first_token_s": round(answer.first_token_s, 3),
             },
         }
-
-
-def _seen(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    if not shares:
-        return {"recall": None, "why": None}
-    layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
-    recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
-    if best != layers:
-        recall["best_head"] = best
-    return {"recall": recall, "why": why(score, best)}
-
-
-__all__ = ["DENSE", "SelftestEvents", "SelftestRun"]
