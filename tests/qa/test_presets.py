@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from esa_cli.errors import PresetError
+from esa_cli.methods import registry
 from esa_cli.models import DEFAULT_MODEL, parse_reference
 from esa_cli.qa import preset, preset_files
 from esa_cli.qa.resolved import resolve
@@ -36,6 +37,17 @@ def test_shipped_presets_load_and_build(name: str) -> None:
     parse_reference(chosen.model)
     assert chosen.description
     assert preset.find(name).read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_presets_set_nothing_that_is_not_read(name: str) -> None:
+    """Unknown settings are refused; a compressor is fitted where the score reads reduced keys, else
+    by the paper's method over the preset, as in `esa selftest --methods preset,esa`."""
+    chosen = resolve(name)
+    paper = resolve(chosen.preset, method="esa").method
+    assert paper.score.features
+    read = chosen.method if chosen.method.score.features else paper
+    assert read.compressor == registry.build("compressor", chosen.preset.compressor)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
