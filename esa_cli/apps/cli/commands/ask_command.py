@@ -6,8 +6,8 @@ Everything that can be wrong without the model is found out before it is loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,29 +53,26 @@ Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard inp
 
 
 @dataclass(frozen=True)
-class AskRequest:
-    """What to ask, how, and what to show.
+class AskOptions:
+    """Options of `esa ask` besides those of the model and of generation."""
 
-    Args:
-        library: ask about all documents of the library, too. keep: store new ones there.
-        evidence: passages below the answer; None: 3, or none where it is to be quiet.
-        report: a page to write. lines: questions come one a line on standard input.
-        method: a whole method over the preset. parts: setting -> name of a part of it.
-    """
+    keep: options.Keep = False
+    library: InLibrary = False
+    evidence: Shown = None
+    report: Report = None
+    stdin: Lines = False
+    method: options.Method = None
+    selector: SelectorName = None
+    score: ScoreName = None
+    position: PositionName = None
+    as_json: options.Json = False
+    quiet: options.Quiet = False
 
-    documents: Sequence[str]
-    question: str
-    model: ModelOptions = field(default_factory=ModelOptions)
-    generation: GenerationOptions = field(default_factory=GenerationOptions)
-    keep: bool = False
-    library: bool = False
-    evidence: int | None = None
-    report: Path | None = None
-    lines: bool = False
-    method: str | None = None
-    parts: Mapping[str, str | None] = field(default_factory=dict)
-    as_json: bool = False
-    quiet: bool = False
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """Setting -> name of a part of the method."""
+        names = {"selector": self.selector, "score": self.score, "position": self.position}
+        return {f"{part}.name": name for part, name in names.items()}
 
     @property
     def passages(self) -> int:
@@ -85,22 +82,23 @@ class AskRequest:
         return passage_count(self.evidence, self.quiet and not self.as_json)
 
 
+@dataclass(frozen=True)
+class AskRequest:
+    """What to ask, and how."""
+
+    documents: Sequence[str]
+    question: str
+    options: AskOptions
+    model: ModelOptions
+    generation: GenerationOptions
+
+
 @options.command
 def ask(
     arguments: Arguments = None,
-    keep: options.Keep = False,
-    library: InLibrary = False,
-    evidence: Shown = None,
-    report: Report = None,
-    stdin: Lines = False,
-    method: options.Method = None,
-    selector: SelectorName = None,
-    score: ScoreName = None,
-    position: PositionName = None,
+    ways: AskOptions = AskOptions(),
     model: ModelOptions = options.DEFAULTS,
     generation: GenerationOptions = options.AS_PRESET,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Answer a question about documents of any length.
 
@@ -111,18 +109,14 @@ def ask(
     from esa_cli.apps.cli.request import check_characters, check_method_alone, split
     from esa_cli.apps.cli.terminal import Reporter
 
-    if stdin and report is not None:
+    if ways.stdin and ways.report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")
-    documents, question = split(arguments or [], library=library, lines=stdin)
+    documents, question = split(arguments or [], library=ways.library, lines=ways.stdin)
     check_characters(question)
-    parts = {"selector.name": selector, "score.name": score, "position.name": position}
-    check_method_alone(method, parts)
-    request = AskRequest(
-        documents, question, model, generation, keep, library, evidence, report, stdin, method,
-        parts, as_json, quiet,
-    )  # fmt: skip
-    reporter, timing = Reporter(quiet), Timing()
-    check("--report", report)
+    check_method_alone(ways.method, ways.parts)
+    request = AskRequest(documents, question, ways, model, generation)
+    reporter, timing = Reporter(ways.quiet), Timing()
+    check("--report", ways.report)
     try:
         code = _run(request, reporter, timing)
     finally:
@@ -137,23 +131,23 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output_paths import spare
 
-    chosen = request.model.load_preset(request.parts)
+    chosen = request.model.load_preset(request.options.parts)
     found = inputs.read(request.documents, reporter)
-    spare("--report", request.report, [document.source for document in found.documents])
+    spare("--report", request.options.report, [document.source for document in found.documents])
     ready = _ready(request, chosen, found.documents, reporter)
     from esa_cli.qa.books import distinct
     from esa_cli.storage.library import Library
 
     library = Library()
     sources = _check_room(request, ready, found.documents, library)
-    with opened(ready, request.model, reporter, keep=request.keep, library=library) as esa:
+    with opened(ready, request.model, reporter, keep=request.options.keep, library=library) as esa:
         timing.load_s = timing.lap()
         books = [esa.ingest(source) for source in sources]
-        if request.library:
+        if request.options.library:
             books += inputs.library_books(esa, library, reporter)
         timing.ingested(books)
         books = distinct(books)
-        if request.lines:
+        if request.options.stdin:
             return _lines(esa, books, found, request, reporter)
         _ask(esa, books, found, request, reporter, timing)
     return 0
@@ -169,18 +163,18 @@ def _ready(
     """
     from esa_cli.apps.cli.preflight import prepare
 
-    if request.library and request.method is not None:
+    method = request.options.method
+    if request.options.library and method is not None:
         from esa_cli.qa.method_presets import stretches
 
-        if stretches(request.method, chosen):
+        if stretches(method, chosen):
             raise UsageError(
-                f"method {request.method!r} is made for the length of its documents: --library has "
-                "any",
+                f"method {method!r} is made for the length of its documents: --library has any",
                 "name the documents in place of --library",
             )
     return prepare(
         chosen, request.model, reporter,
-        method=request.method, documents=documents, keep=request.keep,
+        method=request.options.method, documents=documents, keep=request.options.keep,
     )  # fmt: skip
 
 
@@ -195,7 +189,7 @@ def _check_room(
     from esa_cli.system.digest import text_digest
 
     texts = list(ready.texts)
-    if not request.keep:
+    if not request.options.keep:
         stored = {entry.text_sha256 for entry in library.entries()}
         new = [one for one in documents if text_digest(one.text) not in stored]
         texts = texts or ready.model.tokenise(new)
@@ -216,9 +210,10 @@ def _lines(
     from esa_cli.apps.cli.commands.ask_lines import ask_lines
     from esa_cli.apps.cli.inputs import numbered_lines
 
+    ways = request.options
     wrong = ask_lines(
-        esa, books, numbered_lines(sys.stdin), sys.stdout, request.as_json, reporter=reporter,
-        options=request.generation.arguments(), shown=request.passages, left_out=found.left_out,
+        esa, books, numbered_lines(sys.stdin), sys.stdout, ways.as_json, reporter=reporter,
+        options=request.generation.arguments(), shown=ways.passages, left_out=found.left_out,
     )  # fmt: skip
     return PARTIAL if wrong else 0
 
@@ -239,20 +234,20 @@ def _ask(
     reply = esa.ask(
         request.question,
         books,
-        evidence=request.passages,
-        on_text=None if request.as_json else AnswerStream(sys.stdout, reporter),
+        evidence=request.options.passages,
+        on_text=None if request.options.as_json else AnswerStream(sys.stdout, reporter),
         **request.generation.arguments(),
     )
     timing.answer_s = timing.lap()
     reporter.settle()
     result = as_dict(esa, books, reply, timing, found.left_out)
-    if request.as_json:
+    if request.options.as_json:
         print_json(result)
     else:
         print(flush=True)
-        show_under(reply, request.passages, reporter)
+        show_under(reply, request.options.passages, reporter)
         reporter.note(summary(result))
-    if request.report is not None:  # last: where it cannot be written, the answer is there
-        write(request.report, esa.report(reply, request.question, books))
-        if not request.as_json:
-            reporter.note(f"esa: wrote {request.report}")
+    if request.options.report is not None:  # last: where it cannot be written, the answer is there
+        write(request.options.report, esa.report(reply, request.question, books))
+        if not request.options.as_json:
+            reporter.note(f"esa: wrote {request.options.report}")
