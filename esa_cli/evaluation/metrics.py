@@ -39,14 +39,10 @@ def library(name: str) -> Any:
         ) from error
 
 
-def normal_words(text: str) -> list[str]:
-    """Lower-case words without punctuation and articles."""
-    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
-
-
 def qa_f1(output: str, gold: str) -> float:
-    """Harmonic mean of precision and recall over the words as bags."""
-    said, right = normal_words(output), normal_words(gold)
+    """F1 of the bags of lower-case words without punctuation and articles."""
+    plain = (text.lower().translate(_PUNCTUATION) for text in (output, gold))
+    said, right = (_ARTICLE.sub(" ", text).split() for text in plain)
     same = sum((Counter(said) & Counter(right)).values())
     if not same:
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections import Counter
 from itertools import pairwise
@@ -29,7 +30,9 @@ def load_command() -> ModuleType:
 
 
 command = load_command()
-QUESTIONS: list[dict[str, Any]] = chronicle.load_questions(EXAMPLES / "questions.jsonl")
+QUESTIONS: list[dict[str, Any]] = [
+    json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
 """Reports on the rows of `esa selftest` and `esa bench`: tables, heat maps, charts, one HTML page.
 
-    result_rows.read(path)         a JSON-lines file -> Run: its header and its rows
     statistics.summarise(rows)     rows -> Summary: means, intervals, recall, reasons
     terminal_tables.report(...)    Summary -> a rich renderable
-    report_page.page(run)          Run -> a self-contained HTML page
+    report_page.page(header, rows) a run -> a self-contained HTML page
     figures.picture(summary)       Summary -> Chart, saved as PNG or inserted as SVG
 
 No model, preset or document is opened here. rich, jinja2 and matplotlib are imported only with the
@@ -12,7 +11,7 @@ module that uses them.
 
 from __future__ import annotations
 
-from esa_cli.evaluation.report.result_rows import Row, RunResults, read
+from esa_cli.evaluation.report.result_rows import Row
 from esa_cli.evaluation.report.statistics import Cell, DepthBin, Summary, summarise
 
-__all__ = ["Cell", "DepthBin", "Row", "RunResults", "Summary", "read", "summarise"]
+__all__ = ["Cell", "DepthBin", "Row", "Summary", "summarise"]

@@ -1,84 +1,22 @@
-"""Charts of scores, recall and reasons, drawn by matplotlib (the extra `plot`) as PNG or SVG.
-
-Figures are made without pyplot, so neither the backend nor any setting of the calling program
-changes. Names are drawn as they are, never read as formulas.
-"""
+"""The charts of reports: scores by length and by depth, recall by layer, reasons."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from markupsafe import Markup, escape
-
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.errors import EsaError
+from esa_cli.evaluation.report.chart import (
+    Chart,
+    draw_legend,
+    draw_line,
+    line_colour,
+    new_axes,
+    new_figure,
+    plain_name,
+)
 from esa_cli.evaluation.report.statistics import BINS, REASONS, Summary
 from esa_cli.qa import page_style as look
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MARKERS = "osD^xP"
-INSTALL = "pip install 'esa-cli[plot]'"
-VARIABLES = {look.LIGHT[name]: name for name in ("text", "soft", "line", "grid")} | {
-    colour: f"l{slot}" for slot, colour in enumerate(look.LIGHT_LINES)
-}
-"""Colours of a chart that the page's style sheet replaces in dark mode -> their CSS variables."""
-SVG_SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "esa",
-    "font.sans-serif": ["DejaVu Sans"],
-}
-"""matplotlib's: texts stay texts, equal charts are equal files, a short list of fonts."""
-_STYLE = re.compile(r'style="[^"]*"')
-_COLOUR = re.compile(r"#[0-9a-f]{6}")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A drawn figure, and its content in words for readers who do not see it."""
-
-    figure: Figure
-    description: str
-
-    def write_png(self, path: str | Path) -> None:
-        self.figure.savefig(path, format="png", facecolor="white")
-
-    def svg(self) -> Markup:
-        """An SVG element for an HTML page that defines `VARIABLES`. Texts stay texts."""
-        from matplotlib import rc_context
-
-        file = io.StringIO()
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with rc_context(SVG_SETTINGS):
-            self.figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-        drawing = file.getvalue()
-        box = re.findall(r'viewBox="[^"]*"', drawing)[0]
-        inside = drawing.partition("</defs>")[2]  # behind matplotlib's own style sheet
-        inside = _STYLE.sub(lambda style: _COLOUR.sub(_variable, style[0]), inside)
-        inside = re.sub(r'<g id="[^"]*"', "<g", inside)  # equal in all charts, and unused
-        return Markup(f'<svg role="img" aria-label="{escape(self.description)}" {box}>{inside}')
-
-
-def _variable(colour: re.Match[str]) -> str:
-    name = VARIABLES.get(colour[0])
-    return f"var(--{name})" if name else colour[0]
-
-
-def require_matplotlib(option: str) -> None:
-    """Checks, before a long run, that an option's file can be drawn at its end.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"{option} needs matplotlib", INSTALL)
 
 
 def picture(summary: Summary) -> Chart:
@@ -96,8 +34,10 @@ def picture(summary: Summary) -> Chart:
 
 def score_chart(summary: Summary, test: str) -> Chart:
     """Score against length, one line a method, with 95 % intervals and the dense ceiling."""
-    figure = _figure(7.2, 4.4)
-    axes = _axes(figure, f"{test}: score by length", "length of the document, tokens", "score, %")
+    figure = new_figure(7.2, 4.4)
+    axes = new_axes(
+        figure, f"{test}: score by length", "length of the document, tokens", "score, %"
+    )
     lengths, methods = summary.lengths(test), summary.methods(test)
     series: dict[str, list[float | None]] = {}
     for place, method in enumerate(methods):
@@ -105,19 +45,19 @@ def score_chart(summary: Summary, test: str) -> Chart:
         aside = (place - (len(methods) - 1) / 2) * min(0.06, 0.4 / len(methods))
         cells = [summary.cell(test, method, length) for length in lengths]
         series[method] = [cell.mean if cell else None for cell in cells]
-        _line(axes, slot, method, series[method], aside)
+        draw_line(axes, slot, method, series[method], aside)
         for i, cell in enumerate(cells):
             if cell:
                 ends = [100 * cell.low, 100 * cell.high]
-                axes.plot([i + aside] * 2, ends, color=_colour(slot), lw=1, alpha=0.6)
+                axes.plot([i + aside] * 2, ends, color=line_colour(slot), lw=1, alpha=0.6)
     ceiling = summary.ceiling(test)
     if ceiling:
         name = f"dense, {look.percent(ceiling.mean)} %"
         looks = {"ls": (0, (6, 4)), "color": look.LIGHT["text"], "lw": 1.4}
         axes.axhline(100 * ceiling.mean, label=name, **looks)
     axes.set_xticks(range(len(lengths)), look.length_labels(lengths))
-    _legend(figure, axes)
-    return Chart(figure, f"{test}: score by length. {_ranges(series)}")
+    draw_legend(figure, axes)
+    return Chart(figure, f"{title}. {_ranges(series)}")
 
 
 def recall_chart(
@@ -126,12 +66,12 @@ def recall_chart(
     slots: Sequence[int] | None = None,
 ) -> Chart:
     """Recall per layer of named series, shares from 0 to 1; `slots` choose their colours."""
-    figure = _figure(7.2, 4.4)
-    axes = _axes(figure, title, "layer", "recall, %")
+    figure = new_figure(7.2, 4.4)
+    axes = new_axes(figure, title, "layer", "recall, %")
     for slot, (name, shares) in zip(slots or range(len(series)), series.items(), strict=True):
-        _line(axes, slot, name, shares)
+        draw_line(axes, slot, name, shares)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _legend(figure, axes)
+    draw_legend(figure, axes)
     return Chart(figure, f"{title}. {_ranges(series)}")
 
 
@@ -142,7 +82,7 @@ def reasons_chart(summary: Summary, test: str) -> Chart | None:
     """
     lengths = summary.lengths(test)
     found = [
-        (f"{_name(method, 24)}, {label}", cell.why)
+        (f"{plain_name(method, 24)}, {label}", cell.why)
         for method in summary.methods(test)
         for length, label in zip(lengths, look.length_labels(lengths), strict=True)
         if (cell := summary.cell(test, method, length))
@@ -151,14 +91,16 @@ def reasons_chart(summary: Summary, test: str) -> Chart | None:
     if not there & {*REASONS}:
         return None
     reasons = [*REASONS, *sorted(there - {*REASONS})]
-    figure = _figure(7.2, 1.4 + 0.3 * len(found))
-    axes = _axes(figure, f"{test}: why answers were missed", "questions, %", "")
+    figure = new_figure(7.2, 1.4 + 0.3 * len(found))
+    axes = new_axes(figure, f"{test}: why answers were missed", "questions, %", "")
     axes.grid(visible=False)
     left = [0.0] * len(found)
     for i, reason in enumerate(reasons):
         colour = look.REASON_COLOURS[min(i, len(look.REASON_COLOURS) - 1)]
         shares = [100 * counts.get(reason, 0) / sum(counts.values()) for _, counts in found]
-        bars = axes.barh(range(len(found)), shares, left=left, color=colour, label=_name(reason))
+        bars = axes.barh(
+            range(len(found)), shares, left=left, color=colour, label=plain_name(reason)
+        )
         numbers = [str(counts.get(reason, 0)) for _, counts in found]
         shown = [n if share >= 2 * len(n) else "" for n, share in zip(numbers, shares, strict=True)]
         axes.bar_label(bars, shown, label_type="center", color=look.ink(colour), fontsize=9)
@@ -166,7 +108,7 @@ def reasons_chart(summary: Summary, test: str) -> Chart | None:
     axes.set_xlim(0, 100)
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_yticks(range(len(found)), [label for label, _ in found])
-    _legend(figure, axes)
+    draw_legend(figure, axes)
     said = [
         f"{label}: " + ", ".join(f"{counts.get(reason, 0)} {reason}" for reason in reasons)
         for label, counts in found
@@ -186,8 +128,8 @@ def heat_map(summary: Summary, test: str) -> Chart:
     across = min(len(methods), 4, max(1, 16 // max(len(lengths), 4)))
     down = -(-len(methods) // across)
     wide = max(2.2, 0.55 * len(lengths))
-    figure = _figure(across * wide + 1.2, down * 3.5 + 0.8)
-    figure.suptitle(_name(f"{test}: score in %"), fontsize=12)
+    figure = new_figure(across * wide + 1.2, down * 3.5 + 0.8)
+    figure.suptitle(plain_name(f"{test}: score in %"), fontsize=12)
     grid = figure.subplots(down, across, squeeze=False)
     for i, axes in enumerate(grid.flat):
         if i < len(methods):
@@ -210,7 +152,7 @@ def _map(axes: Any, summary: Summary, test: str, method: str, first: bool) -> No
             axes.text(x + 0.5, y + 0.5, number, color=look.ink(back), **where)
     axes.set_xlim(0, len(lengths))
     axes.set_ylim(BINS, 0)
-    axes.set_title(_name(method), fontsize=10)
+    axes.set_title(plain_name(method), fontsize=10)
     axes.set_xticks([x + 0.5 for x in range(len(lengths))], look.length_labels(lengths))
     depths = [look.depth_label(y, BINS) for y in range(BINS)]
     axes.set_yticks([y + 0.5 for y in range(BINS)], depths if first else [""] * BINS)
@@ -220,58 +162,6 @@ def _map(axes: Any, summary: Summary, test: str, method: str, first: bool) -> No
         axes.set_ylabel("depth of the fact, %", fontsize=9)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EsaError("charts need matplotlib, which is not installed", INSTALL) from error
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def _axes(figure: Figure, title: str, across: str, up: str) -> Any:
-    axes = figure.add_subplot()
-    axes.set_title(_name(title), fontsize=12, color=look.LIGHT["text"])
-    axes.set_xlabel(across, fontsize=10, color=look.LIGHT["soft"])
-    axes.set_ylabel(up, fontsize=10, color=look.LIGHT["soft"])
-    axes.set_ylim(-2, 102)
-    axes.grid(axis="y", color=look.LIGHT["grid"])
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelcolor=look.LIGHT["soft"])
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[:].set_color(look.LIGHT["line"])
-    return axes
-
-
-def _colour(slot: int) -> str:
-    return look.LIGHT_LINES[slot % len(look.LIGHT_LINES)]
-
-
-def _line(
-    axes: Any, slot: int, name: str, shares: Sequence[float | None], aside: float = 0
-) -> None:
-    """A line over 0, 1, ..., with a gap where a share is None."""
-    heights = [math.nan if share is None else 100 * share for share in shares]
-    looks = {"color": _colour(slot), "marker": MARKERS[slot % len(MARKERS)], "lw": 1.8}
-    places = [i + aside for i in range(len(heights))]
-    axes.plot(places, heights, label=_name(name), ms=5 if len(heights) <= 16 else 3, **looks)
-
-
-def _name(name: str, longest: int = 60) -> str:
-    """A name as it is: a dollar begins no formula, an underscore does not hide it."""
-    shown = look.printable(name)
-    shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
-    return (" " if shown.startswith("_") else "") + shown.replace("$", r"\$")
-
-
-def _legend(figure: Figure, axes: Any) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    if names:
-        beside = max(1, 100 // (max(map(len, names)) + 6))
-        looks = {"ncols": beside, "frameon": False, "fontsize": 9}
-        colour = look.LIGHT["text"]
-        figure.legend(handles, names, loc="outside lower center", labelcolor=colour, **looks)
 
 
 def _ranges(series: Mapping[str, Sequence[float | None]]) -> str:

@@ -8,7 +8,7 @@ run and loads nothing. No figure is computed here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from esa_cli.evaluation.report.figures import reasons_chart, recall_chart, score_chart
-from esa_cli.evaluation.report.result_rows import Row, RunResults
+from esa_cli.evaluation.report.result_rows import Row
 from esa_cli.evaluation.report.statistics import BINS, Cell, Summary, summarise
 from esa_cli.qa import page_style as look
 from esa_cli.qa.html_page import render_page
@@ -25,7 +25,7 @@ LONGEST = 4000
 """The most characters of a prompt or an answer that the page shows."""
 
 EMPTY: Mapping[str, Any] = {
-    "settings": (), "cut": False, "asked": None, "tests": (), "scale": (), "charts": (),
+    "settings": (), "asked": None, "tests": (), "scale": (), "charts": (),
     "questions": (), "methods": (), "lengths": (), "reasons": (),
 }  # fmt: skip
 """A page without rows."""
@@ -34,27 +34,26 @@ FACTS = ("model", "preset", "context", "command", "machine", "date", "esa")
 """Fields of the header in the page's heading, in this order."""
 
 
-def page(run: RunResults) -> str:
+def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The page of a run; write it as UTF-8."""
-    summary = summarise(run.rows)
+    summary = summarise(rows)
     return _render(
         title="esa selftest",
-        facts=_facts(run.header),
-        settings=sorted((key, json.dumps(value)) for key, value in _settings(run.header).items()),
-        cut=run.cut,
-        asked=len(run.rows),
+        facts=_facts(header),
+        settings=sorted((key, json.dumps(value)) for key, value in _settings(header).items()),
+        asked=len(rows),
         tests=[_test(summary, name) for name in summary.tests],
         scale=[_shade(tenth / 10) for tenth in range(11)],
-        questions=[_question(row) for row in sorted(run.rows, key=_order)],
-        methods=sorted({row["method"] for row in run.rows}),
-        lengths=sorted({row["length"] for row in run.rows}),
-        reasons=sorted({row["why"] for row in run.rows if row.get("why")}),
+        questions=[_question(row) for row in sorted(rows, key=_order)],
+        methods=sorted({row["method"] for row in rows}),
+        lengths=sorted({row["length"] for row in rows}),
+        reasons=sorted({row["why"] for row in rows if row.get("why")}),
     )
 
 
-def write_html(path: str | Path, header: Mapping[str, Any], rows: Iterable[Row]) -> None:
-    """The page of these rows as a file."""
-    Path(path).write_text(page(RunResults(header, tuple(rows))), "utf-8")
+def write_html(path: str | Path, header: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Writes the page of these rows to a file."""
+    Path(path).write_text(page(header, rows), "utf-8")
 
 
 def recall_page(

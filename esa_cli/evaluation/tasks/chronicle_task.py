@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from esa_cli.evaluation.tasks.chronicle_generator import (
@@ -69,9 +68,3 @@ def questions_file(text: str) -> str:
         row["depth"] = round(text.index(fact["fact"]) / len(text), 3)
         lines.append(json.dumps(row) + "\n")
     return "".join(lines)
-
-
-def load_questions(path: str | Path) -> list[dict[str, Any]]:
-    """Reads a questions file: one JSON object a line."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.strip()]

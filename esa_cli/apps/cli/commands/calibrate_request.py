@@ -45,7 +45,7 @@ class CalibrationRequest:
                 raise UsageError(
                     f"--{option} {word!r} is unknown", nearest(word, [*CHOICES[option]])
                 )
-        from esa_cli.evaluation.report.figures import require_matplotlib
+        from esa_cli.evaluation.report.chart import require_matplotlib
 
         self._check_files(texts)
         for option, drawn in {"--plot": self.plot, "--report": self.report}.items():

@@ -62,7 +62,7 @@ def _check_files(request: SelftestRequest) -> None:
     Raises:
         UsageError, DocumentError.
     """
-    from esa_cli.evaluation.report.figures import require_matplotlib
+    from esa_cli.evaluation.report.chart import require_matplotlib
 
     written = {"--out": request.out, "--report": request.report, "--png": request.png}
     texts = _texts(request.haystack)
