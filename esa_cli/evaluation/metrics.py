@@ -222,7 +222,7 @@ def reasoning_score(said: set[int], right: Sequence[int], mistaken: Sequence[int
     """Each right count gives 1, 0.5 beside its mistaken count; that alone gives 0.25."""
     value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
     pairs = zip(right, mistaken, strict=True)
-    return sum(value[a in said, r in said] for a, r in pairs) / len(right)
+    return sum(value[a in said, b in said] for a, b in pairs) / len(right)
 
 
 def needle_score(output: str, keyword: str, sentence: str) -> float:
@@ -243,9 +243,3 @@ def word_share(output: str, answer: str) -> float:
     """NeedleBench M-RS: the share of the answer's words in the output, letter case aside."""
     words, said = answer.lower().split(), output.lower()
     return sum(one in said for one in words) / len(words) if words else 0.0
-
-
-def is_share(value: Any) -> bool:
-    """Whether a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= 1

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.evaluation.bench.bench_record import BenchRecord
-from esa_cli.evaluation.metrics import is_share
+from esa_cli.evaluation.report.result_rows import is_share
 from esa_cli.system.jsonl import Journal
 
 KEY = ("method", "task", "id")

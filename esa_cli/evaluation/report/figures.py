@@ -35,9 +35,8 @@ def picture(summary: Summary) -> Chart:
 def score_chart(summary: Summary, test: str) -> Chart:
     """Score against length, one line a method, with 95 % intervals and the dense ceiling."""
     figure = new_figure(7.2, 4.4)
-    axes = new_axes(
-        figure, f"{test}: score by length", "length of the document, tokens", "score, %"
-    )
+    title = f"{test}: score by length"
+    axes = new_axes(figure, title, "length of the document, tokens", "score, %")
     lengths, methods = summary.lengths(test), summary.methods(test)
     series: dict[str, list[float | None]] = {}
     for place, method in enumerate(methods):

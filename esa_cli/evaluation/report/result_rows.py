@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from esa_cli.evaluation.metrics import is_share
-
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""
 
@@ -45,3 +43,9 @@ _KINDS: dict[type, str] = {str: "a text", int: "a whole number"}
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_share(value: Any) -> bool:
+    """Whether a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= 1
