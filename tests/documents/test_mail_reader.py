@@ -1,10 +1,8 @@
-"""Notebooks and mail: their text in order, what is missing, and what each refusal says."""
+"""Mail: fields, text, forms, attachments, encodings, refusals."""
 
 from __future__ import annotations
 
 import base64
-import json
-from typing import Any
 
 import pytest
 
@@ -13,6 +11,8 @@ from esa_cli.documents.readers import STDIN, ExtractedText, Mark
 from esa_cli.errors import DocumentError
 
 WESTERN = "Le café était fermé, et l’été déjà loin; on rentra à la forêt."
+
+
 PICTURE = "iVBORw0KGgo" + "A" * 80
 
 
@@ -20,142 +20,6 @@ def refused(data: bytes, name: str) -> DocumentError:
     with pytest.raises(DocumentError) as caught:
         readers.read(data, name)
     return caught.value
-
-
-# --- notebooks ---
-
-
-def code(source: Any, *outputs: dict[str, Any]) -> dict[str, Any]:
-    return {"cell_type": "code", "source": source, "outputs": list(outputs)}
-
-
-def markdown(source: Any) -> dict[str, Any]:
-    return {"cell_type": "markdown", "source": source}
-
-
-def display(**data: Any) -> dict[str, Any]:
-    forms = {form.replace("_", "/", 1): value for form, value in data.items()}
-    return {"output_type": "display_data", "data": forms}
-
-
-def raw(*cells: dict[str, Any], **more: Any) -> bytes:
-    return json.dumps({"cells": cells, "nbformat": 4, "metadata": {}} | more).encode()
-
-
-def notebook(*cells: dict[str, Any], **more: Any) -> ExtractedText:
-    return readers.read(raw(*cells, **more), "a.ipynb")
-
-
-def test_notebook_cells_in_order_with_their_headings_for_chapters() -> None:
-    found = notebook(
-        markdown(["lead\n", "\n", "# One\n", "alpha"]),
-        code(["x = 1\n", "x"], {"output_type": "execute_result", "data": {"text/plain": ["1"]}}),
-        markdown("```\n# no heading"),
-        markdown("---\n## Two\nbeta\n"),
-        {"cell_type": "raw", "source": "# raw"},
-        code("", {"output_type": "stream", "name": "stdout", "text": ["a\n", "b\n"]}),
-        markdown("  "),
-        metadata={"language_info": {"name": "python"}},
-    )
-    assert found.text == (
-        "lead\n\n# One\nalpha\n\n```python\nx = 1\nx\n```\n\n```output\n1\n```\n\n"
-        "```\n# no heading\n\n---\n## Two\nbeta\n\n# raw\n\n```output\na\nb\n```\n"
-    )
-    starts = [(found.text[mark.start :].split("\n")[0], mark.chapter) for mark in found.marks]
-    assert starts == [("# One", "One"), ("## Two", "Two")]
-    assert found.missing == ()
-
-
-def test_notebook_outputs_of_every_kind() -> None:
-    found = notebook(
-        code(
-            "f()",
-            {"output_type": "stream", "text": "\x1b[31m 10%\r100%\x1b[0m\r\nred\r\n"},
-            display(text_plain="<Figure size 1x1>", image_png=PICTURE),
-            display(text_plain="<IPython.core.display.HTML object>", text_html="<b>bold</b> text"),
-            display(text_plain="   a\n0  1", text_html="<table><tr><td>a</table>"),
-            display(text_plain="<pkg.Thing at 1>"),
-            display(text_plain="<pkg.Thing object at 0x7f>"),
-            {"output_type": "display_data", "data": {"application/json": {"k": "ü"}}},
-            {"output_type": "display_data", "data": {"application/vnd.plotly.v1+json": {}}},
-            {
-                "output_type": "error",
-                "ename": "ValueError",
-                "evalue": "too few",
-                "traceback": ["\x1b[0;31m..."],
-            },
-        )
-    )
-    assert found.text.split("```output\n")[1] == (
-        "100%\nred\n<Figure size 1x1>\nbold text\n   a\n0  1\n<pkg.Thing at 1>\n"
-        '<pkg.Thing object at 0x7f>\n{"k": "ü"}\nValueError: too few\n```\n'
-    )
-    assert found.missing == (
-        "pictures are left out: 1",
-        "the tracebacks of errors are left out: 1",
-        "outputs without a text are left out: 1 (application/vnd.plotly.v1+json)",
-    )
-
-
-def test_notebook_pictures_inside_its_markdown_and_fences_inside_its_code() -> None:
-    cell = markdown(f"![map](data:image/png;base64,{PICTURE}) and ![b](attachment:b.png)")
-    found = notebook(cell | {"attachments": {"b.png": {"image/png": PICTURE}}}, code("s = '```'"))
-    assert found.text == "![map](picture) and ![b](attachment:b.png)\n\n````\ns = '```'\n````\n"
-    assert found.missing == ("pictures are left out: 2",)
-
-
-def test_notebook_of_nbformat_3() -> None:
-    cells = [
-        {"cell_type": "heading", "level": 2, "source": ["Old\n", "one"]},
-        {
-            "cell_type": "code",
-            "input": ["1/0"],
-            "outputs": [
-                {"output_type": "stream", "stream": "stdout", "text": "said\n"},
-                {"output_type": "pyout", "text": ["4"], "html": "<i>4</i>"},
-                {"output_type": "display_data", "png": PICTURE},
-                {"output_type": "pyerr", "ename": "E", "evalue": "e", "traceback": []},
-            ],
-        },
-    ]
-    data = {"worksheets": [{"cells": cells[:1]}, {"cells": cells[1:]}], "nbformat": 3}
-    found = readers.read(json.dumps(data).encode(), "a.ipynb")
-    assert found.text == "## Old one\n\n```\n1/0\n```\n\n```output\nsaid\n4\nE: e\n```\n"
-    assert found.marks == (Mark(0, None, "Old one"),)
-    assert found.missing == ("pictures are left out: 1",)
-
-
-def test_notebook_is_told_by_content_where_no_name_is() -> None:
-    data = raw(markdown("# Hello"))
-    assert readers.read(data, STDIN).text == "# Hello\n"
-    assert readers.read(data, "a.json").text == data.decode(), "its name says what it is"
-    assert readers.read(b'{"nbformat": 4}', STDIN).text == '{"nbformat": 4}'
-
-
-@pytest.mark.parametrize(
-    "text", ["words", '{"a": 1}', "[1]", '{"cells": {}}', '{"cells": [1]}', '{"worksheets": 1}']
-)
-def test_what_is_called_a_notebook_and_is_none_is_plain_text(text: str) -> None:
-    assert readers.read(text.encode(), "a.ipynb") == ExtractedText(text, encoding="utf-8")
-
-
-def test_notebook_refusals() -> None:
-    broken = refused(raw(markdown("x"))[:-9], "a.ipynb")
-    assert "its JSON is broken" in broken.message
-    assert ".txt" in broken.hint
-    assert "pictures only" in refused(raw(code("", display(image_png=PICTURE))), "a").message
-    assert "without text" in refused(raw(), "a.ipynb").message
-    for odd in (
-        markdown(7),
-        markdown([7]),
-        code("x", display(text_plain={})),
-        code("x") | {"outputs": 1},
-    ):
-        assert "damaged" in refused(raw(odd), "a.ipynb").message
-    assert "broken" in refused(b"{" + b'"a":[' * 100_000, "a.ipynb").message
-
-
-# --- mail ---
 
 
 def mail(body: str, *fields: str, charset: str = "utf-8") -> ExtractedText:
@@ -175,8 +39,14 @@ def of(*inside: str, kind: str = "mixed") -> ExtractedText:
 
 
 PLAIN = "Content-Type: text/plain; charset=utf-8\r\n\r\nWe leave at nine, from the old gate."
+
+
 PAGE = "Content-Type: text/html\r\n\r\n<h1>Trip</h1><p>We leave at <b>nine</b>, from the gate.<img>"
+
+
 HEAD = "From: Ann <ann@x.org>\nSubject: Trip\n\n"
+
+
 LOGO = f"Content-Type: image/png\r\nContent-ID: <l>\r\n\r\n{PICTURE}"
 
 

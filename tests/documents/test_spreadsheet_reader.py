@@ -1,10 +1,10 @@
-"""Excel workbooks and OpenDocument texts: their text, what is missing, what each refusal says."""
+"""Excel workbooks: values, sheets, what is missing, refusals and bombs."""
 
 from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
@@ -39,9 +39,6 @@ def changed(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:
     return make.zipped({name: part for name, part in parts.items() if part is not None})
 
 
-# --- Excel ---
-
-
 def workbook(**sheets: Any) -> openpyxl.Workbook:
     """Rows by the name of their sheet."""
     book = openpyxl.Workbook()
@@ -64,6 +61,8 @@ def read(book: openpyxl.Workbook) -> ExtractedText:
 
 
 TABLE = (("name", "town", "sum"), ("Ann", "Ulm", 3.0), ("Bo", None, 2.5))
+
+
 LINES = "name: Ann; town: Ulm; sum: 3\nname: Bo; sum: 2.5\n"
 
 
@@ -232,33 +231,8 @@ def test_workbook_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "100 rows by 100 columns" in refused(saved(wide), "a.xlsx").message
 
 
-# --- OpenDocument ---
-
-NUMBERED = (
-    '<text:outline-style><text:outline-level-style text:level="1" style:num-format="1"/>'
-    '<text:outline-level-style text:level="2" style:num-format="1" text:display-levels="2"/>'
-    '</text:outline-style><text:list-style style:name="L">'
-    '<text:list-level-style-number text:level="1" style:num-format="a" style:num-suffix=")"/>'
-    '<text:list-level-style-bullet text:level="2"/></text:list-style>'
-)
-
-
-def odt(*body: str, styles: str = "", more: Mapping[str, str] | None = None) -> ExtractedText:
-    parts = {name: make.odt_part("x", inside) for name, inside in (more or {}).items()}
-    return readers.read(make.odt("".join(body), styles, parts), "a.odt")
-
-
-def p(inside: str, style: str = "") -> str:
-    return f'<text:p text:style-name="{style}">{inside}</text:p>'
-
-
 def h(inside: str, level: int = 1, more: str = "") -> str:
     return f'<text:h text:outline-level="{level}" {more}>{inside}</text:h>'
-
-
-def note(inside: str) -> str:
-    cited = "<text:note-citation>1</text:note-citation>"
-    return f"<text:note>{cited}<text:note-body>{inside}</text:note-body></text:note>"
 
 
 def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
@@ -266,112 +240,3 @@ def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
     start = found.text.index(words)
     mark = [mark for mark in found.marks if mark.start <= start][-1]
     return mark.page, mark.chapter
-
-
-def test_odt_headings_and_paragraphs() -> None:
-    found = odt(
-        p("lead"), "\n  ", h(f"One<text:tab/>1{note('no')}"),
-        p(" a\n  <text:span>b </text:span><!-- c -->c<text:tab/>d<text:s text:c='3'/>e"),
-        h("Sub", 2),
-        p("x<text:line-break/>y<text:a>z</text:a>"), h(""), p(""), h("Two"),
-    )  # fmt: skip
-    assert found.text == ("lead\n\nOne\t1 [note: no]\n\na b c\td   e\n\nSub\n\nx\nyz\n\nTwo\n")
-    assert chapters(found) == [("One\t1 [note: no]", "One 1"), ("Sub", "Sub"), ("Two", "Two")]
-    assert found.missing == ()
-
-
-def test_odt_numbers_of_headings_and_lists() -> None:
-    item = "<text:list-item>{}</text:list-item>".format
-    inner = f"<text:list>{item(p('deep'))}</text:list>"
-    items = item(p("one") + p("more")) + item(p("two") + inner) + item(inner)
-    first = f'<text:list text:style-name="L">{items}</text:list>'
-    again = f'<text:list text:style-name="L" {{}}>{item(p("next"))}</text:list>'
-    found = odt(
-        h("A"), h("B", 2), h("C", 2, 'text:is-list-header="true"'), h("D", 2), h("E"), first,
-        p("x"),
-        again.format(""), again.format('text:continue-numbering="true"'),
-        f"<text:list>{item(p('plain'))}<text:list-header>{p('head')}</text:list-header></text:list>",
-        styles=NUMBERED,
-    )  # fmt: skip
-    assert found.text == (
-        "1 A\n\n1.1 B\n\nC\n\n1.2 D\n\n2 E\n\na) one\nmore\nb) two\n- deep\n- deep\n\nx\n\n"
-        "a) next\n\nb) next\n\n- plain\nhead\n"
-    )
-    assert [chapter for _, chapter in chapters(found)] == ["1 A", "1.1 B", "C", "1.2 D", "2 E"]
-
-
-def test_odt_tables_notes_and_boxes() -> None:
-    cell = "<table:table-cell>{}</table:table-cell>".format
-    row = f"<table:table-row>{cell(p('x') + p('y'))}{cell('')}{cell(p('z'))}</table:table-row>"
-    box = f"<draw:frame><draw:text-box>{p('boxed')}</draw:text-box></draw:frame>"
-    found = odt(
-        p(f"a{note(p('small') + p('words'))}, b"), f"<table:table>{row * 2}</table:table>",
-        p(f"{box}behind"), p("10<text:span text:style-name='up'>6</text:span>"),
-        styles='<style:style style:name="up" style:family="text">'
-        '<style:text-properties style:text-position="super 58%"/></style:style>',
-    )  # fmt: skip
-    assert found.text == (
-        "a [note: small words], b\n\nx y | | z\nx y | | z\n\nboxed\nbehind\n\n10^6\n"
-    )
-
-
-def test_odt_pages() -> None:
-    turn = "<text:soft-page-break/>"
-    new = '<style:paragraph-properties fo:break-before="{}" style:page-number="{}"/>'.format
-    style = '<style:style style:name="{}" style:family="paragraph" {}>{}</style:style>'.format
-    styles = (
-        style("B", "", new("page", "auto")) + style("C", 'style:parent-style-name="B"', "")
-        + style("N", "", new("page", "9"))
-        + style("O", 'style:parent-style-name="B"', new("auto", ""))
-    )  # fmt: skip
-    body = [
-        p("one", "B"), p(f"two {turn}half"), p("three", "C"), p("same", "O"), turn, p("four"),
-        p("nine", "N"),
-    ]  # fmt: skip
-    found = odt(*body, styles=styles)
-    words = ("one", "two", "half", "three", "same", "four", "nine")
-    assert [at(found, word)[0] for word in words] == [1, 1, 2, 3, 3, 4, 9]
-    without = odt(*(part.replace(turn, "") for part in body), styles=styles)
-    assert without.marks == (), "pages of which some are not marked are no pages"
-
-
-def test_odt_says_what_is_missing() -> None:
-    picture = "<draw:frame><svg:title>Map</svg:title><draw:image/></draw:frame>"
-    formula = '<draw:frame><draw:object xlink:href="./F"/><draw:image/></draw:frame>'
-    deleted = "<text:deletion><text:p>old</text:p></text:deletion>"
-    math = (
-        '<math xmlns="http://www.w3.org/1998/Math/MathML"><msup><mi>x</mi><mn>2</mn></msup></math>'
-    )
-    found = odt(
-        f"<text:tracked-changes>{deleted}</text:tracked-changes>",
-        p(f"see{picture}<office:annotation>{p('why?')}</office:annotation> here"),
-        p(f"{formula} and {formula.replace('./F', './G')}"),
-        more={
-            "styles.xml": f"<style:header>{p('running')}</style:header><style:footer/>",
-            "F/content.xml": math,
-        },
-    )
-    assert found.text == "see [picture: Map] here\n\nx^2 and\n"
-    assert found.missing == (
-        "pictures are left out: 1", "comments in the margin are left out: 1",
-        "charts and other embedded objects are left out: 1", "headers and footers are left out",
-    )  # fmt: skip
-
-
-def test_odt_is_told_by_content_and_refused_in_words() -> None:
-    data = make.odt(p("Hello"))
-    for name in (STDIN, "a.txt", "a.docx"):
-        assert readers.read(data, name).text == "Hello\n"
-    lock = make.odt_part(
-        "manifest:manifest",
-        "<manifest:file-entry><manifest:encryption-data/></manifest:file-entry>",
-    )
-    locked = make.odt(p("x"), more={"META-INF/manifest.xml": lock, "content.xml": "\x01\x02"})
-    assert "protected by a password" in refused(locked, "a.odt").message
-    assert "without text" in refused(make.odt(p("<draw:frame/>")), "a.odt").message
-    assert "damaged or cut off" in refused(data[:-30], "a.odt").message
-    assert "it has no content.xml" in refused(make.zipped({"x": "y"}), "a.odt").message
-    other = make.odt("", more={"content.xml": make.odt_part("office:document-content", "")})
-    assert "holds no text document" in refused(other, "a.odt").message
-    sheet = make.zipped({"mimetype": "application/vnd.oasis.opendocument.spreadsheet"})
-    assert "ODS" in refused(sheet, "a.ods").message

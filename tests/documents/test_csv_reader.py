@@ -1,0 +1,58 @@
+"""CSV: delimiters, headings, lines above the table, what is no table."""
+
+from __future__ import annotations
+
+import pytest
+
+from esa_cli.documents import readers
+
+
+def text_of(data: bytes | str, name: str) -> str:
+    return readers.read(data.encode() if isinstance(data, str) else data, name).text
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_csv_rows_name_their_columns(sign: str) -> None:
+    rows = [["name", "town"], ["Ann", '"a\nb"'], ["", "Rome"], ["Bo", "Ulm", "9"]]
+    text = "\r\n".join(sign.join(row) for row in rows)
+    assert text_of(text, "a.csv") == (
+        "name: Ann; town: a b\ntown: Rome\nname: Bo; town: Ulm; column 3: 9\n"
+    )
+
+
+def test_csv_without_heading_and_what_is_no_table() -> None:
+    assert text_of("1,2\n3,4\n", "a.csv") == "column 1: 1; column 2: 2\ncolumn 1: 3; column 2: 4\n"
+    assert text_of(",b\n0,x\n", "a.csv") == "column 1: 0; b: x\n"
+    assert text_of("just words\nand more\n", "a.csv") == "just words\nand more\n"
+    assert text_of('a,b\n1,"open\n', "a.csv") == 'a,b\n1,"open\n', "no cell may swallow the rest"
+    assert text_of("a,b\n1,2\n", "a.txt") == "a,b\n1,2\n"
+
+
+def test_csv_with_lines_above_the_table() -> None:
+    table = "Date,Payee,Sum\n1 May,Ann,12\n2 May,Bo,3\n"
+    rows = "Date: 1 May; Payee: Ann; Sum: 12\nDate: 2 May; Payee: Bo; Sum: 3\n"
+    assert text_of(table, "a.csv") == rows
+    assert text_of(f"Statement\n\n{table}", "a.csv") == f"Statement\n{rows}"
+    assert text_of(f"Statement,,\n{table}", "a.csv") == f"Statement\n{rows}"
+    assert text_of(f"Statement\nOwner,Ann\n\n{table}\n", "a.csv") == (
+        f"Statement\nOwner; Ann\n{rows}"
+    )
+    assert text_of(f"sep=,\n{table}", "a.csv") == rows
+
+
+def test_csv_whose_heading_is_too_short_names_nothing() -> None:
+    """As R writes it: the numbers of the rows have no name, and all others would be shifted."""
+    assert text_of("name,town\n1,Ann,Ulm\n2,Bo,Rome\n", "a.csv") == (
+        "column 1: name; column 2: town\n"
+        "column 1: 1; column 2: Ann; column 3: Ulm\ncolumn 1: 2; column 2: Bo; column 3: Rome\n"
+    )
+
+
+def test_csv_with_as_many_commas_in_every_row() -> None:
+    assert text_of("1,5;2,5\n3,5;4,5\n", "a.csv") == (
+        "column 1: 1,5; column 2: 2,5\ncolumn 1: 3,5; column 2: 4,5\n"
+    )
+    assert text_of("Lee, Ann\tUlm, DE\nKay, Bo\tRome, IT\n", "a.tsv") == (
+        "Lee, Ann: Kay, Bo; Ulm, DE: Rome, IT\n"
+    )
+    assert text_of("sep=;\na;b,c\nx;y,z\n", "a.csv") == "a: x; b,c: y,z\n"

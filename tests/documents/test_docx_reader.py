@@ -1,0 +1,211 @@
+"""Word documents: text, pages, chapters, numbers, what is missing, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import sample_files as make
+
+from esa_cli.documents import readers
+from esa_cli.documents.readers import ExtractedText
+from esa_cli.documents.readers.docx_styles import Lists
+from esa_cli.errors import DocumentError
+
+
+def refused(data: bytes, name: str) -> DocumentError:
+    with pytest.raises(DocumentError) as caught:
+        readers.read(data, name)
+    return caught.value
+
+
+def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
+    """Page and chapter where these words stand, from the marks alone."""
+    start = found.text.index(words)
+    page, chapter = None, None
+    for mark in found.marks:
+        if mark.start <= start:
+            page, chapter = mark.page, mark.chapter
+    return page, chapter
+
+
+def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
+    parts = {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING}
+    parts |= {f"word/{name}.xml": text for name, text in more.items()}
+    return readers.read(make.docx("".join(body), parts, pages), "a.docx")
+
+
+def listed(number: int, level: int) -> str:
+    return f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
+
+
+def test_docx_headings_are_numbered_as_word_numbers_them() -> None:
+    p = make.paragraph
+    found = word(
+        p("Head", "H1"), p("w1"), p("Sub", "H2"), p("w2"), p("Sub two", "Mine"), p("w3"),
+        p("Next", "H1"), p("Low", "H2"), p("w4"), p("End", "App"), p("More", "App"), p("w5"),
+    )  # fmt: skip
+    assert [at(found, f"w{number}")[1] for number in range(1, 6)] == [
+        "1 Head", "1.1 Sub", "1.2 Sub two", "2.1 Low", "Appendix B: More",
+    ]  # fmt: skip
+    assert found.text.startswith("1 Head\n\nw1\n\n1.1 Sub\n\nw2\n")
+
+
+def test_docx_lists_tables_and_signs() -> None:
+    p, cell = make.paragraph, "<w:tc>{}</w:tc>"
+    row = "<w:tr>{}</w:tr>".format(cell.format(p("x") + p("y")) + cell.format(p("z")))
+    found = word(
+        p("one", properties=listed(2, 0)), p("two", properties=listed(2, 0)),
+        p("three", properties=listed(2, 1)), p("four", properties=listed(2, 1)), p("para"),
+        f"<w:tbl>{row * 2}</w:tbl>", p("tab", before="<w:tab/>"),
+        '<w:p><w:r><w:t>a</w:t><w:br/><w:t xml:space="preserve">  b</w:t><w:noBreakHyphen/>'
+        '<w:sym w:char="F0E0"/></w:r></w:p>',
+        p("I", "T1") + p("II", "T1"),
+    )  # fmt: skip
+    assert found.text == (
+        "- one\n- two\n(iv) three\n(v) four\n\npara\n\nx y | z\nx y | z\n\n\ttab\n\n"
+        "a\n  b-→\n\nI\nII\n"
+    )
+
+
+def test_docx_hidden_places_of_text() -> None:
+    """Content controls, links, insertions, notes and text boxes count; deletions do not."""
+    run = "<w:r><w:t>{}</w:t></w:r>".format
+    note = make.word_part(
+        "footnotes", f'<w:footnote w:id="2">{make.paragraph("small")}</w:footnote>'
+    )
+    box = "<mc:Choice><w:txbxContent>{}</w:txbxContent></mc:Choice><mc:Fallback>{}</mc:Fallback>"
+    found = word(
+        f"<w:sdt><w:sdtContent>{make.paragraph('control')}</w:sdtContent></w:sdt><w:p>"
+        f"<w:hyperlink>{run('link ')}</w:hyperlink><w:ins>{run('new')}</w:ins>"
+        "<w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
+        f"<w:moveFrom>{run('moved')}</w:moveFrom>"
+        '<w:r><w:instrText>PAGE</w:instrText><w:footnoteReference w:id="2"/></w:r>'
+        "<m:oMath><m:r><m:t>x=1</m:t></m:r></m:oMath></w:p>",
+        f"<w:p><mc:AlternateContent>{box.format(make.paragraph('box'), make.paragraph('twice'))}"
+        "</mc:AlternateContent></w:p>",
+        footnotes=note,
+        comments=make.word_part("comments", "<w:comment/><w:comment/>"),
+        header1=make.word_part("hdr", make.paragraph("running")),
+        footer1=make.word_part("ftr", "<w:p/>"),
+    )
+    assert found.text == "control\n\nlink new [note: small]x=1\n\nbox\n"
+    assert found.missing == (
+        "headers and footers are left out",
+        "2 comments in the margin are left out",
+    )
+
+
+def test_docx_that_was_saved_as_strict() -> None:
+    other = make.word_part("document", f"<w:body>{make.paragraph('one', 'T1')}</w:body>")
+    for known, strict in (
+        ("schemas.openxmlformats.org/wordprocessingml/2006/main", "wordprocessingml/main"),
+        ("schemas.openxmlformats.org/officeDocument/2006/math", "officeDocument/math"),
+    ):
+        other = other.replace(known, f"purl.oclc.org/ooxml/{strict}")
+    assert "2006/main" not in other
+    assert word(document=other).text == "one\n"
+
+
+def test_docx_says_what_else_is_left_out() -> None:
+    more = {"charts/chart1": "<c/>", "diagrams/data1": "<d/>"}
+    assert word(make.paragraph("one"), **more).missing == ("charts and diagrams are left out",)
+    found = word(make.paragraph("one"), '<w:altChunk r:id="x" xmlns:r="r"/>')
+    assert found.missing == ("files that were put into it as they are, are left out",)
+
+
+def test_docx_exponents_are_told_from_digits() -> None:
+    above = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'.format
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'.format
+    body = run("10") + above("1") + above("2") + run(" m") + above("2") + run(", the 1")
+    found = word(f"<w:p>{body}{above('st')}{run('; ')}{above('3')}</w:p>")
+    assert found.text == "10^12 m^2, the 1st; 3\n"
+
+
+def section(kind: str = "", start: int | None = None) -> str:
+    inside = f'<w:type w:val="{kind}"/>' if kind else ""
+    inside += "" if start is None else f'<w:pgNumType w:start="{start}"/>'
+    return f"<w:sectPr>{inside}</w:sectPr>"
+
+
+def pages_of(words: Sequence[str], found: ExtractedText) -> list[int | None]:
+    return [at(found, word)[0] for word in words]
+
+
+def test_docx_pages_where_the_program_marked_them() -> None:
+    p = make.paragraph
+    found = word(
+        p("alpha"), p("beta", "H1", make.PAGE), p("gamma", before=make.PAGE), make.BREAK,
+        p("delta", before=make.PAGE), p("epsilon"),
+    )  # fmt: skip
+    words = ("alpha", "beta", "gamma", "delta", "epsilon")
+    assert pages_of(words, found) == [1, 2, 3, 4, 4], "a break and its mark are one page"
+    assert at(found, "1 beta") == (2, "1 beta"), "the number of a heading is on its page"
+
+
+def test_docx_pages_begin_anew_with_sections() -> None:
+    p = make.paragraph
+    found = word(
+        p("title", properties=section()), p("contents", before=make.PAGE),
+        p("end", properties=section("oddPage")), p("body"), p("more", before=make.PAGE),
+        p("x", properties=section("nextPage", 1)), p("even"), p("y", properties=section("oddPage")),
+        p("flow"), section("continuous"),
+    )  # fmt: skip
+    assert pages_of(("title", "contents", "body", "more", "even", "flow"), found) == [
+        1, 3, 1, 2, 3, 3,
+    ]  # fmt: skip
+
+
+def test_docx_pages_that_the_contents_know_better() -> None:
+    p = make.paragraph
+    link = '<w:p><w:hyperlink w:anchor="_Toc1"><w:r><w:t>{}</w:t></w:r></w:hyperlink></w:p>'.format
+    mark = '<w:bookmarkStart w:name="_Toc1"/>'
+    found = word(link("Late") + link("7"), p("x", before=make.PAGE), p("Late", "H1", mark), p("y"))
+    assert pages_of(("x", "1 Late", "y"), found) == [2, 7, 7]
+    back = word(link("1"), p("x", before=make.PAGE), p("Late", "H1", mark))
+    assert pages_of(("x", "1 Late"), back) == [2, 2], "it never goes back"
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(2, [1, 2]), (9, [None] * 2), (None, [None] * 2)]
+)
+def test_docx_pages_by_hand_count_only_if_they_are_all(
+    counted: int | None, expected: list[int | None]
+) -> None:
+    found = word(make.paragraph("one"), make.BREAK, make.paragraph("two"), pages=counted)
+    assert pages_of(("one", "two"), found) == expected
+
+
+def test_docx_refusals() -> None:
+    cfb = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
+    assert "old Office file" in refused(cfb, "a.docx").message
+    assert "password" in refused(cfb + "EncryptedPackage".encode("utf-16-le"), "a.docx").message
+    assert "without text" in refused(make.docx("<w:p/>"), "a.docx").message
+    bare = make.docx(make.paragraph("x"))
+    assert "damaged or cut off" in refused(bare[:-40], "a.docx").message
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    [
+        ("decimal", ["1", "2", "3"]),
+        ("upperLetter", ["A", "B", "C"]),
+        ("lowerRoman", ["i", "ii", "iii"]),
+        ("none", ["", "", ""]),
+        ("bullet", ["-", "-", "-"]),
+    ],
+)
+def test_list_numbers(kind: str, counts: list[str]) -> None:
+    from lxml import etree
+
+    root = etree.fromstring(
+        make.word_part(
+            "numbering",
+            '<w:abstractNum w:abstractNumId="1"><w:lvl w:ilvl="0">'
+            f'<w:numFmt w:val="{kind}"/><w:lvlText w:val="%1"/></w:lvl></w:abstractNum>'
+            '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>',
+        )
+    )
+    lists = Lists.of(root)
+    assert [lists.next("5", 0, "") for _ in counts] == counts
+    assert lists.next("6", 0, "") == "", "no such list"

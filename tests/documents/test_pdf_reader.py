@@ -1,0 +1,140 @@
+"""PDF: text, pages, bookmarks, forms, what is missing, and what each refusal says."""
+
+from __future__ import annotations
+
+import pypdfium2
+import pytest
+import sample_files as make
+
+from esa_cli.documents import readers
+from esa_cli.documents.readers import ExtractedText, Mark
+from esa_cli.documents.readers.pdf_reader import _missing, _tidied
+from esa_cli.errors import DocumentError
+
+
+def refused(data: bytes, name: str) -> DocumentError:
+    with pytest.raises(DocumentError) as caught:
+        readers.read(data, name)
+    return caught.value
+
+
+def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
+    """Page and chapter where these words stand, from the marks alone."""
+    start = found.text.index(words)
+    page, chapter = None, None
+    for mark in found.marks:
+        if mark.start <= start:
+            page, chapter = mark.page, mark.chapter
+    return page, chapter
+
+
+def test_pdf_pages_and_bookmarks() -> None:
+    data = make.pdf(
+        ["Cover", "Intro here\nOne small step", "", "more\nTwo  ways\nend", "last"],
+        [("Intro", 1), ("One small", 1), ("Two ways", 3), ("Empty", 2)],
+    )
+    found = readers.read(data, "a.pdf")
+    assert found.text == "Cover\n\nIntro here\nOne small step\n\nmore\nTwo ways\nend\n\nlast\n"
+    assert at(found, "Cover") == (1, None)
+    assert at(found, "Intro here") == (2, "Intro")
+    assert at(found, "One small") == (2, "One small")
+    assert at(found, "more") == (4, "Empty"), "its page has no text, so it begins on the next"
+    assert at(found, "Two") == (4, "Two ways")
+    assert at(found, "last") == (5, "Two ways")
+    assert found.missing == (), "an empty page has nothing that could be missing"
+
+
+def test_pdf_with_a_title_that_is_not_on_its_page() -> None:
+    found = readers.read(make.pdf(["a", "b"], [("Preface", 0), ("A chapter", 1)]), "a.pdf")
+    assert found.marks == (Mark(0, 1, "Preface"), Mark(3, 2, "A chapter"))
+
+
+def test_pdf_scanned_in_part() -> None:
+    found = readers.read(make.pdf(["a", None, "b", None, None]), "a.pdf")
+    assert found.missing == (
+        "pages 2, 4 and 5 have no text, only pictures (ocrmypdf can recognise their characters)",
+    )
+    assert [mark.page for mark in found.marks] == [1, 3]
+
+
+def test_pdf_without_its_end() -> None:
+    data = make.pdf(["one", "two"])
+    found = readers.read(data[:-6], "a.pdf")
+    assert found.missing == ("the end of the file is missing, and perhaps pages with it",)
+
+
+def test_pdf_refusals() -> None:
+    scanned = refused(make.pdf([None, None]), "scan.pdf")
+    assert "has no text: its pages (2) are pictures" in scanned.message
+    assert "ocrmypdf scan.pdf" in scanned.hint
+    locked = refused(make.pdf(["secret"], locked=True), "lock.pdf")
+    assert "password" in locked.message
+    assert "qpdf --decrypt" in locked.hint
+    assert "damaged or cut off" in refused(make.pdf(["x"])[:200], "cut.pdf").message
+    assert "damaged" in refused(b"%PDF-1.7\n", "cut.pdf").message
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        (["some trans\ufffelation here"], "some translation here"),
+        (["a non\ufffeword; non-word"], "a non-word; non-word"),
+        (["transfer of trans\ufffefer, ECMA\ufffe262"], "transfer of transfer, ECMA-262"),
+        (["run\ufffetime, run-time, runtime, run-time"], "run-time, run-time, runtime, run-time"),
+        (["Intro .............. 7\r\nA. . . . . . . 9"], "Intro ... 7\nA ... 9"),
+        (["  \uf0b7 one \r\ntwo...  "], "• one\ntwo..."),
+    ],
+)
+def test_pdf_text_is_tidied(pages: list[str], expected: str) -> None:
+    assert _tidied(pages) == [expected]
+
+
+def test_pdf_says_what_is_missing() -> None:
+    pages = ["fine", "\ufffd\ufffda", "", "x"]
+    assert _missing(pages, [], [3]) == [
+        "page 3 has damage and cannot be read",
+        "page 2 has letters of a font that does not say which characters they are",
+    ]
+    assert _missing([""] * 20, list(range(1, 21)), [])[0].startswith("20 pages (1 to 20) have")
+
+
+def test_pdf_fields_that_are_filled_in_and_what_is_typed_onto_a_page() -> None:
+    field = "/Subtype /Widget /F 4 /FT"
+    box = f"{field} /Btn /AP << /N << /Yes 4 0 R /Off 4 0 R >> >>"
+    found = readers.read(
+        make.form(
+            f"{field} /Tx /T (a.tenant[0]) /V (Jo Quist)",
+            f"{field} /Tx /T (x7) /TU (Rent in euros) /V (950)",
+            f"{field} /Tx /T (empty)",
+            f"{field} /Tx /T (hidden) /V (no) /F 2",
+            f"{field} /Ch /T (floor) /V (second) /Opt [(first) (second)]",
+            f"{box} /T (pets) /V /Yes /AS /Yes",
+            f"{box} /T (smoking) /V /Off /AS /Off",
+            f"{field} /Btn /Ff 65536 /T (send) /V (Send)",
+            "/Subtype /FreeText /F 4 /Contents (Keys handed over) /DA (/F 9 Tf)",
+            "/Subtype /Text /F 4 /Contents (why so much?)",
+            "/Subtype /Link /F 4 /Contents (a link)",
+        ),
+        "a.pdf",
+    )
+    assert found.text == (
+        "Tenant:\ntenant: Jo Quist\nRent in euros: 950\nfloor: second\npets: checked\n"
+        "Keys handed over\n"
+    )
+    assert found.missing == ("comments in the margin are left out: 1",)
+
+
+def test_pdf_whose_form_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(document: object) -> None:
+        raise pypdfium2.PdfiumError("no form")
+
+    monkeypatch.setattr(pypdfium2.PdfDocument, "init_forms", fail)
+    found = readers.read(make.form("/Subtype /Widget /F 4 /FT /Tx /T (x) /V (950)"), "a.pdf")
+    assert found.text == "Tenant:\n"
+    assert found.missing == ("the fields of its form cannot be read",)
+
+
+def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
+    parts = {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING}
+    parts |= {f"word/{name}.xml": text for name, text in more.items()}
+    return readers.read(make.docx("".join(body), parts, pages), "a.docx")
