@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
+class Chunk:
     """One chunk [start, stop) of a forward call, and whether it selects.
 
     `decoding`: it is a token of the answer, given alone.
@@ -21,10 +21,14 @@ class Plan:
     select: bool
     decoding: bool = False
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
 
 def chunks(
     start: int, stop: int, size: int, last: bool, every: bool, answering: bool = True
-) -> Iterator[Plan]:
+) -> Iterator[Chunk]:
     """Cuts [start, stop) into chunks of at most `size`, the short one first.
 
     Args:
@@ -35,5 +39,5 @@ def chunks(
     high = start + ((stop - start - 1) % size) + 1
     while low < stop:
         select = every or (last and high == stop)
-        yield Plan(low, high, select, decoding=answering and stop - start == 1)
+        yield Chunk(low, high, select, decoding=answering and stop - start == 1)
         low, high = high, high + size

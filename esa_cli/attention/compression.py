@@ -1,54 +1,20 @@
-"""Query and key compression (Eq. 4-6): fewer numbers per token to score with.
-
-A layer's H query heads are first folded onto its G key heads, which is exact:
-    sum_h q_h . k_g(h)  =  sum_g (sum_{h in g} q_h) . k_g
-so the full score needs F = G * D dimensions, not H * D. Compressors map F to R.
-"""
+"""Query and key compression: the maps of Eq. (5) from F to R dimensions, fitted to Eq. (7)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Projection
-from esa_cli.attention.precision import precise
-
-
-def fold(q: Tensor, groups: int) -> Tensor:
-    """Folded queries: (H, C, D) -> (C, G * D); adds the query heads that share a key head."""
-    heads, count, dim = q.shape
-    return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
-
-
-def flatten_keys(k: Tensor) -> Tensor:
-    """Keys (G, n, D) -> (n, G * D)."""
-    return k.transpose(0, 1).reshape(k.shape[1], -1)
-
-
-@dataclass
-class Moments:
-    """Second moments of a layer's folded queries and keys, summed over the tokens seen."""
-
-    count: int = 0
-    seen: int = 0
-    """Position behind the last token added."""
-    queries: Tensor | None = field(default=None, repr=False)
-    keys: Tensor | None = field(default=None, repr=False)
-
-    def add(self, q: Tensor, k: Tensor) -> None:
-        """Adds folded queries (n, F) and keys (n, F)."""
-        q, k = precise(q), precise(k)
-        zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
-        self.queries = (zeros if self.queries is None else self.queries) + q.T @ q
-        self.keys = (zeros if self.keys is None else self.keys) + k.T @ k
-        self.count += q.shape[0]
+from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Compressor
 
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear maps (Eq. 4), both (F, R)."""
+    """A pair of linear maps, Eq. (5), both (F, R)."""
 
     query_map: Tensor
     key_map: Tensor
@@ -61,10 +27,8 @@ class Linear(Projection):
 
 
 @dataclass(frozen=True)
-class NoCompression:
+class NoCompression(Compressor):
     """Scores with all F dimensions of the folded keys: exact, and stores nothing more."""
-
-    fit_tokens: int = field(default=0, init=False)
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
@@ -86,9 +50,9 @@ def _means(moments: Moments) -> tuple[Tensor, Tensor]:
 
 
 def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
-    """The best rank-R pair under Eq. 6, by the SVD of Sq^(1/2) Sk^(1/2).
+    """The best rank-R pair under Eq. (7), by the SVD of Sq^(1/2) Sk^(1/2).
 
-    Eq. 6 over independent queries and keys is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2, whose
+    Eq. (7) over independent queries and keys is || Sq^(1/2) (1 - A B^T) Sk^(1/2) ||_F^2, whose
     minimum is the truncated SVD, mapped back through the inverse roots.
 
     Args:
@@ -116,7 +80,7 @@ def pca(moments: Moments, rank: int) -> Linear:
 
 
 @dataclass(frozen=True)
-class ClosedForm:
+class ClosedForm(Compressor):
     """Fitted on the document's own first tokens while they are read; any model works at once.
 
     Args:
@@ -131,6 +95,9 @@ class ClosedForm:
     def __post_init__(self) -> None:
         if self.rank < 1 or self.fit_tokens < 1:
             raise ValueError("rank and fit_tokens must be at least 1")
+
+    def stored_rank(self, folded: int) -> int:
+        return min(self.rank, folded)
 
     def _rank(self, moments: Moments) -> int:
         assert moments.queries is not None, "no tokens seen"

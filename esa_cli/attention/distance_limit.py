@@ -1,7 +1,7 @@
-"""Attention in which no key is seen further away than `reach` (ReRoPE's rule of distances).
+"""Attention in which no key is seen further away than `limit` (ReRoPE's rule of distances).
 
-Distances are per query and key, so neither rotation alone gives the logits: those within reach come
-from true distances, the others from queries at `reach` and keys at 0. Plain operations on blocks of
+Distances are per query and key, so neither rotation alone gives the logits: those within limit come
+from true distances, the others from queries at `limit` and keys at 0. Plain operations on blocks of
 queries, since both kinds of logits are there at once; the method it serves is a baseline. Source:
 Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023.
 """
@@ -18,14 +18,14 @@ AT_ONCE = 128
 """Queries whose logits are in memory together."""
 
 
-def attend_clipped(
-    q: Tensor, k: Tensor, v: Tensor, at: Positions, reach: int, rope: Rope, scale: float
+def attend_within(
+    q: Tensor, k: Tensor, v: Tensor, at: Positions, limit: int, rope: Rope, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention at distances min(query - key, reach).
+    """Causal attention at distances min(query - key, limit).
 
     Args:
         q: (H, C, D), k and v: (G, N, D), unrotated. at: positions (C,) and (N,) of both.
-        reach: in tokens.
+        limit: in tokens.
 
     Returns:
         out (H, C, D), lse (H, C) float32.
@@ -40,8 +40,8 @@ def attend_clipped(
         rows = slice(start, start + AT_ONCE)
         block, place = q[:, rows].float(), query[rows]
         distance = place[:, None] - key[None]
-        far = rope.rotate(block, torch.full_like(place, reach)) @ outside
-        logits = torch.where(distance < reach, rope.rotate(block, place) @ inside, far) * scale
+        far = rope.rotate(block, torch.full_like(place, limit)) @ outside
+        logits = torch.where(distance < limit, rope.rotate(block, place) @ inside, far) * scale
         logits.masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)

@@ -1,249 +1,265 @@
-"""Efficient Selective Attention of one layer: Eq. 1, over [I, M_k, L, C].
+"""Efficient Selective Attention of one layer: Eq. (1) over [I, M_k, L, C], as in Algorithm 1.
 
-    far    I and the selected M_k, at the positions the encoding gives them
-    local  L, and causally C itself, at consecutive positions
-and the three are fused by their log-sum-exp (Algorithm 1). No mask tensor is ever built.
+    far    I and the selected M_k, at the positions that the encoding gives them (step 11)
+    near   L, and causally C itself, at consecutive positions (step 10)
+and the two are fused by their log-sum-exp (steps 12-14). No mask tensor is ever built.
 
-Knows nothing about the host model; `seam` calls it with a chunk and the layer's memory.
+Knows nothing about the host model: `models.attach` calls it with a chunk and the layer's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention import plugin_errors as plugged
-from esa_cli.attention.choice import choose, look_on
-from esa_cli.attention.chunking import Plan, chunks
-from esa_cli.attention.distance_limit import attend_clipped
-from esa_cli.attention.interfaces import Selection
-from esa_cli.attention.kernels import attend, merge
+from esa_cli.attention.chunking import Chunk, chunks
+from esa_cli.attention.distance_limit import attend_within
+from esa_cli.attention.fusion import merge
+from esa_cli.attention.interfaces import Positions, Selection
+from esa_cli.attention.kernels.dispatch import attend
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
+from esa_cli.attention.per_head import Attend, attend_per_head
+from esa_cli.attention.plugin_errors import (
+    blame_plugin,
+    checked_scores,
+    far_positions,
+    near_positions,
+)
+from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.rope import Rope, Ropes
-from esa_cli.attention.step import ASKED, PRIME, REHEARSAL, Step
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.selection import checked_selection
+from esa_cli.attention.step import Step
+from esa_cli.attention.trace import ChunkTrace
+
+Part = tuple[Tensor, Tensor]
+"""Attention to some of the keys: output (H, C, D) and log-sum-exp (H, C)."""
 
 
 class Attention:
-    """Runs a method on one layer's chunk.
+    """Runs a method on one layer's chunks.
 
     Args:
         method: the method. rope: the host's rotary embedding. scale: the host's attention scale.
-        watch: called with what each chunk attended to, after it did.
     """
 
-    def __init__(
-        self, method: Method, rope: Rope, scale: float, watch: Callable[[Seen], None] | None = None
-    ) -> None:
-        self.method, self.rope, self.scale, self.watch = method, rope, scale, watch
+    def __init__(self, method: Method, rope: Rope, scale: float) -> None:
+        self.method, self.rope, self.scale = method, rope, scale
         self._ropes = Ropes(rope)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        return attend(q, k, v, causal=causal, scale=self.scale, kernel=self.method.kernel)
+        self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel)
 
     def rope_at(self, length: int) -> Rope:
         """The rotary embedding when `length` tokens are cached: the host's, or the encoding's."""
-        return self._ropes.at(length, getattr(self.method.position, "frequencies", None))
+        return self._ropes.at(length, self.method.position.frequencies)
 
-    def _plain(self, start: int) -> bool:
-        """Whether a chunk that starts at `start` sees everything cached."""
+    def __call__(self, memory: LayerMemory, q: Tensor, query: QueryState) -> Tensor:
+        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
+
+        Raises:
+            SurveyComplete: the survey pass has what it is for.
+        """
+        stop = len(memory.store)
+        start = stop - q.shape[1]
+        asking = query.phase is Phase.QUESTION
+        if asking and query.turn_start is None:
+            query.turn_start = start
+        out = torch.empty_like(q)
+        size = self._chunk_size(start, stop, query)
+        for chunk in chunks(start, stop, size, *self._rule(start, query)):
+            piece = q[:, chunk.start - start : chunk.stop - start]
+            memory.learn(self.method, partial(self.rope_at, chunk.stop), piece, chunk.start)
+            out[:, chunk.start - start : chunk.stop - start] = self.attend_chunk(
+                memory, piece, chunk, query
+            )
+            if asking and not chunk.decoding:
+                query.dense = self._dense(chunk.start)
+        query.stop = stop
+        return out
+
+    def attend_chunk(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, query: QueryState
+    ) -> Tensor:
+        """Attention output (H, C, D) of a chunk's queries q (H, C, D), unrotated; its own keys and
+        values are in the store already."""
+        local = self._local(chunk, query)
+        selected = self._select(memory, q, chunk, local, query)
+        scaled = self._scaled(q, chunk.start)
+        count = selected.shape[0] if isinstance(selected, Tensor) else 0
+        position = self.method.position
+        near = near_positions(position, local, chunk.size, chunk.start, count)
+        far = far_positions(position, selected, local, chunk.size, chunk.start)
+        if chunk.size == 1 and isinstance(selected, Tensor):
+            out, lse = self._attend_token(memory, scaled, chunk, local, selected, near, far[0])
+        else:
+            parts = self._attend_near(memory, scaled, chunk, local, near)
+            parts += self._attend_far(memory, scaled, chunk, selected, far)
+            out, lse = merge(parts)
+        self._observe(memory, q, chunk, local, lse, query)
+        if query.trace is not None:
+            initial = min(self.method.window.initial, chunk.start - local)
+            query.trace(
+                ChunkTrace(
+                    memory.layer, chunk.start, chunk.stop, initial, local, selected, near, far, q,
+                    scaled, position.max_distance, self.rope_at(chunk.stop), self.scale,
+                    memory.store, lse, chunk.decoding,
+                )
+            )  # fmt: skip
+        return out
+
+    def _dense(self, start: int) -> bool:
+        """Whether a chunk that starts at `start` attends to everything cached."""
         return start <= self.method.window.dense_below
 
-    def _settled(self, memory: LayerMemory, plan: Plan) -> int:
-        """l_L of this chunk. An answer goes on as its question was read, plain or selecting: it
-        must not lose sight of the text where it happens to grow beyond `dense`. With
-        `window.ending`, what is local begins there, and holds question and answer."""
-        if self._plain(plan.start) or (plan.decoding and memory.shared.get("plain")):
-            return plan.start
-        asked, ending = memory.shared.get(ASKED), self.method.window.ending
-        if asked is None or ending is None or plan.start < asked:
-            return min(self.method.window.local, plan.start)
-        return min(plan.start, plan.start - int(asked) + ending)
+    def _chunk_size(self, start: int, stop: int, query: QueryState) -> int:
+        """l_C. The survey pass takes the question in one chunk: scores of its own words are
+        compared with those of the prompt around them."""
+        if query.surveying and not self._dense(start):
+            return stop - start
+        return self.method.window.chunk
 
-    def _step(self, memory: LayerMemory, q: Tensor, plan: Plan, low: int, local: int) -> Step:
+    def _rule(self, start: int, query: QueryState) -> tuple[bool, bool, bool]:
+        """For `chunks`: whether the last chunk selects, all do, a single token is an answer's."""
+        last = query.phase is Phase.AUTO
+        every = query.phase is Phase.QUESTION or self.method.reading == "select"
+        if query.phase is Phase.QUESTION:
+            # A question may be one token, too; where its answer begins is told.
+            return last, every, query.answer_start is None or start >= query.answer_start
+        return last, every, last
+
+    def _local(self, chunk: Chunk, query: QueryState) -> int:
+        """l_L of this chunk.
+
+        If the question was processed with full attention, so is its whole answer, even when it
+        grows past `window.dense`; otherwise the document would drop out of view in mid-answer. With
+        `window.ending`, L begins that many tokens before the turn, and holds question and answer.
+        """
+        start, window = chunk.start, self.method.window
+        if self._dense(start) or (chunk.decoding and query.dense):
+            return start
+        turn = query.turn_start if query.phase is Phase.QUESTION else None
+        if turn is None or window.ending is None or start < turn:
+            return min(window.local, start)
+        return min(start, start - turn + window.ending)
+
+    def _step(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, low: int, local: int, query: QueryState
+    ) -> Step:
         return Step(
             layer=memory.layer,
-            start=plan.start,
+            start=chunk.start,
             queries=q,
             store=memory.store,
             low=low,
-            high=plan.start - local,
+            high=chunk.start - local,
             local=local,
             distance=self.method.position.distance,
             scale=self.scale,
-            rope=self.rope_at(plan.stop),
-            score=self.method.score,
-            decoding=plan.decoding,
-            shared=memory.shared,
+            rope=self.rope_at(chunk.stop),
+            scorer=partial(checked_scores, self.method.score),
+            last_scoring_layer=self.method.score.last_layer,
+            decoding=chunk.decoding,
+            query=query,
+            states=memory.states,
         )
 
-    def _select(self, memory: LayerMemory, q: Tensor, plan: Plan, local: int) -> Selection:
-        """Absolute positions of I and the selected middle tokens, ascending (I + K,)."""
+    def _select(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, query: QueryState
+    ) -> Selection:
+        """Absolute positions of I and M_k, Eq. (2): ascending (I + K,), or such a tensor for each
+        query head."""
         window, selector = self.method.window, self.method.selector
-        low = min(window.initial, plan.start - local)
+        high = chunk.start - local
+        low = min(window.initial, high)
         initial = torch.arange(low, device=q.device)
-        high = plan.start - local
-        none = window.selected == 0 and not hasattr(selector, "allowance")
-        if not plan.select or high <= low or none:
+        if not chunk.select or high <= low:
             return initial
-        projection = memory.project(self.method, high)
-        step = replace(self._step(memory, q, plan, low, local), projection=projection)
-        picked = choose(selector, step, window.selected)
+        step = self._step(memory, q, chunk, low, local, query)
+        with blame_plugin("selector", selector):
+            budget = int(selector.allowance(step, window.selected))
+        if budget <= 0:
+            return initial
+        projected = step.with_projection(memory.project(self.method, high))
+        picked = checked_selection(selector, projected, budget)
+        if query.surveying and selector.survey_complete(projected):
+            raise SurveyComplete
         if isinstance(picked, Tensor):
             return torch.cat((initial, picked.to(q.device) + low))
         return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
 
-    def _sharpened(self, q: Tensor, start: int) -> Tensor:
-        sharpness = getattr(self.method.position, "sharpness", None)
-        if sharpness is None:
-            return q
+    def _scaled(self, q: Tensor, start: int) -> Tensor:
+        """Queries (H, C, D) times the encoding's factor for their positions."""
         at = torch.arange(start, start + q.shape[1], device=q.device)
-        scaled: Tensor = q * sharpness(at)[:, None].to(q)
-        return scaled
+        factors = self.method.position.query_scale(at)
+        return q if factors is None else q * factors[:, None].to(q)
 
-    def chunk(self, memory: LayerMemory, q: Tensor, plan: Plan) -> Tensor:
-        """Attention output (H, C, D) of the chunk's queries q (H, C, D), unrotated.
-
-        The chunk's own keys and values are already in the store.
-        """
-        local = self._settled(memory, plan)
-        far = self._select(memory, q, plan, local)
-        sharp = self._sharpened(q, plan.start)
-        if plan.stop - plan.start == 1 and isinstance(far, Tensor):
-            out, lse = self._decode(memory, sharp, far, plan.start, local)
-        else:
-            count = far.shape[0] if isinstance(far, Tensor) else 0
-            parts = self._near(memory, sharp, plan, local, count)
-            if isinstance(far, Tensor):
-                parts += self._far(memory, sharp, plan, local, far)
-            else:
-                parts.append(self._far_by_head(memory, sharp, plan, local, far))
-            out, lse = merge(parts)
-        self._tell(memory, q, plan, local, far, lse)
-        return out
-
-    def _tell(
-        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: Selection, lse: Tensor
+    def _observe(
+        self,
+        memory: LayerMemory,
+        q: Tensor,
+        chunk: Chunk,
+        local: int,
+        lse: Tensor,
+        query: QueryState,
     ) -> None:
-        if hasattr(self.method.selector, "observe"):
-            step = replace(self._step(memory, q, plan, 0, local), lse=lse)
-            look_on(self.method.selector, step)
-        if self.watch is not None:
-            low = min(self.method.window.initial, plan.start - local)
-            store, decoding = memory.store, plan.decoding
-            self.watch(
-                Seen(memory.layer, plan.start, plan.stop, low, local, q, store, far, lse, decoding)
-            )
+        selector = self.method.selector
+        if selector.observes:
+            step = self._step(memory, q, chunk, 0, local, query)
+            with blame_plugin("selector", selector):
+                selector.observe(step.with_lse(lse))
 
-    def _near(
-        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: int
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Attention to [L, C]; `far` tokens are attended to beside it."""
-        position, rope = self.method.position, self.rope_at(plan.stop)
-        near = plugged.near(position, local, plan.stop - plan.start, plan.start, far)
-        keys, values = memory.store.span(plan.start - local, plan.stop)
-        reach = getattr(position, "reach", None)
-        if reach is not None and local + plan.stop - plan.start > reach:
-            return [attend_clipped(q, keys, values, near, reach, rope, self.scale)]
+    def _attend_near(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, near: Positions
+    ) -> list[Part]:
+        """Step 10: attention to L and, causally, to C."""
+        rope = self.rope_at(chunk.stop)
+        keys, values = memory.store.span(chunk.start - local, chunk.stop)
+        limit = self.method.position.max_distance
+        if limit is not None and local + chunk.size > limit:
+            return [attend_within(q, keys, values, near, limit, rope, self.scale)]
         query = rope.rotate(q, near.query.to(q.device))
         keys = rope.rotate(keys, near.key.to(q.device))
-        parts = [self._attend(query, keys[:, local:], values[:, local:], True)]
+        parts = [self._attend(query, keys[:, local:], values[:, local:], causal=True)]
         if local:
-            parts.append(self._attend(query, keys[:, :local], values[:, :local], False))
+            parts.append(self._attend(query, keys[:, :local], values[:, :local], causal=False))
         return parts
 
-    def _far(
-        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Attention to the far tokens at absolute positions (n,)."""
-        if not far.shape[0]:
+    def _attend_far(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, selected: Selection,
+        far: Sequence[Positions],
+    ) -> list[Part]:  # fmt: skip
+        """Step 11: attention to I and M_k."""
+        rope = self.rope_at(chunk.stop)
+        if not isinstance(selected, Tensor):
+            return [attend_per_head(self._attend, memory.store, rope, q, selected, far)]
+        if not selected.shape[0]:
             return []
-        rope = self.rope_at(plan.stop)
-        place = plugged.far(self.method.position, far, local, plan.stop - plan.start, plan.start)
-        keys, values = memory.store.gather(far)
-        keys = rope.rotate(keys, place.key.to(q.device))
-        return [self._attend(rope.rotate(q, place.query.to(q.device)), keys, values, False)]
+        keys, values = memory.store.gather(selected)
+        keys = rope.rotate(keys, far[0].key.to(q.device))
+        query = rope.rotate(q, far[0].query.to(q.device))
+        return [self._attend(query, keys, values, causal=False)]
 
-    def _far_by_head(
-        self, memory: LayerMemory, q: Tensor, plan: Plan, local: int, far: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The same where each query head has far tokens of its own. Rows of all key heads are read
-        for every head: a method that selects by head pays for it."""
-        rope, share = self.rope_at(plan.stop), q.shape[0] // memory.store.heads
-        out = torch.zeros_like(q)
-        lse = torch.full(q.shape[:2], float("-inf"), device=q.device)
-        for head, at in enumerate(far):
-            if not at.shape[0]:
-                continue
-            place = plugged.far(self.method.position, at, local, plan.stop - plan.start, plan.start)
-            keys, values = memory.store.gather(at)
-            group = slice(head // share, head // share + 1)
-            keys = rope.rotate(keys[group], place.key.to(q.device))
-            query = rope.rotate(q[head : head + 1], place.query.to(q.device))
-            out[head], lse[head] = self._attend(query, keys, values[group], False)
-        return out, lse
-
-    def _decode(
-        self, memory: LayerMemory, q: Tensor, far: Tensor, start: int, local: int
-    ) -> tuple[Tensor, Tensor]:
-        """One query sees everything in one call: far keys are moved to where, seen from the near
-        query's position, they are as far away as the encoding wants them."""
-        device, position, rope = q.device, self.method.position, self.rope_at(start + 1)
-        near = plugged.near(position, local, 1, start, far.shape[0])
-        stand, positions = near.query.to(device), near.key.to(device)
-        reach = getattr(position, "reach", None)
-        if reach is not None:
-            positions = torch.maximum(positions, stand - reach)
-        keys, values = memory.store.span(start - local, start + 1)
-        if far.shape[0]:
-            place = plugged.far(position, far, local, 1, start)
-            far_keys, far_values = memory.fetch(far)
-            moved = place.key.to(device) + stand - place.query.to(device)
+    def _attend_token(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, selected: Tensor,
+        near: Positions, far: Positions,
+    ) -> Part:  # fmt: skip
+        """Steps 10-14 for a single query in one kernel call: far keys are moved to where, seen from
+        the near query's position, they are as far away as the encoding wants them."""
+        device, rope = q.device, self.rope_at(chunk.stop)
+        at, positions = near.query.to(device), near.key.to(device)
+        limit = self.method.position.max_distance
+        if limit is not None:
+            positions = torch.maximum(positions, at - limit)
+        keys, values = memory.store.span(chunk.start - local, chunk.stop)
+        if selected.shape[0]:
+            far_keys, far_values = memory.fetch(selected)
+            moved = far.key.to(device) + at - far.query.to(device)
             positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         # Only differences count; a base of zero keeps positions inside the rotary table.
         base = positions.min()
-        query = rope.rotate(q, stand - base)
+        query = rope.rotate(q, at - base)
         keys = rope.rotate(keys, positions - base)
-        return self._attend(query, keys, values, False)
-
-    def __call__(
-        self,
-        memory: LayerMemory,
-        q: Tensor,
-        *,
-        last: bool = True,
-        every: bool = True,
-        asking: bool = False,
-    ) -> Tensor:
-        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
-
-        Args:
-            last: the final chunk selects. every: all chunks do.
-            asking: it is a question, and single tokens after it are its answer.
-        """
-        stop = len(memory.store)
-        start = stop - q.shape[1]
-        every = every or self.method.reading == "select"
-        if asking:
-            memory.shared.setdefault(ASKED, start)
-        else:
-            memory.shared.pop(ASKED, None)
-        out = torch.empty_like(q)
-        size = self.method.window.chunk
-        if memory.shared.get(REHEARSAL) and not self._plain(start):
-            size = stop - start  # its words are held against each other, so all of them at once
-        # A question may be one token, too; where its answer begins is told.
-        answering = start >= memory.shared.get(PRIME, start) if asking else last
-        for plan in chunks(start, stop, size, last, every, answering):
-            piece = q[:, plan.start - start : plan.stop - start]
-            memory.learn(self.method, partial(self.rope_at, plan.stop), piece, plan.start)
-            out[:, plan.start - start : plan.stop - start] = self.chunk(memory, piece, plan)
-            if asking and not plan.decoding:
-                memory.shared["plain"] = self._plain(plan.start)
-        return out
+        return self._attend(query, keys, values, causal=False)

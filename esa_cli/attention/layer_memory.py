@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.compression import Moments, flatten_keys, fold
-from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.folding import flatten_keys, fold
+from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
-from esa_cli.attention.plugin_errors import plugged
+from esa_cli.attention.moments import Moments
+from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.attention.rope import Rope
 from esa_cli.errors import PresetError
 
@@ -26,17 +26,21 @@ FETCH_KEPT = 4096
 
 @dataclass
 class LayerMemory:
-    """What one layer remembers of one document: its store, and the compressor fitted on it.
+    """One layer's memory of one document.
 
-    `shared` is one dict for all layers of the document.
+    Args:
+        states: what selectors keep of the layer's tokens, by class of selector.
+        projection: the fitted compressor. fitted: whether it was asked for one; it may have none.
+        fetched: the far rows of the answer's last token, with their positions.
     """
 
     layer: int
     store: KVStore
-    shared: dict[str, Any] = field(default_factory=dict)
+    states: dict[type, LayerState] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     projection: Projection | None = None
     fitted: bool = False
+    fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
         """Gathers the moments the compressor asks for, until it has seen enough tokens.
@@ -55,7 +59,7 @@ class LayerMemory:
         if missing > 0 and q.shape[1]:
             q = q[:, :missing]
             moments.seen = start + q.shape[1]
-            if getattr(method.score, "rotate", False):
+            if method.score.rotates:
                 at = torch.full((q.shape[1],), method.position.distance, device=q.device)
                 q = rope().rotate(q, at)
             keys, _ = self.store.span(start, start + q.shape[1])
@@ -64,16 +68,21 @@ class LayerMemory:
     def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
 
-        An answer's tokens mostly see the same passages: what was fetched for the last one is kept
-        in `shared`, which is emptied when tokens are taken back.
+        Consecutive tokens of an answer mostly attend to the same rows, so those of the last token
+        are kept.
         """
         if at.shape[0] > FETCH_KEPT:
             return self.store.gather(at)
-        name = f"fetched.{self.layer}"
-        kept = self.shared.get(name)
-        if kept is None or not torch.equal(kept[0], at):
-            kept = self.shared[name] = (at, *self.store.gather(at))
-        return kept[1], kept[2]
+        if self.fetched is None or not torch.equal(self.fetched[0], at):
+            self.fetched = (at, *self.store.gather(at))
+        return self.fetched[1], self.fetched[2]
+
+    def crop(self, tokens: int) -> None:
+        """Takes back the last -tokens tokens (negative); the fitted compressor stays."""
+        self.fetched = None
+        self.store.crop(tokens)
+        for state in self.states.values():
+            state.crop(len(self.store))
 
     def project(self, method: Method, upto: int) -> Projection | None:
         """The layer's projection, with reduced keys for every token before `upto`."""
@@ -90,7 +99,7 @@ class LayerMemory:
 
     def _fit(self, method: Method) -> Projection | None:
         """The compressor's projection, tried on one key so that a wrong width is named here."""
-        with plugged("compressor", method.compressor):
+        with blame_plugin("compressor", method.compressor):
             projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
             keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])

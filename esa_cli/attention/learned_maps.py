@@ -6,28 +6,33 @@ Knows nothing about how they are trained; `calibrate` does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear, Moments
+from esa_cli.attention.compression import Linear
 from esa_cli.attention.interfaces import Projection
+from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Compressor
 from esa_cli.errors import PresetError
 
 _NO_FILE = "give compressor.file a path that exists"
 
 
 @dataclass(frozen=True)
-class Learned:
+class Learned(Compressor):
     """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
 
     R may differ from layer to layer. `esa calibrate` writes such files.
     """
 
     file: str
-    fit_tokens: int = field(default=0, init=False)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.file,)
 
     @cached_property
     def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:

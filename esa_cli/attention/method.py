@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from esa_cli.attention.compression import ClosedForm
-from esa_cli.attention.interfaces import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
@@ -73,5 +73,5 @@ class Method:
     def fitting(self) -> tuple[Compressor, int | None]:
         """What decides the reduced keys of a reading: the compressor and, where it is fitted to
         rotated queries, how far they are rotated."""
-        rotated = self.compressor.fit_tokens > 0 and getattr(self.score, "rotate", False)
+        rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None

@@ -1,18 +1,19 @@
-"""Calls into a method's parts: what fails in a plugin is said to be the plugin's, and where.
+"""Calls into a method's parts, so that an error inside a plugin names the plugin.
 
-What fails in a part of our own is a bug of ours and passes through as it is, as do errors that are
-meant for a person and memory that ran out.
+An error in a built-in part passes through, as do errors with a message for a person and memory that
+ran out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
-from esa_cli.attention.interfaces import PositionEncoding, Positions
-from esa_cli.attention.step import Heard, Step
+from esa_cli.attention.interfaces import Positions, Selection
+from esa_cli.attention.parts import PositionEncoding, Score
+from esa_cli.attention.step import Step
 from esa_cli.errors import EsaError, PluginError
 from esa_cli.system.machine import memory_ran_out
 
@@ -20,7 +21,7 @@ HINT = "`esa plugins check FILE` shows more"
 
 
 @contextmanager
-def plugged(kind: str, part: object) -> Iterator[None]:
+def blame_plugin(kind: str, part: object) -> Iterator[None]:
     """Names the part in what is raised inside.
 
     Raises:
@@ -28,7 +29,7 @@ def plugged(kind: str, part: object) -> Iterator[None]:
     """
     try:
         yield
-    except (EsaError, Heard):
+    except EsaError:
         raise
     except Exception as error:
         own = type(part).__module__.startswith("esa_cli.")
@@ -40,36 +41,50 @@ def plugged(kind: str, part: object) -> Iterator[None]:
         ) from error
 
 
-def scored(step: Step) -> Tensor:
-    """(M,) of the step's score, on the queries' device.
+def checked_scores(score: Score, step: Step) -> Tensor:
+    """(M,) of a score, on the queries' device.
 
     Raises:
         PluginError: it fails, or gives something else.
     """
-    with plugged("score", step.score):
-        found = step.score.scores(step)
+    with blame_plugin("score", score):
+        found = score.scores(step)
         if isinstance(found, Tensor) and found.shape == (step.middle,):
             return found
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise PluginError(
-            f"score {type(step.score).__name__} gives {shape}, not {step.middle} numbers", HINT
+            f"score {type(score).__name__} gives {shape}, not {step.middle} numbers", HINT
         )
 
 
-def near(position: PositionEncoding, local: int, chunk: int, start: int, far: int) -> Positions:
-    """`position.near`, for a chunk at `start`; see `protocols.PositionEncoding`.
+def near_positions(
+    position: PositionEncoding, local: int, chunk: int, start: int, far: int
+) -> Positions:
+    """`position.near` for a chunk at `start`.
 
     Raises:
         PluginError: it fails, or gives something else.
     """
-    with plugged("position", position):
+    with blame_plugin("position", position):
         return _checked(position, position.near(local, chunk, start, far))
 
 
-def far(position: PositionEncoding, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-    """`position.far`; as `near`."""
-    with plugged("position", position):
-        return _checked(position, position.far(at, local, chunk, start))
+def far_positions(
+    position: PositionEncoding, far: Selection, local: int, chunk: int, start: int
+) -> Sequence[Positions]:
+    """`position.far` for the far tokens (n,), or for those of each query head.
+
+    Raises:
+        PluginError: it fails, or gives something else.
+    """
+    rows = [far] if isinstance(far, Tensor) else far
+    with blame_plugin("position", position):
+        return [
+            _checked(position, position.far(at, local, chunk, start))
+            if at.shape[0]
+            else Positions(at, at)
+            for at in rows
+        ]
 
 
 def _checked(position: PositionEncoding, given: Positions) -> Positions:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.parts import PositionEncoding
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """What positions cost a step."""
@@ -26,7 +27,7 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
 
 
 @dataclass(frozen=True)
-class FixedDistance:
+class FixedDistance(PositionEncoding):
     """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).
 
     Args:
@@ -45,7 +46,7 @@ class FixedDistance:
 
 
 @dataclass(frozen=True)
-class Contiguous:
+class Contiguous(PositionEncoding):
     """Far tokens re-numbered in reading order right before the local ones (as in TokenSelect).
 
     The model sees a shorter text: order is kept, and neighbours that were both selected stay
@@ -66,7 +67,7 @@ class Contiguous:
 
 
 @dataclass(frozen=True)
-class TruePositions:
+class TruePositions(PositionEncoding):
     """Every token at its place in the document; beyond the trained window models lose their way.
 
     Args:

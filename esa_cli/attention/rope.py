@@ -101,8 +101,8 @@ class Angles(nn.Module):
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
-Change = Callable[[Tensor, float, int], tuple[Tensor, float]]
-"""A position encoding's `frequencies`; see `protocols.PositionEncoding`."""
+Change = Callable[[Tensor, float, int], tuple[Tensor, float] | None]
+"""A position encoding's `frequencies`; see `PositionEncoding`."""
 
 
 class Ropes:
@@ -116,11 +116,12 @@ class Ropes:
         self.host = host
         self._last: tuple[object, Rope] | None = None
 
-    def at(self, length: int, change: Change | None) -> Rope:
+    def at(self, length: int, change: Change) -> Rope:
         """The rotary embedding when `length` tokens are cached: the host's, or the changed one."""
-        if change is None:
+        changed = change(*self.host.frequencies, length)
+        if changed is None:
             return self.host
-        inverse, factor = change(*self.host.frequencies, length)
+        inverse, factor = changed
         key = (tuple(inverse.tolist()), factor)
         if self._last is None or self._last[0] != key:
             # What changed once will change again as the text grows: a larger table is no use.

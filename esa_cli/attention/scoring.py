@@ -1,45 +1,69 @@
-"""Token importance F_s(m; C), Eq. 2-3: the sum over heads, normalised and maximised over the chunk.
-
-Only (C, n) blocks are held in memory.
-"""
+"""Token importance F_s(m; C): Eq. (3) summed over heads, or (6) on reduced keys, then Eq. (4)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
 
 KEEP_ELEMENTS = 32 << 20
-"""Scores kept between the two passes (128 MB in float32); larger ones are computed twice."""
+"""Numbers kept between two passes (128 MB in float32); larger ones are computed twice."""
+
+Blocks = Iterator[tuple[int, Tensor]]
+"""(offset of the first token or page, numbers (..., n) of the n from there on)."""
+
+
+def twice(blocks: Callable[[], Blocks], elements: int) -> tuple[Blocks, Callable[[], Blocks]]:
+    """The same blocks for two passes: kept from the first where they are few, else made again.
+
+    Args:
+        blocks: makes them from the start. elements: numbers in all blocks together.
+    """
+    if elements > KEEP_ELEMENTS:
+        return blocks(), blocks
+    kept: list[tuple[int, Tensor]] = []
+
+    def first() -> Blocks:
+        for offset, block in blocks():
+            kept.append((offset, block))
+            yield offset, block
+
+    return first(), lambda: iter(kept)
 
 
 @dataclass(frozen=True)
-class SumScore:
-    """The paper's: sum over heads (Eq. 2), less each query's maximum, then the chunk's maximum.
+class SumScore(Score):
+    """Sum over heads (Eq. (3)), less each query's maximum, then the chunk's maximum (Eq. (4)).
 
     Args:
         rotate: rotate the query to the far distance first. The paper does not say; default no.
     """
 
     rotate: bool = False
-    features: bool = field(default=True, init=False)
+
+    @property
+    def features(self) -> bool:
+        return True
+
+    @property
+    def rotates(self) -> bool:
+        return self.rotate
 
     def scores(self, step: Step) -> Tensor:
-        keep = step.queries.shape[1] * step.middle <= KEEP_ELEMENTS
-        kept: list[tuple[int, Tensor]] = []
+        elements = step.queries.shape[1] * step.middle
+        first, second = twice(lambda: step.sums(self.rotate), elements)
         top: Tensor | None = None
-        for offset, raw in step.sums(self.rotate):
-            block = raw.float()
+        for _, block in first:
             most = block.amax(dim=1)
             top = most if top is None else torch.maximum(top, most)
-            if keep:
-                kept.append((offset, block))
         out = torch.empty(step.middle, device=step.queries.device)
         if top is None:
             return out
-        for offset, block in kept if keep else step.sums(self.rotate):
-            out[offset : offset + block.shape[1]] = (block.float() - top[:, None]).amax(dim=0)
+        for offset, block in second():
+            out[offset : offset + block.shape[1]] = (block - top[:, None]).amax(dim=0)
         return out

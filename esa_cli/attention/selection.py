@@ -1,15 +1,23 @@
-"""Selectors: from scores to the tokens attended to. `topk` is the paper's, with Eq. 7."""
+"""Top-k selection, Eq. (2), with proximity, Eq. (8); and the check of what a selector returns.
+
+A wrong offset would read rows that hold nothing, and a selection beyond the budget would make a
+comparison at equal budgets worthless: both are refused before any row is read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.plugin_errors import scored
+from esa_cli.attention.interfaces import Selection
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.plugin_errors import HINT, blame_plugin
 from esa_cli.attention.step import Step
+from esa_cli.errors import PluginError
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
@@ -28,7 +36,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def proximity(scores: Tensor, epsilon: int) -> Tensor:
-    """Eq. 7: each token's score becomes the maximum within epsilon tokens of it, inside M.
+    """Eq. (8): each token's score becomes the maximum within epsilon tokens of it, inside M.
 
     Args:
         scores: (M,). epsilon: distance in tokens; 0 changes nothing.
@@ -39,11 +47,11 @@ def proximity(scores: Tensor, epsilon: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Selector):
     """The k middle tokens with the highest score, one selection for all heads of the layer.
 
     Args:
-        proximity: epsilon of Eq. 7. The paper's main tables use 3.
+        proximity: epsilon of Eq. (8). The paper's main tables use 3.
     """
 
     proximity: int = 1
@@ -55,4 +63,45 @@ class TopK:
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        return top_k(proximity(scored(step), self.proximity), budget)
+        return top_k(proximity(step.scores(), self.proximity), budget)
+
+
+def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
+    """The selector's offsets into M: (K,), or one such tensor for each of H query heads.
+
+    Raises:
+        PluginError: the selector fails, or breaks its protocol.
+    """
+    name = type(selector).__name__
+    with blame_plugin("selector", selector):
+        picked = selector.select(step, budget)
+    heads = step.queries.shape[0]
+    rows: Sequence[Tensor] = [picked] if isinstance(picked, Tensor) else picked
+    most = min(budget, step.middle)
+    if not isinstance(picked, Tensor | Sequence) or len(rows) != (
+        1 if isinstance(picked, Tensor) else heads
+    ):
+        raise _broken_promise(name, f"one selection, or {heads}, one for each query head")
+    if any(
+        not isinstance(row, Tensor) or row.dim() != 1 or row.dtype != torch.int64 for row in rows
+    ):
+        raise _broken_promise(name, "int64 offsets in one dimension")
+    if any(_wrong(row, most, step.middle) for row in rows):
+        raise _broken_promise(
+            name, f"ascending offsets below {step.middle}, at most {most} of them"
+        )
+    return picked
+
+
+def _wrong(row: Tensor, most: int, middle: int) -> bool:
+    count = row.numel()
+    if count > most:
+        return True
+    if not count:
+        return False
+    inside = int(row[0]) >= 0 and int(row[-1]) < middle
+    return not inside or bool((row[1:] <= row[:-1]).any())
+
+
+def _broken_promise(name: str, wanted: str) -> PluginError:
+    return PluginError(f"selector {name} does not return {wanted}", HINT)

@@ -8,38 +8,28 @@ different scores for thousands of tokens, and in float16 it overflows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.compression import flatten_keys, fold
-from esa_cli.attention.interfaces import KVStore, Projection, Score
+from esa_cli.attention.folding import flatten_keys, fold
+from esa_cli.attention.interfaces import KVStore, LayerState, Projection
+from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, heads and queries included (16 MB in float32)."""
 
-ASKED = "asked"
-"""What layers share: the position at which the question begins, earlier turns included."""
 
-OWN = "own"
-"""What layers share: absolute positions [first, last) of the question's own words."""
+class Stateful(Protocol):
+    """What `Step` needs of a selector; see `Selector`."""
 
-PRIME = "prime"
-"""What layers share: the position behind the prompt, where the answer's first words begin."""
+    def new_layer_state(self) -> LayerState | None: ...
 
-REHEARSAL = "rehearsal"
-"""What layers share: the question is being read for the first of two times."""
-
-
-class Heard(Exception):
-    """The first of two readings has what it was for: later layers would add nothing to it.
-
-    A selector raises it, only then; it ends the host's forward call and the session catches it.
-    """
+    def new_turn_state(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -52,10 +42,11 @@ class Step:
         store: the layer's memory; the middle tokens M are its [low, high).
         local: tokens in L, which ends at `start`.
         distance: query position that stands for 'far' (keys at 0), from the position encoding.
-        scale: the model's attention scale. score: the preset's score, for selectors that use it.
+        scale: the model's attention scale. scorer: gives the preset's scores, see `scores`.
+        last_scoring_layer: the last layer with scores that are not 0; None: the model's last.
         projection: the fitted compressor of this layer, or None.
         decoding: the forward call holds this one token only: an answer is being written.
-        shared: side data that all layers of one document share; emptied when tokens are taken back.
+        query: the state of the turn. states: of the layer, by class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
     """
 
@@ -69,10 +60,12 @@ class Step:
     distance: int
     scale: float
     rope: Rope
-    score: Score
+    scorer: Callable[[Step], Tensor]
+    last_scoring_layer: int | None = None
     projection: Projection | None = None
     decoding: bool = False
-    shared: dict[str, Any] = field(default_factory=dict)
+    query: QueryState = field(default_factory=QueryState)
+    states: dict[type, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
 
     @property
@@ -80,18 +73,49 @@ class Step:
         """M, the number of middle tokens."""
         return self.high - self.low
 
+    def scores(self) -> Tensor:
+        """(M,) of the preset's score, for selectors that use it.
+
+        Raises:
+            PluginError: the score fails, or gives something else.
+        """
+        return self.scorer(self)
+
+    def with_projection(self, projection: Projection | None) -> Step:
+        """The same step, scored on reduced keys."""
+        return replace(self, projection=projection)
+
+    def with_lse(self, lse: Tensor) -> Step:
+        """The same step after attention, for selectors that observe."""
+        return replace(self, lse=lse)
+
+    def layer_state(self, selector: Stateful) -> Any:
+        """What this selector keeps of the layer's tokens; empty the first time."""
+        kind = type(selector)
+        if kind not in self.states:
+            state = selector.new_layer_state()
+            assert state is not None, f"{kind.__name__} has no new_layer_state"
+            self.states[kind] = state
+        return self.states[kind]
+
+    def turn_state(self, selector: Stateful) -> Any:
+        """What this selector keeps across layers in this turn; empty the first time."""
+        if self.query.selector is None:
+            self.query.selector = selector.new_turn_state()
+        return self.query.selector
+
     @property
     def own(self) -> Tensor | None:
         """(C,) which current tokens are the question's own words, not the prompt's around them;
         None where nobody said (stock `generate`, chunks that are only read)."""
-        bounds: tuple[int, int] | None = self.shared.get(OWN)
-        return None if bounds is None else self._between(*bounds)
+        return None if self.query.question is None else self._between(*self.query.question)
 
     @property
     def around(self) -> Tensor | None:
         """(C,) which are the prompt's words around the question, not the answer's first ones."""
         own = self.own
-        behind = self.shared.get(PRIME, self.start + self.queries.shape[1])
+        stop = self.start + self.queries.shape[1]
+        behind = stop if self.query.answer_start is None else self.query.answer_start
         return None if own is None else self._between(0, behind) & ~own
 
     def _between(self, first: int, last: int) -> Tensor:
@@ -156,7 +180,8 @@ class Step:
         return torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, own, strict=True)])
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, f_s(m; c)) of Eq. 2 in blocks (C, n), reduced when fitted."""
+        """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in
+        blocks (C, n)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         most = self._most(q.shape[0])
         if self.projection is None:

@@ -1,7 +1,7 @@
 """What methods that select for each query head share: scores by head, and the best of each.
 
-A chunk of several queries shares one selection a head, so its scores are put together as Eq. 3 does
-it, but for each head alone:
+A chunk of several queries shares one selection a head, so its scores are put together as Eq. (4)
+does it, but for each head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
@@ -10,17 +10,14 @@ With one query this orders tokens as x itself does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.scoring import KEEP_ELEMENTS
+from esa_cli.attention.scoring import Blocks, twice
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import BLOCK_ELEMENTS
-
-Blocks = Iterator[tuple[int, Tensor]]
-"""(offset of the first, logits (H, C, n)): n tokens or pages after another."""
 
 
 def most_at_once(rows: int) -> int:
@@ -41,14 +38,11 @@ def loudest(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor
         for offset, block in blocks():
             out[:, offset : offset + block.shape[2]] = block[:, 0]
         return out
-    keep = heads * chunk * count <= KEEP_ELEMENTS
-    kept: list[tuple[int, Tensor]] = []
+    first, second = twice(blocks, heads * chunk * count)
     top = torch.full((heads, chunk), float("-inf"), device=queries.device)
-    for offset, block in blocks():
+    for _, block in first:
         top = torch.maximum(top, block.float().amax(dim=2))
-        if keep:
-            kept.append((offset, block))
-    for offset, block in kept if keep else blocks():
+    for offset, block in second():
         out[:, offset : offset + block.shape[2]] = (block.float() - top[..., None]).amax(dim=1)
     return out
 

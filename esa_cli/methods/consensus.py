@@ -24,18 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.plugin_errors import scored
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.selection import proximity, top_k
-from esa_cli.attention.step import REHEARSAL, Heard, Step
+from esa_cli.attention.step import Step
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.recipes import Base, recipe
 from esa_cli.methods.registry import register
 from esa_cli.methods.token_windows import best_windows
 from esa_cli.methods.voting import PLAIN, esa_vote
-
-KEY = "consensus"
-AGREED = "consensus.agreed"
-"""What the second reading of a question starts from: the first one's `Agreement`."""
 
 
 @dataclass
@@ -63,6 +59,15 @@ def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
     return top_k(proximity(votes, epsilon), count)
 
 
+@dataclass
+class ConsensusTurn:
+    """The accumulated scores of a turn, by the position at which their chunk starts; `surveyed`:
+    those of the question's survey pass, with which its second pass selects."""
+
+    agreements: dict[int, Agreement] = field(default_factory=dict)
+    surveyed: Agreement | None = None
+
+
 @register(
     "selector",
     "consensus",
@@ -71,7 +76,7 @@ def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
     cost="the score's, and M for each passage; a question is read twice",
 )
 @dataclass(frozen=True)
-class Consensus:
+class Consensus(Selector):
     """Passages that the layers so far agree on, by the sum of their scores.
 
     Args:
@@ -90,7 +95,6 @@ class Consensus:
     passage: int = 0
     share: float = 0.0
     rounds: Literal[1, 2] = 1
-    sums_layers: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.passage < 0 or not 0 <= self.share <= 1 or self.rounds not in (1, 2):
@@ -104,13 +108,28 @@ class Consensus:
         if self.rounds == 2 and self.answer == "vote":
             raise ValueError("with rounds 2 the agreement is kept: answer must be keep")
 
+    @property
+    def sums_layers(self) -> bool:
+        return True
+
+    @property
+    def surveys(self) -> bool:
+        return self.rounds == 2
+
+    @property
+    def window_size(self) -> int:
+        return self.passage
+
+    def new_turn_state(self) -> ConsensusTurn:
+        return ConsensusTurn()
+
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        agreed: Agreement | None = step.shared.get(AGREED)
-        if agreed is not None:
-            return self._kept(agreed, step, budget)
-        agreements: dict[int, Agreement] = step.shared.setdefault(KEY, {})
+        turn: ConsensusTurn = step.turn_state(self)
+        if turn.surveyed is not None:
+            return self._kept(turn.surveyed, step, budget)
+        agreements = turn.agreements
         earlier = [start for start in agreements if start < step.start] if step.decoding else []
         asked = agreements[max(earlier)] if earlier else None
         if asked is not None and self.answer == "keep":
@@ -123,28 +142,26 @@ class Consensus:
                 s for s, a in agreements.items() if a.layer > step.layer and a is not asked
             ]:
                 del agreements[start]
-        scores = scored(step)
+        scores = step.scores()
         # A token without a score is worth no more than the worst that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
         votes = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
         agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
-        if step.shared.get(REHEARSAL):
-            if self._complete(step):
-                raise Heard
+        if step.query.surveying:
             # What half of the layers would pick is not shown to the others: it sways their votes.
             return torch.arange(0, device=step.queries.device)
         return self._best(votes, budget)
 
-    def _complete(self, step: Step) -> bool:
-        """Whether all layers that vote have voted, for the last chunk of what is being read."""
-        last: int | None = getattr(step.score, "last", None)
-        stop = step.start + step.queries.shape[1]
-        return last is not None and step.layer >= last and stop == len(step.store)
+    def survey_complete(self, step: Step) -> bool:
+        """Whether all scoring layers have scored the last chunk of the question."""
+        turn: ConsensusTurn = step.turn_state(self)
+        last, stop = step.last_scoring_layer, step.start + step.queries.shape[1]
+        scored = step.start in turn.agreements and stop == len(step.store)
+        return scored and last is not None and step.layer >= last
 
-    def again(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """What the question's second reading starts from; see `Selector`."""
-        agreements: dict[int, Agreement] = shared.get(KEY, {})
-        return {AGREED: agreements[max(agreements)]} if agreements else {}
+    def after_survey(self, turn: ConsensusTurn | None) -> ConsensusTurn:
+        agreements = turn.agreements if turn else {}
+        return ConsensusTurn(surveyed=agreements[max(agreements)] if agreements else None)
 
     def _best(self, votes: Tensor, budget: int) -> Tensor:
         if self.passage:
@@ -176,7 +193,7 @@ class Consensus:
 )
 def esa_consensus(base: Base) -> dict[str, Any]:
     agreed = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
-    vote = {"name": "vote", "rule": "softmax", "rotate": True, "pool": "max", "contrast": True}
+    vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
         **esa_vote(base),
         "selector": agreed,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.methods.registry import register
 
@@ -23,7 +24,7 @@ from esa_cli.methods.registry import register
     cost="nothing to choose; attention then reads 2 F N",
 )
 @dataclass(frozen=True)
-class Full:
+class Full(Selector):
     """All of M, whatever the budget."""
 
     def allowance(self, step: Step, budget: int) -> int:
@@ -43,7 +44,7 @@ class Full:
     cost="nothing",
 )
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(Selector):
     """No middle token."""
 
     def select(self, step: Step, budget: int) -> Tensor:

@@ -14,8 +14,7 @@ Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
   r counts whatever was seen there;
 - one retrieval serves a chunk of the preset's size (512 there), and windows are the preset's (there
   128 initial, 4096 local, 16 blocks);
-- tokens that do not fill a block come on top of its 16 blocks; here they are paid for, and can be
-  left out (`remainder`);
+- tokens that do not fill a block come on top of its 16 blocks; here they count in the budget;
 - a block of which no r is known, its chunks having been read under another method, is represented
   by the mean of all its keys.
 n_local - 1 is the position encoding's `distance`, which the recipe sets.
@@ -23,22 +22,37 @@ n_local - 1 is the position encoding's `distance`, which the recipe sets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import AT_ONCE, block_rows, tokens_of
-from esa_cli.methods.by_head import best_by_head
-from esa_cli.methods.infllm_mass import Received
+from esa_cli.methods.blocks import AT_ONCE, BlockRows, tokens_of
+from esa_cli.methods.infllm_mass import AttentionMass
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
 from esa_cli.storage.growing_rows import GrowingRows
 
-RECEIVED = "infllm.received"
+
+@dataclass
+class InfLLMState(LayerState):
+    """Attention that a layer's tokens received, and the keys that represent its blocks, by the
+    settings they were made with."""
+
+    mass: AttentionMass | None = None
+    keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
+
+    def crop(self, length: int) -> None:
+        if self.mass is not None:
+            self.mass.crop(length)
+        for rows in self.keys.values():
+            rows.crop(length)
 
 
 @register(
@@ -49,60 +63,55 @@ RECEIVED = "infllm.received"
     cost="H D M / block; to observe, F (L + C) once more",
 )
 @dataclass(frozen=True)
-class InfLLM:
+class InfLLM(Selector):
     """The best whole blocks of M, and what does not fill one.
 
     A budget below `block` has room for what does not fill one only.
 
     Args:
         block: tokens in a block. representatives: keys of a block that stand for it.
-        per_head: each query head takes blocks of its own; one selection for all otherwise.
-        remainder: also take the last tokens of M that fill no block yet.
     """
 
     block: int = 128
     representatives: int = 4
-    per_head: bool = False
-    remainder: bool = True
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.representatives < 1:
             raise ValueError("block and representatives must be at least 1")
 
+    def new_layer_state(self) -> InfLLMState:
+        return InfLLMState()
+
     def observe(self, step: Step) -> None:
         """Adds what the chunk's queries gave to each token of L and C."""
-        memo = step.store.memo
-        if RECEIVED not in memo:
+        state: InfLLMState = step.layer_state(self)
+        if state.mass is None:
             rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
-            memo[RECEIVED] = Received(rows)
-        memo[RECEIVED].add(step)
+            state.mass = AttentionMass(rows)
+        state.mass.add(step)
 
-    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
-        """(K,) int64 offsets into M; with `per_head` H such tensors."""
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(K,) int64 offsets into M."""
         device, middle = step.queries.device, step.middle
         if budget >= middle:
             return torch.arange(middle, device=device)
-        left = min(middle % self.block, budget) if self.remainder else 0
+        left = min(middle % self.block, budget)
         rest = torch.arange(middle - left, middle, device=device)
         count = (budget - left) // self.block
         if not count or middle < self.block:
             return rest
-        scores = self._scores(step)
-        chosen = [
-            torch.cat((tokens_of(blocks, self.block, middle), rest))
-            for blocks in best_by_head(scores, count)
-        ]
-        return chosen if self.per_head else chosen[0]
+        blocks = top_k(self._scores(step), count)
+        return torch.cat((tokens_of(blocks, self.block, middle), rest))
 
     def _scores(self, step: Step) -> Tensor:
-        """s of every whole block of M: (1, n), or (H, n) with `per_head`."""
+        """s (n,) of every whole block of M."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
         whole, parts = step.middle // self.block, []
         for _, rows in self._keys(step).blocks(0, whole, AT_ONCE):
             by_head = (rows.float().view(-1, heads, dim) * mean).sum(dim=2).T
-            parts.append(by_head if self.per_head else by_head.sum(dim=0, keepdim=True))
-        return torch.cat(parts, dim=1)
+            parts.append(by_head.sum(dim=0))
+        return torch.cat(parts)
 
     def _keys(self, step: Step) -> GrowingRows:
         """K, rows (at least the whole blocks of M, H * D).
@@ -110,16 +119,16 @@ class InfLLM:
         A block behind L receives no more. After a crop it may be in L again, so it is made anew.
         """
         heads, _, dim = step.queries.shape
-        received: Received | None = step.store.memo.get(RECEIVED)
-        name = f"infllm.{self.block}.{self.representatives}"
+        state: InfLLMState = step.layer_state(self)
+        rows = state.keys.setdefault((self.block, self.representatives), BlockRows())
 
         def made(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
-            r = None if received is None else received.of(start, stop)
+            r = None if state.mass is None else state.mass.of(start, stop)
             return self._represent(keys, r, heads)
 
-        return block_rows(step, name, self.block, heads * dim, made, held=step.local)
+        return rows.of(step, self.block, heads * dim, made, settled=step.local)
 
     def _represent(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
         """K (n, H * D) of n blocks of `block` tokens, keys (G, n, block, D), r (n * block, H)."""
@@ -145,7 +154,7 @@ class InfLLM:
     cost=f"H D M / 128 + {ATTENDED}",
 )
 def infllm(base: Base) -> dict[str, Any]:
-    memory = {"block": 128, "representatives": 4, "per_head": False, "remainder": True}
+    memory = {"block": 128, "representatives": 4}
     return {
         "selector": {"name": "infllm", **memory},
         **OWN_SCORE,

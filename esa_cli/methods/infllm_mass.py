@@ -53,7 +53,7 @@ class Mark:
 
 
 @dataclass
-class Received:
+class AttentionMass:
     """r of every token, rows (N, H) float32; zero where nothing was observed."""
 
     rows: GrowingRows
@@ -79,7 +79,7 @@ class Received:
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
-    def truncate(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         """Keeps `length` tokens; what later ones gave them goes, where a mark is there for it."""
         self.rows.truncate(length)
         self.marks = [mark for mark in self.marks if mark.start <= length]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.parts import PositionEncoding, Selector
 from esa_cli.attention.positions import ROTATED, consecutive
 from esa_cli.attention.step import Step
 from esa_cli.methods.by_head import best_by_head, loudest
@@ -45,7 +46,7 @@ INSERT = 2048
     cost="F M in layers from `first_layer` on",
 )
 @dataclass(frozen=True)
-class LastQueryTopK:
+class LastQueryTopK(Selector):
     """The best middle tokens of each head, by the chunk's last query alone.
 
     Args:
@@ -80,7 +81,7 @@ class LastQueryTopK:
     cost=ROTATED,
 )
 @dataclass(frozen=True)
-class TwoDistances:
+class TwoDistances(PositionEncoding):
     """Initial tokens at distance L, other far ones at `distance`; near ones in order.
 
     Args:

@@ -20,33 +20,46 @@ projected keys of those that stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.precision import precise
+from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import block_rows
-from esa_cli.methods.by_head import Blocks, best_by_head, loudest, most_at_once
+from esa_cli.methods.blocks import BlockRows
+from esa_cli.methods.by_head import best_by_head, loudest, most_at_once
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
 from esa_cli.storage.growing_rows import GrowingRows
 
 
-@dataclass
+@dataclass(frozen=True)
 class Directions:
     """Principal directions (G, D, r) of the keys of tokens [low, upto), while those are there."""
 
     low: int
     upto: int
     basis: Tensor
-    valid: bool = True
 
-    def truncate(self, length: int) -> None:
-        self.valid = self.valid and length >= self.upto
+
+@dataclass
+class LokiState(LayerState):
+    """The directions of one layer, and the keys projected on them, for one `settings`."""
+
+    settings: tuple[int, int] | None = None
+    directions: Directions | None = None
+    keys: BlockRows = field(default_factory=BlockRows)
+
+    def crop(self, length: int) -> None:
+        self.keys.crop(length)
+        if self.directions is not None and length < self.directions.upto:
+            self.directions = None
 
 
 def principal(keys: Tensor, rank: int) -> Tensor:
@@ -65,7 +78,7 @@ def principal(keys: Tensor, rank: int) -> Tensor:
     cost="G rank M, F M / 4 by default; directions are fitted once a layer",
 )
 @dataclass(frozen=True)
-class Loki:
+class Loki(Selector):
     """The best middle tokens of each query head, on keys of `rank` numbers.
 
     Args:
@@ -97,19 +110,18 @@ class Loki:
         dim = step.store.dim
         return max(1, dim // 4) if self.rank is None else min(self.rank, dim)
 
-    def _name(self, step: Step) -> str:
-        return f"loki.{self._rank(step)}.{self.fit_tokens}"
+    def new_layer_state(self) -> LokiState:
+        return LokiState()
 
     def _basis(self, step: Step) -> Tensor:
         """(G, D, r), fitted when there is none, and then without keys projected by another."""
-        memo, name = step.store.memo, self._name(step)
-        kept: Directions | None = memo.get(f"{name}.basis")
-        if kept is None or not kept.valid or kept.low != step.low:
+        state: LokiState = step.layer_state(self)
+        settings, kept = (self._rank(step), self.fit_tokens), state.directions
+        if kept is None or state.settings != settings or kept.low != step.low:
             upto = min(step.low + self.fit_tokens, step.high)
             keys = step.store.span(step.low, upto)[0]
             kept = Directions(step.low, upto, principal(keys, self._rank(step)))
-            memo[f"{name}.basis"] = kept
-            memo.pop(f"{name}.keys", None)
+            state.settings, state.directions, state.keys = settings, kept, BlockRows()
         return kept.basis
 
     def _reduced(self, step: Step, basis: Tensor) -> GrowingRows:
@@ -120,7 +132,8 @@ class Loki:
             return (keys @ basis).transpose(0, 1).flatten(1)
 
         width = step.store.heads * basis.shape[2]
-        return block_rows(step, f"{self._name(step)}.keys", 1, width, made)
+        state: LokiState = step.layer_state(self)
+        return state.keys.of(step, 1, width, made)
 
     def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields (offset into M, s_h (H, C, n))."""

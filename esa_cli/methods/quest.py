@@ -26,9 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import block_rows, tokens_of
-from esa_cli.methods.by_head import Blocks, best_by_head, loudest, most_at_once
+from esa_cli.methods.blocks import BlockRows, tokens_of
+from esa_cli.methods.by_head import best_by_head, loudest, most_at_once
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
@@ -43,7 +45,7 @@ from esa_cli.storage.growing_rows import GrowingRows
     cost="2 F M / page",
 )
 @dataclass(frozen=True)
-class Quest:
+class Quest(Selector):
     """Whole pages for each query head; fewer than `page` tokens of budget take none.
 
     Args:
@@ -57,6 +59,9 @@ class Quest:
     def __post_init__(self) -> None:
         if self.page < 1 or self.dense_layers < 0:
             raise ValueError("page must be at least 1, and dense_layers must not be negative")
+
+    def new_layer_state(self) -> BlockRows:
+        return BlockRows()
 
     def allowance(self, step: Step, budget: int) -> int:
         """M in the dense layers, elsewhere the budget."""
@@ -79,7 +84,8 @@ class Quest:
             return bounds_of(step.store.span(start, start + count * self.page)[0], self.page)
 
         width = 2 * step.store.heads * step.store.dim
-        return block_rows(step, f"quest.{self.page}", self.page, width, made)
+        rows: BlockRows = step.layer_state(self)
+        return rows.of(step, self.page, width, made)
 
     def _upper(self, step: Step, bounds: GrowingRows) -> Blocks:
         """Yields (first page, u (H, C, n))."""

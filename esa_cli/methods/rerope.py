@@ -1,8 +1,8 @@
 """ReRoPE's positions: distances min(i - j, w), and queries that grow with the log of their place.
 
     far        query at w, keys at 0
-    near       true distances, cut off at w by `reach`
-    sharpness  query i times max(1, ln(i + 1) / ln L_train)
+    near       true distances, cut off at w by `max_distance`
+    queries    query i times max(1, ln(i + 1) / ln L_train)
 Exact where L holds at least w tokens, or everything is near: far tokens closer than w are put at w.
 Source: Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023. The ESA paper takes the distances
 and does not mention the factor, so it is off unless `trained` is given.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED, FixedDistance
@@ -32,7 +31,7 @@ class ReRoPE(FixedDistance):
     """Nothing is further away than w.
 
     Args:
-        distance: w, in tokens. trained: L_train of the sharpness, the model's trained window in
+        distance: w, in tokens. trained: L_train of the query scale, the model's trained window in
             tokens; 0: queries stay as they are.
     """
 
@@ -46,11 +45,11 @@ class ReRoPE(FixedDistance):
             raise ValueError("trained must be 0, or the model's window in tokens")
 
     @property
-    def reach(self) -> int:
+    def max_distance(self) -> int:
         return self.distance
 
-    def sharpness(self, at: Tensor) -> Tensor:
+    def query_scale(self, at: Tensor) -> Tensor | None:
         """(C,) factors of the queries at absolute positions `at` (C,)."""
         if not self.trained:
-            return torch.ones(at.shape, device=at.device)
+            return None
         return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import ROTATED, consecutive
 from esa_cli.methods.registry import register
 
@@ -28,7 +29,7 @@ from esa_cli.methods.registry import register
     cost=ROTATED,
 )
 @dataclass(frozen=True)
-class Streaming:
+class Streaming(PositionEncoding):
     """Far keys in order from 0, far queries l_L behind the last of them; near ones in order.
 
     Args:

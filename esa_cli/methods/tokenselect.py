@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.paper import ATTENDED
@@ -33,13 +35,12 @@ from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.methods.registry import register
 from esa_cli.methods.voting import VoteScore
 
-KEPT = "tokenselect.kept"
 VOTE = VoteScore(rule="softmax", rotate=False)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A selection that may serve again; it has no `truncate`, so taking tokens back drops it.
+class ReusableSelection:
+    """A selection that may serve the answer's next token.
 
     Args:
         query: (H, D). chosen: absolute positions (K,).
@@ -50,6 +51,16 @@ class Kept:
     chosen: Tensor
 
 
+@dataclass
+class TokenSelectState(LayerState):
+    """The layer's last selection; taking tokens back drops it."""
+
+    last: ReusableSelection | None = None
+
+    def crop(self, length: int) -> None:
+        self.last = None
+
+
 @register(
     "selector",
     "tokenselect",
@@ -58,7 +69,7 @@ class Kept:
     cost="F M; nothing while `reuse` keeps a selection",
 )
 @dataclass(frozen=True)
-class TokenSelect:
+class TokenSelect(Selector):
     """One selection for all heads by soft vote.
 
     Args:
@@ -73,6 +84,9 @@ class TokenSelect:
         if self.pool < 1 or self.pool % 2 == 0:
             raise ValueError("pool must be odd and at least 1")
 
+    def new_layer_state(self) -> TokenSelectState:
+        return TokenSelectState()
+
     def select(self, step: Step, budget: int) -> Tensor:
         """(K,) int64 offsets into M."""
         if budget >= step.middle:
@@ -80,13 +94,13 @@ class TokenSelect:
         query = mean_query(step)
         if self.reuse is None:
             return self._choose(step, query, budget)
-        memo = step.store.memo
-        kept: Kept | None = memo.pop(KEPT, None)
+        state: TokenSelectState = step.layer_state(self)
+        kept, state.last = state.last, None
         if not step.decoding:
             return self._choose(step, query, budget)
         if kept is None or kept.budget != budget or alike(query, kept.query) < self.reuse:
-            kept = Kept(query, budget, self._choose(step, query, budget) + step.low)
-        memo[KEPT] = kept
+            kept = ReusableSelection(query, budget, self._choose(step, query, budget) + step.low)
+        state.last = kept
         return kept.chosen - step.low
 
     def _choose(self, step: Step, query: Tensor, budget: int) -> Tensor:

@@ -7,13 +7,14 @@ A head with large logits cannot outweigh the few that retrieve. Recipes: `esa-vo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.scoring import KEEP_ELEMENTS, SumScore
+from esa_cli.attention.parts import Score
+from esa_cli.attention.scoring import SumScore, twice
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
@@ -22,7 +23,6 @@ from esa_cli.methods.recipes import Base, recipe
 from esa_cli.methods.registry import register
 
 PLAIN: dict[str, Any] = {
-    "pool": "max",
     "shortlist": 0,
     "contrast": False,
     "normalise": "head",
@@ -34,7 +34,6 @@ def vote(
     logits: Tensor,
     normaliser: Tensor,
     rule: str,
-    pool: str,
     sides: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
@@ -46,13 +45,9 @@ def vote(
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
     if sides is None:
-        return _pooled(heads, pool)
+        return heads.amax(dim=0)
     own, around = sides
-    return (_pooled(heads[own], pool) - _pooled(heads[around], pool)).clamp_min_(0)
-
-
-def _pooled(heads: Tensor, pool: str) -> Tensor:
-    return heads.amax(dim=0) if pool == "max" else heads.mean(dim=0)
+    return (heads[own].amax(dim=0) - heads[around].amax(dim=0)).clamp_min_(0)
 
 
 @register(
@@ -63,17 +58,16 @@ def _pooled(heads: Tensor, pool: str) -> Tensor:
     cost="F M; with a shortlist of S tokens R M + F S; nothing in layers without a head of `heads`",
 )
 @dataclass(frozen=True)
-class VoteScore:
+class VoteScore(Score):
     """Each head normalises over M, then the heads are put together, then the chunk.
 
     Args:
         rule: `softmax`: sum over heads of each head's attention weight over M;
             `max`: maximum over heads of the logit less that head's maximum.
         normalise: of rule max, what is taken off first: `head`, each head's own maximum over M, or
-            `query`, the largest of all heads', which is Eq. 3 with the maximum over heads in place
-            of Eq. 2's sum (the paper's individual selection).
+            `query`, the largest of all heads', which is Eq. (4) with the maximum over heads for the
+            sum of Eq. (3) (the paper's individual selection).
         rotate: score the logit that attention at the far distance will see.
-        pool: over the chunk's queries, `max` (as Eq. 3) or `mean`.
         contrast: where the question's own words are known, take off what the words around them vote
             for: a token that any prompt asks for (an attention sink, the document's title) is not
             an answer to this one. Ours; measured in docs/results.md. Needs rule softmax.
@@ -87,7 +81,6 @@ class VoteScore:
 
     rule: Literal["softmax", "max"] = "softmax"
     rotate: bool = True
-    pool: Literal["max", "mean"] = "max"
     shortlist: int = 0
     contrast: bool = False
     normalise: Literal["head", "query"] = "head"
@@ -103,8 +96,8 @@ class VoteScore:
             raise ValueError("normalise query needs rule max")
         if self.contrast and self.rule != "softmax":
             raise ValueError("contrast needs rule softmax")
-        if self.rule not in ("softmax", "max") or self.pool not in ("max", "mean"):
-            raise ValueError("rule is softmax or max, pool is max or mean")
+        if self.rule not in ("softmax", "max"):
+            raise ValueError("rule is softmax or max")
         if self.shortlist < 0:
             raise ValueError("shortlist must not be negative")
 
@@ -113,7 +106,15 @@ class VoteScore:
         return self.shortlist > 0
 
     @property
-    def last(self) -> int | None:
+    def rotates(self) -> bool:
+        return self.rotate
+
+    def for_single_layers(self) -> VoteScore:
+        """A layer that selects for itself needs its own heads' votes, so all heads vote."""
+        return replace(self, heads=())
+
+    @property
+    def last_layer(self) -> int | None:
         """The last layer that votes; None: all do."""
         return max((layer for layer, _ in self.heads), default=None)
 
@@ -153,24 +154,20 @@ class VoteScore:
             return self._from_shortlist(step, voters)
         heads, chunk, _ = step.queries.shape
         heads = heads if voters is None else len(voters)
-        keep = heads * chunk * step.middle <= KEEP_ELEMENTS
-        kept: list[tuple[int, Tensor]] = []
+        first, second = twice(
+            lambda: step.head_logits(self.rotate, voters), heads * chunk * step.middle
+        )
         total: Tensor | None = None
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for offset, raw in step.head_logits(self.rotate, voters):
-            logits = raw.float()
+        for _, logits in first:
             part = self._normaliser(logits)
             total = part if total is None else join(total, part)
-            if keep:
-                kept.append((offset, logits))
         out = torch.empty(step.middle, device=step.queries.device)
         if total is None:
             return out
         sides, total = self._sides(step), self._for_all(total)
-        for offset, logits in kept if keep else step.head_logits(self.rotate, voters):
-            out[offset : offset + logits.shape[2]] = vote(
-                logits.float(), total, self.rule, self.pool, sides
-            )
+        for offset, logits in second():
+            out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, sides)
         return out
 
     def _from_shortlist(self, step: Step, voters: list[int] | None) -> Tensor:
@@ -178,7 +175,7 @@ class VoteScore:
         logits = step.head_logits_at(chosen, self.rotate, voters).float()
         out = torch.full((step.middle,), float("-inf"), device=logits.device)
         normaliser = self._for_all(self._normaliser(logits))
-        out[chosen] = vote(logits, normaliser, self.rule, self.pool, self._sides(step))
+        out[chosen] = vote(logits, normaliser, self.rule, self._sides(step))
         return out
 
 

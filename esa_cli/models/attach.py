@@ -13,7 +13,6 @@ models can be attached in one process. `_ATTACHED` holds them weakly: dropping a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
@@ -26,16 +25,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
 from esa_cli.attention.rope import RawRotary, Rope
-from esa_cli.attention.trace import Seen
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.models.kv_cache import EsaCache, MakeStore, in_memory
 from esa_cli.models.restore import own_configs, put_back
 from esa_cli.models.supported_families import check_type
 
 NAME = "esa"
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-
-Watch = Callable[[Seen], None]
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
 
@@ -68,7 +65,7 @@ class Attachment:
 
     Args:
         model: a causal language model of transformers, see `SUPPORTED`.
-        method: the method to run; may be replaced between forward calls (`attachment.method = m`).
+        method: what caches of this attachment run, unless `EsaCache.begin` gives another.
 
     Raises:
         ModelError: the model cannot be supported, with the reason; or is attached already.
@@ -87,11 +84,9 @@ class Attachment:
         rotary = self.body.rotary_emb
         self.rope = Rope(rotary)
         self.scale = float(self._modules[0].scaling)
-        self.arriving: dict[int, EsaCache] = {}
-        self.places: tuple[int, int] | None = None
-        self.running = False
-        self._watch: Watch | None = None
+        self.forward_pass: ForwardPass[EsaCache] = ForwardPass()
         self.method = method
+        self._attention: Attention | None = None
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
         configs = own_configs(model)
@@ -114,23 +109,11 @@ class Attachment:
         """Whether the model runs the method: until `detach`."""
         return self._put_back.alive
 
-    @property
-    def method(self) -> Method:
-        return self._method
-
-    @method.setter
-    def method(self, method: Method) -> None:
-        self._method = method
-        self.attention = Attention(method, self.rope, self.scale, self._watch)
-
-    @property
-    def watch(self) -> Watch | None:
-        """Called with what every chunk of every layer attended to, after it did; None: nobody."""
-        return self._watch
-
-    @watch.setter
-    def watch(self, watch: Watch | None) -> None:
-        self._watch = self.attention.watch = watch
+    def attention(self, method: Method) -> Attention:
+        """The method on this model; the last one asked for is kept."""
+        if self._attention is None or self._attention.method is not method:
+            self._attention = Attention(method, self.rope, self.scale)
+        return self._attention
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty memory; give it to `model(...)` or `model.generate(...)`.
@@ -138,17 +121,16 @@ class Attachment:
         Args:
             store: makes each layer's store; the default keeps it where the model is.
         """
-        return EsaCache(self, len(self._modules), store)
+        return EsaCache(self.forward_pass, self.method, len(self._modules), store)
 
     def detach(self) -> None:
         """Puts the model back as it was. Does nothing the second time."""
         if not self.attached:
             return
-        self.running = False
+        self.forward_pass.close()
         self._put_back()
         for module in self._modules:
             _ATTACHED.pop(module, None)
-        self.arriving.clear()
 
     def __enter__(self) -> Attachment:
         return self
@@ -181,10 +163,9 @@ class _StartOfForward(RawRotary):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         attachment = self._attachment()
         if attachment is not None:
-            attachment.running = True
-            # A compiled host would be compiled anew for every place.
+            # A compiled host would be compiled anew for every span.
             compiled = torch.compiler.is_compiling()
-            attachment.places = None if compiled else _ends(position_ids)
+            attachment.forward_pass.open(None if compiled else _ends(position_ids))
         return super().forward(x, position_ids)
 
 
@@ -217,17 +198,13 @@ def _attention_function(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
     index: int = module.layer_idx  # type: ignore[assignment]
-    if index == len(attachment._modules) - 1:
-        attachment.running = False
-    cache = attachment.arriving.pop(index, None)
+    cache = attachment.forward_pass.take(index, len(attachment._modules))
     if cache is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
-    asking = cache.mode == "asking"
-    out = attachment.attention(
-        cache.memory(index), query[0], last=cache.mode == "auto", every=asking, asking=asking
-    )
+    attention = attachment.attention(cache.method)
+    out = attention(cache.memory(index), query[0], cache.query)
     return out.transpose(0, 1)[None], None
 
 

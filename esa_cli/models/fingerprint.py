@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method
+from esa_cli.attention.parts import Compressor
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.inspection import (
     LOADED_PLAIN,
@@ -114,7 +115,7 @@ def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
 
 def query_rotation(method: Method) -> dict[str, str]:
     """How the method rotates queries before the maps reduce them, as metadata entries."""
-    if not getattr(method.score, "rotate", False):
+    if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
 
@@ -125,7 +126,7 @@ def _in_words(entries: Mapping[str, str]) -> str:
     return f"rotated to distance {entries.get(DISTANCE)}"
 
 
-def check_maps(compressor: Any, model: Any, method: Method | None = None) -> None:
+def check_maps(compressor: Compressor, model: Any, method: Method | None = None) -> None:
     """Refuses learned maps that were made for another model or other queries.
 
     Args:
@@ -135,8 +136,8 @@ def check_maps(compressor: Any, model: Any, method: Method | None = None) -> Non
     Raises:
         PresetError: it names both models, or both kinds of queries.
     """
-    metadata = getattr(compressor, "metadata", None) or {}
-    file = getattr(compressor, "file", "the compressor file")
+    metadata = compressor.metadata
+    file = next(iter(compressor.files), "the compressor file")
     wanted = fingerprint_in(metadata)
     if wanted is not None and wanted != (found := fingerprint(model)):
         raise PresetError(

@@ -6,20 +6,19 @@ It can be given to `model(...)` and to stock `model.generate(...)` of the model 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
+from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.storage.memory_store import MemoryStore
-
-if TYPE_CHECKING:
-    from esa_cli.models.attach import Attachment
-
 
 MakeStore = Callable[[int, int, int, torch.dtype, torch.device], KVStore]
 """(layer, G, D, dtype, device) -> the store of that layer."""
@@ -38,15 +37,15 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer: int, shared: dict[str, Any], make: MakeStore) -> None:
+    def __init__(self, layer: int, make: MakeStore) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.shared, self.make = layer, shared, make
+        self.layer, self.make = layer, make
         self.memory: LayerMemory | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         heads, dim = key_states.shape[1], key_states.shape[3]
         store = self.make(self.layer, heads, dim, key_states.dtype, key_states.device)
-        self.memory = LayerMemory(self.layer, store, self.shared)
+        self.memory = LayerMemory(self.layer, store)
         self.is_initialized = True
 
     def update(
@@ -64,11 +63,9 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.memory.store.append(key_states[0].detach(), value_states[0].detach())
         return key_states, value_states
 
-    def hold(self, store: KVStore, projection: Projection | None, fitted: bool) -> None:
-        """Takes a store that something was read into before, with its fitted compressor."""
-        self.memory = LayerMemory(
-            self.layer, store, self.shared, projection=projection, fitted=fitted
-        )
+    def hold(self, memory: LayerMemory) -> None:
+        """Takes a memory whose store has tokens already."""
+        self.memory = memory
         self.is_initialized = True
 
     def get_seq_length(self) -> int:
@@ -85,12 +82,10 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if tokens_to_remove > 0:
             raise ValueError("crop takes a negative number: how many tokens to take back")
         if tokens_to_remove and self.memory:
-            self.shared.clear()
-            self.memory.store.crop(tokens_to_remove)
+            self.memory.crop(tokens_to_remove)
 
     def reset(self) -> None:
         self.memory = None
-        self.shared.clear()
         self.is_initialized = False
 
     def _one_sequence(self, *args: Any) -> Any:
@@ -105,40 +100,58 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class EsaCache(Cache):
     """The memory of one document for one attached model; `Attachment.new_cache` makes it.
 
+    Args:
+        forward: of the attached model. method: runs unless `begin` gives another. layers: of the
+            model. make: makes each layer's store.
+
     Attributes:
-        shared: side data that all layers share; emptied when tokens are taken back.
-        mode: `reading` (chunks are only read), `asking` (every chunk selects), or `auto`: of what
-            one forward call is given, the last chunk is taken to hold the question.
+        method: what runs now. query: the state of the turn in progress; see `begin`.
     """
 
-    def __init__(self, attachment: Attachment, layers: int, make: MakeStore = in_memory) -> None:
-        self.shared: dict[str, Any] = {}
-        self.own = [EsaLayer(i, self.shared, make) for i in range(layers)]
+    def __init__(
+        self,
+        forward: ForwardPass[EsaCache],
+        method: Method,
+        layers: int,
+        make: MakeStore = in_memory,
+    ) -> None:
+        self.own = [EsaLayer(i, make) for i in range(layers)]
         super().__init__(layers=[*self.own])
-        self.attachment = attachment
-        self.mode = "auto"
+        self.forward_pass, self.method, self.query = forward, method, QueryState()
+
+    def begin(self, query: QueryState, method: Method | None = None) -> None:
+        """Begins a turn. Until then each forward call of several tokens is a turn of its own.
+
+        Args:
+            query: its state, shared by all layers. method: runs from now on; None: the same.
+        """
+        self.query = query
+        self.method = self.method if method is None else method
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if not self.attachment.running:
+        if not self.forward_pass.running:
             raise UsageError(
                 "this cache was made for another model, or for one that is not attached any more",
                 "use new_cache() of the model's own attachment",
             )
         if layer_idx == 0:
-            self._check_places(key_states.shape[2])
+            self._check_span(key_states.shape[2])
+            if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
+                # Tokens were taken back: this is another turn.
+                self.query = QueryState(trace=self.query.trace)
         chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        self.attachment.arriving[layer_idx] = self
+        self.forward_pass.enter(layer_idx, self)
         return chunk
 
-    def _check_places(self, count: int) -> None:
+    def _check_span(self, count: int) -> None:
         """Raises UsageError when the host has these tokens anywhere but behind the cached ones."""
-        length, places = self.get_seq_length(), self.attachment.places
-        if places is not None and places != (length, length + count - 1):
+        length, span = self.get_seq_length(), self.forward_pass.span
+        if span is not None and span != (length, length + count - 1):
             raise UsageError(
-                f"{count} tokens at the places {places[0]} to {places[1]} do not follow the "
-                f"{length} cached ones",
+                f"positions of {count} tokens must follow the {length} cached ones, got "
+                f"{span[0]} to {span[1]}",
                 "leave position_ids out, and use_cache on",
             )
 
@@ -148,15 +161,27 @@ class EsaCache(Cache):
         return memory
 
     def hold(
-        self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None
+        self,
+        stores: Sequence[KVStore],
+        projections: Sequence[Projection | None] | None,
+        states: Sequence[dict[type, LayerState]] = (),
     ) -> None:
-        """Takes stores that something was read into before, one for each layer.
+        """Takes stores that have tokens already, one for each layer.
 
         Args:
-            projections: the compressors fitted then; None: nothing was fitted yet.
+            projections: the compressors fitted to them; None: nothing was fitted yet.
+            states: what selectors keep of each layer's tokens.
         """
         for i, layer in enumerate(self.own):
-            layer.hold(stores[i], projections[i] if projections else None, projections is not None)
+            layer.hold(
+                LayerMemory(
+                    i,
+                    stores[i],
+                    states[i] if states else {},
+                    projection=projections[i] if projections else None,
+                    fitted=projections is not None,
+                )
+            )
 
     @property
     def nbytes(self) -> int:
@@ -176,4 +201,4 @@ class EsaCache(Cache):
         """Does now what the first question would: fits compressors, computes reduced keys."""
         for layer in self.own:
             if layer.memory:
-                layer.memory.project(self.attachment.method, len(layer.memory.store))
+                layer.memory.project(self.method, len(layer.memory.store))

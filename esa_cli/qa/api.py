@@ -21,7 +21,7 @@ from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.qa.archive import gathers
-from esa_cli.qa.attention_weights import Witness
+from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.books import AskedBook, distinct, together
 from esa_cli.qa.evidence import rests_on
 from esa_cli.qa.ingest import Book, DocumentIngest
@@ -175,7 +175,7 @@ class Esa:
         books = distinct(books)
         if not books:
             raise UsageError("no document to ask about", "ingest one first")
-        if len(books) > 1 and gathers(self.session.attachment.method):
+        if len(books) > 1 and gathers(self.session.method):
             raise UsageError(
                 f"selector {self.preset.selector['name']} gathers what it sees while it reads, of "
                 "one document at a time",
@@ -183,22 +183,19 @@ class Esa:
             )
         self._use(books)
         session = self.session
-        witness = Witness(session.attachment, session.document_tokens)
-        session.attachment.watch = witness
-        try:
-            answer = session.ask(
-                question,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                seed=seed,
-                history=history,
-                on_text=on_text,
-            )
-        finally:
-            session.attachment.watch = None
-        self._weights = witness.weights
-        passages, found = rests_on(witness, self.asked(books), evidence)
+        weights = AttentionWeights(session.layers, session.document_tokens)
+        answer = session.ask(
+            question,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            history=history,
+            on_text=on_text,
+            trace=weights,
+        )
+        self._weights = weights.weights
+        passages, found = rests_on(weights, self.asked(books), evidence)
         return Reply(
             answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
             answer.first_token_s, answer.total_s, answer.cut,

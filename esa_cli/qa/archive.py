@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esa_cli.attention.compression import Linear, Moments
+from esa_cli.attention.compression import Linear
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
+from esa_cli.attention.moments import Moments
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
@@ -22,7 +23,7 @@ from esa_cli.version import __version__
 
 def gathers(method: Method) -> bool:
     """Whether the selector keeps side data of what it saw while one document was read."""
-    return hasattr(method.selector, "observe")
+    return method.selector.observes
 
 
 def hindrance(method: Method) -> str:
@@ -107,10 +108,10 @@ def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Docum
 
 def _ranks(method: Method, layers: int, folded: int) -> tuple[int, ...]:
     """R of each layer; 0 where no reduced keys are kept."""
-    compressor: Any = method.compressor
+    compressor = method.compressor
     if not method.score.features:
         return ()
     if compressor.fit_tokens:
-        return (min(int(getattr(compressor, "rank", folded)), folded),) * layers
+        return (compressor.stored_rank(folded),) * layers
     found = maps([compressor.fit(i, Moments()) for i in range(layers)])
     return tuple(0 if one is None else one.key_map.shape[1] for one in found)

@@ -1,11 +1,11 @@
 """How much each token of the documents weighed while a question was read and answered.
 
-A watch of `seam.Attachment`. Attention hands on its log-sum-exp but not its probabilities; here
-they are worked out again, exp(scale * q . k - lse), with queries and keys where the position
-encoding had them. In a layer a token weighs the most that any head and any word of the question, or
-of the answer, took from it: probability times the length of the token's value, which is what gets
-into the output (Kobayashi et al., "Attention is Not Only a Weight", 2020); lengths as multiples of
-their mean. Its weight is the mean over the middle half of the layers.
+Attention returns its log-sum-exp but not its probabilities; they are computed again from each
+chunk's trace, exp(scale * q . k - lse), with queries and keys where the position encoding had them.
+In a layer a token weighs the most that any head and any word of the question, or of the answer,
+took from it: probability times the length of the token's value, which is what gets into the output
+(Kobayashi et al., "Attention is Not Only a Weight", 2020); lengths as multiples of their mean. Its
+weight is the mean over the middle half of the layers.
 
 The layers and the rule are those that put the right passage first: docs/evidence.md. Knows nothing
 of text.
@@ -14,18 +14,14 @@ of text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.trace import Seen
-
-if TYPE_CHECKING:
-    from esa_cli.models.attach import Attachment
-
+from esa_cli.attention.trace import ChunkTrace
 
 BLOCK_ELEMENTS = 4 << 20
 """Most logarithms in memory together (16 MB)."""
@@ -68,21 +64,19 @@ class _Turned(NamedTuple):
         return rope is self.rope and torch.equal(at, self.at) and torch.equal(place, self.place)
 
 
-class Witness:
-    """Gathers what the documents' tokens weigh; set it as `attachment.watch` before asking.
+class AttentionWeights:
+    """Weights of the documents' tokens; give it to `Session.ask` as `trace`.
 
     It keeps the last question: the next one begins anew, as does the second reading of the same.
-    Read the weights before the method or the cache is changed.
+    Read the weights before the cache is changed.
 
     Args:
-        attachment: whose method answers. tokens: N, how many are cached before the question.
+        layers: of the model. tokens: N, how many are cached before the question.
     """
 
-    def __init__(self, attachment: Attachment, tokens: int) -> None:
-        layers = int(attachment.model.config.num_hidden_layers)
+    def __init__(self, layers: int, tokens: int) -> None:
         self.layers = range(layers // 4, layers - layers // 4)
         self.tokens = tokens
-        self._attachment = attachment
         self._last = (-1, -1)
         self.clear()
 
@@ -91,7 +85,7 @@ class Witness:
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
         self._turned: dict[tuple[int, int], _Turned] = {}
-        self._waiting: list[Seen] = []
+        self._waiting: list[ChunkTrace] = []
 
     @property
     def asked(self) -> Tensor:
@@ -105,7 +99,7 @@ class Witness:
         self._catch_up()
         return torch.maximum(self._asked, self._answered).mean(dim=0)
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: ChunkTrace) -> None:
         if seen.start < self.tokens:
             return
         if not seen.decoding and (seen.layer, seen.start) <= self._last:
@@ -126,7 +120,7 @@ class Witness:
             for share in self.shares(seen):
                 self.note(seen, share)
 
-    def note(self, seen: Seen, share: Share) -> None:
+    def note(self, seen: ChunkTrace, share: Share) -> None:
         """Takes one share in."""
         groups, tokens = share.lengths.shape
         top = share.logs.view(groups, -1, tokens).amax(dim=1).exp_()
@@ -135,79 +129,57 @@ class Witness:
         row, at = into[seen.layer - self.layers.start], share.at.cpu()
         row[at] = torch.maximum(row[at], most)
 
-    def shares(self, seen: Seen) -> Iterator[Share]:
+    def shares(self, seen: ChunkTrace) -> Iterator[Share]:
         """What the documents' tokens got: the far ones, for each head where each has its own, then
         the local ones."""
-        method, chunk = self._attachment.method, seen.stop - seen.start
         every = range(seen.queries.shape[0])
         joint = isinstance(seen.far, Tensor)
-        rows = [seen.far] if isinstance(seen.far, Tensor) else seen.far
-        for head, far in enumerate(rows):
+        for head, far in enumerate(seen.far_rows):
             held = int((far < self.tokens).sum())
             if held:
-                place = method.position.far(far, seen.local, chunk, seen.start)
                 heads = every if joint else range(head, head + 1)
-                yield from self._taken(seen, head, heads, far[:held], place)
+                yield from self._taken(seen, head, heads, far[:held], seen.far_positions[head])
         first = seen.start - seen.local
         if first < self.tokens:
-            count = seen.far.shape[0] if isinstance(seen.far, Tensor) else 0
-            place = method.position.near(seen.local, chunk, seen.start, count)
             at = torch.arange(first, self.tokens, device=seen.queries.device)
-            yield from self._taken(seen, NEAR, every, at, place)
+            yield from self._taken(seen, NEAR, every, at, seen.near_positions)
 
     def _taken(
-        self, seen: Seen, part: int, heads: range, at: Tensor, place: Positions
+        self, seen: ChunkTrace, part: int, heads: range, at: Tensor, place: Positions
     ) -> Iterator[Share]:
         """Shares of the tokens at (n,), the first of those that `place` has keys for; some queries
         at a time."""
         device, which = seen.queries.device, slice(heads.start, heads.stop)
-        rope = self._attachment.attention.rope_at(seen.stop)
         query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
-        turned = self._rotated(seen, part, at, key, rope)
+        turned = self._rotated(seen, part, at, key)
         keys, lengths = turned.keys, turned.lengths
         if len(heads) < seen.queries.shape[0]:
             group = heads.start * seen.store.heads // seen.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
-        queries = self._sharpened(seen)[which] * self._attachment.attention.scale
+        queries = seen.scaled[which] * seen.scale
         most = max(1, BLOCK_ELEMENTS // (len(heads) * at.shape[0]))
         for low in range(0, queries.shape[1], most):
             rows = slice(low, low + most)
-            logits = _products(rope.rotate(queries[:, rows], query[rows]), keys)
+            logits = _products(seen.rope.rotate(queries[:, rows], query[rows]), keys)
             if part == NEAR:
-                logits = self._clipped(seen, queries[:, rows], query[rows], key, at, rope, logits)
+                logits = self._limited(seen, queries[:, rows], query[rows], key, at, logits)
             logs = logits.float().sub_(seen.lse[which, rows, None])
             yield Share(heads, seen.start + low, at, logs, lengths)
 
-    def _sharpened(self, seen: Seen) -> Tensor:
-        """Queries (H, C, D), as the position encoding would have them."""
-        sharpness = getattr(self._attachment.method.position, "sharpness", None)
-        if sharpness is None:
-            return seen.queries
-        at = torch.arange(seen.start, seen.stop, device=seen.queries.device)
-        scaled: Tensor = seen.queries * sharpness(at)[:, None].to(seen.queries)
-        return scaled
-
-    def _clipped(
-        self,
-        seen: Seen,
-        q: Tensor,
-        query: Tensor,
-        key: Tensor,
-        at: Tensor,
-        rope: Rope,
-        logits: Tensor,
+    def _limited(
+        self, seen: ChunkTrace, q: Tensor, query: Tensor, key: Tensor, at: Tensor, logits: Tensor
     ) -> Tensor:
-        """Products (H, C, n) in which no key is further away than the encoding's reach."""
-        reach = getattr(self._attachment.method.position, "reach", None)
-        if reach is None or int(query.max() - key.min()) <= reach:
+        """Products (H, C, n) in which no key is further away than the encoding's max_distance."""
+        limit, rope = seen.max_distance, seen.rope
+        if limit is None or int(query.max() - key.min()) <= limit:
             return logits
         still = rope.rotate(seen.store.gather(at)[0], torch.zeros_like(key))
-        away = _products(rope.rotate(q, torch.full_like(query, reach)), still)
-        return torch.where(query[:, None] - key[None] > reach, away, logits)
+        away = _products(rope.rotate(q, torch.full_like(query, limit)), still)
+        return torch.where(query[:, None] - key[None] > limit, away, logits)
 
-    def _rotated(self, seen: Seen, part: int, at: Tensor, place: Tensor, rope: Rope) -> _Turned:
+    def _rotated(self, seen: ChunkTrace, part: int, at: Tensor, place: Tensor) -> _Turned:
         """Kept while the answer's tokens see the same ones at the same places."""
-        known = self._turned.get((seen.layer, part))
+        known, rope = self._turned.get((seen.layer, part)), seen.rope
         if known is None or not known.serves(at, place, rope):
             near = (int(at[0]), int(at[-1]) + 1)
             keys, values = seen.store.span(*near) if part == NEAR else seen.store.gather(at)

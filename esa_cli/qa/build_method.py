@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from esa_cli.attention.interfaces import Compressor, PositionEncoding, Score, Selector
 from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method, Window
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_installed
@@ -27,9 +26,9 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
     protocol = PROTOCOLS[kind]
     if not isinstance(part, protocol):
         raise PluginError(
-            f"{kind} {options['name']!r} is not a {protocol.__name__}: a method or attribute of "
-            "the protocol is missing",
-            "`esa plugins check FILE` shows more; docs/plugins.md has the protocol",
+            f"{kind} {options['name']!r} must be derived from {protocol.__name__}, got class "
+            f"{type(part).__name__}",
+            f"write `class {type(part).__name__}({protocol.__name__}):`, see docs/plugins.md",
         )
     return part
 
@@ -46,10 +45,8 @@ def method(preset: Preset) -> Method:
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
     parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
-    sums_layers: bool = getattr(parts["selector"], "sums_layers", False)
-    if hasattr(parts["score"], "heads") and not sums_layers:
-        # A layer that selects for itself needs its own heads' votes.
-        parts["score"] = replace(parts["score"], heads=())
+    if not parts["selector"].sums_layers:
+        parts["score"] = parts["score"].for_single_layers()
     position = parts["position"]
     if not isinstance(position.distance, int) or position.distance < 0:
         raise PresetError(

@@ -69,7 +69,7 @@ def identity(
     }
     if method.score.features:
         aim = {
-            "rotate": getattr(method.score, "rotate", False),
+            "rotate": method.score.rotates,
             "distance": method.position.distance,
         }
         facts["compressor"] = {**contents(preset.compressor), **aim}

@@ -1,6 +1,6 @@
 """The passages an answer rests on: whole sentences, heaviest first, quoted to the letter.
 
-From the weights of tokens (`witness`) to places in the documents. A passage is one sentence or
+From the weights of tokens to places in the documents. A passage is one sentence or
 line, or a few that follow each other and weigh alike. Knows nothing of layers, methods or files.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.sentences import LONGEST, Sentences
-from esa_cli.qa.attention_weights import Witness
+from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.reply import Evidence
 
 FOUND = 1.3
@@ -79,18 +79,18 @@ class _Passage:
 
 
 def rests_on(
-    witness: Witness, books: Sequence[Book], count: int
+    weighed: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Evidence, ...], bool]:
     """At most `count` passages, heaviest first, and whether the documents seem to hold the answer.
 
     Args:
-        witness: set as `attachment.watch` while the question was asked.
+        weighed: the `trace` of the question.
     """
-    weights = witness.weights
+    weights = weighed.weights
     passages = heaviest(weights, books, count)
     total = sum(float(weights[_rows(book)].sum()) for book in books)
     return tuple(_quoted(books[one.book], one, total) for one in passages), strength(
-        witness.asked, books
+        weighed.asked, books
     ) >= FOUND
 
 
@@ -99,7 +99,7 @@ def strength(asked: Tensor, books: Sequence[Book]) -> float:
     have a head's whole attention in every layer. It does not grow with the documents.
 
     Args:
-        asked: (N,), as `Witness.asked`.
+        asked: (N,), as `AttentionWeights.asked`.
     """
     each = [w for book in books for w in _by_sentence(book, asked[_rows(book)]).values()]
     return max(each, default=0.0)

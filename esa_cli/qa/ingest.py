@@ -93,7 +93,7 @@ class DocumentIngest:
         """
         dtype = str(kv_dtype(self.session.model)).removeprefix("torch.")
         shape = self._model_facts["fingerprint"]
-        return layout(self.session.attachment.method, shape, dtype, rows)
+        return layout(self.session.method, shape, dtype, rows)
 
     @cached_property
     def _model_facts(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class DocumentIngest:
 
     def _key(self, text: str, rows: str) -> tuple[str, str]:
         assert self.library is not None
-        method = self.session.attachment.method
+        method = self.session.method
         session = self.session
         head, layout = session.prompt.head(), self.layout(rows)
         known = identity(self._model_facts, head, session.preset, method, layout)
@@ -113,7 +113,7 @@ class DocumentIngest:
         Raises:
             LibraryError: it is there, and damaged.
         """
-        if self.library is None or not storable(self.session.attachment.method):
+        if self.library is None or not storable(self.session.method):
             return None
         for rows in SERVES.get(self.rows, (self.rows,)):
             entry = self.library.find(self._key(document.text, rows)[1])
@@ -175,7 +175,7 @@ class DocumentIngest:
         text = text or TokenisedDocument.of(document, self.session.tokenizer)
         hear = combined(self.events.progress, progress)
         try:
-            if self.library is not None and self.keep and storable(self.session.attachment.method):
+            if self.library is not None and self.keep and storable(self.session.method):
                 return self._store(text, self.library, hear, progress, started)
             return self._read(text, hear, started)
         finally:

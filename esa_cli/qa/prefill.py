@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.compression import Moments
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
+from esa_cli.attention.moments import Moments
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import check_maps
@@ -87,7 +88,7 @@ def fits(method: Method, model: Any) -> None:
         PresetError: its compressor or its heads were found for another model.
     """
     check_maps(method.compressor, model, method)
-    last, layers = getattr(method.score, "last", None), model.config.num_hidden_layers
+    last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
         raise PresetError(
             f"score.heads names layer {last}, and the model has {layers} layers, from 0 on",
@@ -111,10 +112,11 @@ class Reading:
         resolved = resolve(preset)
         self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
         self.prompt = PromptTokens(tokenizer, self.preset.prompt)
-        fits(resolved.method, model)
-        self.attachment = attach(model, resolved.method)
+        self.method = resolved.method
+        fits(self.method, model)
+        self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
-        self._read_by = self.attachment.method
+        self._read_by = self.method
         self._ids: list[int] = []
         self._todo: list[int] = []
         self._head = 0
@@ -127,8 +129,11 @@ class Reading:
 
     def held(self) -> PrefilledDocument:
         """What was read, to be opened later by this session or another of the same model."""
-        stores = [self.cache.memory(i).store for i in range(len(self.cache.own))]
-        return PrefilledDocument(list(self._ids), stores, self.project(), self._head, self._read_by)
+        memories = [self.cache.memory(i) for i in range(len(self.cache.own))]
+        return PrefilledDocument(
+            list(self._ids), [one.store for one in memories], self.project(), self._head,
+            self._read_by, [one.states for one in memories],
+        )  # fmt: skip
 
     def project(self) -> list[Projection | None]:
         """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
@@ -145,14 +150,22 @@ class Reading:
         if not documents:
             raise UsageError("no document to ask about", "read one first")
         for one in documents:
-            serves(one.read_by, self.attachment.method)
-            has_reduced(one, self.attachment.method)
+            serves(one.read_by, self.method)
+            has_reduced(one, self.method)
         self.forget()
-        self._read_by = self.attachment.method
+        self._read_by = self.method
         self._ids, stores, projections = concatenate(documents)
         self._todo, self._head = self._ids, documents[0].head
         self._opened = list(documents)
-        self.cache.hold(stores, projections)
+        # What a selector observed belongs to the rows of one document.
+        alone = documents[0] if len(documents) == 1 else None
+        states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
+        self.cache.hold(stores, projections, states)
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return len(self.cache.own)
 
     @property
     def document_tokens(self) -> int:
@@ -160,7 +173,12 @@ class Reading:
         return len(self._ids)
 
     @torch.inference_mode()
-    def read(self, text: str, progress: Callable[[int, int], None] | None = None) -> None:
+    def read(
+        self,
+        text: str,
+        progress: Callable[[int, int], None] | None = None,
+        method: Method | None = None,
+    ) -> None:
         """Reads a document; what was read before is forgotten.
 
         An interruption (Ctrl-C) leaves the session with the tokens read so far, ready for
@@ -168,23 +186,30 @@ class Reading:
 
         Args:
             text: the whole document. progress: called with (tokens read, tokens in all).
+            method: prefills in place of the one that answers.
         """
-        self.begin(self.prompt.document(text))
+        self.begin(self.prompt.document(text), method=method)
         self.resume(progress)
 
-    def begin(self, ids: list[int], done: PrefilledDocument | None = None) -> None:
+    def begin(
+        self,
+        ids: list[int],
+        done: PrefilledDocument | None = None,
+        method: Method | None = None,
+    ) -> None:
         """Makes ready to read these ids; `resume` reads them.
 
         Args:
             ids: of `prompt.document`. done: what was read of them before, by the same method; its
-                stores are read on into.
+                stores are read on into. method: prefills in place of the one that answers.
         """
         self.forget()
-        self._read_by = self.attachment.method
+        self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
         if done is not None:
             self._ids = ids[: len(done.ids)]
-            self.cache.hold(done.stores, done.projections if done.ids else None)
+            states = [done.layer_states(i) for i in range(len(done.stores))]
+            self.cache.hold(done.stores, done.projections if done.ids else None, states)
 
     @torch.inference_mode()
     def resume(
@@ -206,13 +231,11 @@ class Reading:
             if progress:
                 progress(tokens, len(ids))
 
-        asking, self.attachment.method = self.attachment.method, self._read_by
-        self.cache.mode = "reading"
+        self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
             feed(self.model, ids, self.cache, done, took)
             self.cache.project()
         finally:
-            self.attachment.method = asking
             self.cache.truncate(len(self._ids))
-            self.cache.shared.clear()
+            self.cache.begin(QueryState(), self.method)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from esa_cli.attention.step import ASKED, OWN, PRIME, REHEARSAL, Heard
+from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
+from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.prefill import Reading, fits, has_reduced, serves
@@ -75,7 +75,8 @@ class Session(Reading):
             serves(self._read_by, new)
         for document in self._opened:
             has_reduced(document, new)
-        self.attachment.method = new
+        self.method = new
+        self.cache.begin(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
 
@@ -91,6 +92,7 @@ class Session(Reading):
         top_p: float | None = None,
         history: Sequence[Turn] = (),
         on_text: Callable[[str], None] | None = None,
+        trace: Callable[[ChunkTrace], None] | None = None,
     ) -> Answer:
         """Asks one question; the cache is afterwards what it was before, interrupted or not.
 
@@ -98,7 +100,7 @@ class Session(Reading):
             prime: the first words of the answer, put into the model's mouth; not in what returns.
             max_new_tokens, temperature, top_p: None takes the preset's. Temperature 0 is greedy.
             seed: for sampling. history: earlier turns. on_text: called with each piece of the
-                answer as it comes.
+                answer as it comes. trace: called with what each chunk of each layer attended to.
 
         Raises:
             UsageError: nothing has been read, or not to its end; the question is empty, or with the
@@ -127,17 +129,20 @@ class Session(Reading):
             torch.manual_seed(seed)
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
-        self.cache.mode = "asking"
+        query = QueryState(Phase.QUESTION, turn_start=length, trace=trace)
+        self.cache.begin(query, self.method)
         try:
-            self._remind(asked.before)
-            self._rehearse(asked)
+            self._process(asked.before)
+            query.question = asked.own
+            query.answer_start = length + len(asked.before) + len(asked.heard)
+            self._survey(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
                 max_new_tokens=tokens, temperature=heat, top_p=nucleus, streamer=streamer,
             )  # fmt: skip
         finally:
             self.cache.truncate(length)
-            self.cache.shared.clear()
+            self.cache.begin(QueryState())
         return Answer(
             text=streamer.text.strip(),
             question_tokens=len(asked.before) + len(asked.ids),
@@ -170,30 +175,24 @@ class Session(Reading):
             raise UsageError(f"an answer of {most} tokens is none", "max_new_tokens is at least 1")
         return most
 
-    def _remind(self, before: list[int]) -> None:
-        """Reads the earlier turns, apart from the question: it is what selects for its answer."""
-        if before:
-            ids = torch.tensor([before], device=self.model.device)
-            self.model.base_model(input_ids=ids, past_key_values=self.cache)
+    def _process(self, ids: list[int]) -> None:
+        """Passes tokens through the model. Earlier turns are kept apart from the question: its last
+        chunk is what selects for the answer."""
+        if ids:
+            batch = torch.tensor([ids], device=self.model.device)
+            self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
-    def _rehearse(self, asked: Asked) -> None:
-        """Tells the layers which words are the question's own; and where the selector wants it,
-        lets them read the question once, so that the first layers know what the last ones found.
-        """
-        length, method = self.cache.get_seq_length(), self.attachment.method
-        told = {OWN: asked.own, PRIME: length + len(asked.heard)}
-        self.cache.shared |= told
-        selector: Any = method.selector
-        plain = asked.last(method.window.chunk) <= method.window.dense_below
-        if getattr(selector, "rounds", 1) < 2 or plain:
-            return  # in a short text all is in view, and there is nothing to agree on
-        self.cache.shared[REHEARSAL] = True
-        ids = torch.tensor([asked.heard], device=self.model.device)
-        with suppress(Heard):
-            self.model.base_model(input_ids=ids, past_key_values=self.cache)
-        kept = selector.again(self.cache.shared)
-        # Taking the question back empties what is shared; earlier turns stay where they were read.
-        begun = {key: at for key, at in self.cache.shared.items() if key == ASKED}
+    def _survey(self, asked: Asked, query: QueryState) -> None:
+        """The survey pass, for selectors that have one: the question goes through the model for the
+        scores of all layers, and is taken back."""
+        length, method = self.cache.get_seq_length(), self.method
+        if asked.last(method.window.chunk) <= method.window.dense_below:
+            return  # full attention: nothing is selected
+        if not method.selector.surveys:
+            return
+        query.surveying = True
+        with suppress(SurveyComplete):
+            self._process(asked.heard)
         self.cache.truncate(length)
-        self.cache.shared.pop(REHEARSAL, None)
-        self.cache.shared |= {**told, **begun, **kept}
+        query.selector = method.selector.after_survey(query.selector)
+        query.surveying = query.dense = False

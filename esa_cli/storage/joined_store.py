@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,9 +40,6 @@ class JoinedStore:
         first = parts[0].store
         self.heads, self.dim = first.heads, first.dim
         self.tail = tail
-        whole = len(parts) == 1 and (parts[0].low, parts[0].high) == (0, len(first))
-        self.memo: dict[str, Any] = first.memo if whole else {}
-        """A selector's data; of a document that is asked alone, what it gathered in reading."""
         self._parts = list(parts)
         self._starts = [0]
         for part in parts:
@@ -138,12 +135,6 @@ class JoinedStore:
         if -tokens > len(self.tail):
             raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
         self.tail.crop(tokens)
-        length = len(self)
-        for key, value in list(self.memo.items()):
-            if hasattr(value, "truncate"):
-                value.truncate(length)
-            else:
-                del self.memo[key]
 
 
 def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ selected token is one read. Nothing is ever evicted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +35,6 @@ class MemoryStore:
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
         self._rows = GrowingRows(2 * heads * dim, dtype, device)
         self._features: GrowingRows | None = None
-        self.memo: dict[str, Any] = {}
-        """A selector's own side data for this layer; see `crop`."""
 
     def __len__(self) -> int:
         return self._rows.length
@@ -86,19 +83,11 @@ class MemoryStore:
         yield from self._features.blocks(start, stop, most)
 
     def crop(self, tokens: int) -> None:
-        """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`.
-
-        Memo values that have `truncate(length)` are cut too; others are dropped.
-        """
+        """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""
         length = len(self) + tokens
         self._rows.truncate(length)
         if self._features is not None:
             self._features.truncate(length)
-        for key, value in list(self.memo.items()):
-            if hasattr(value, "truncate"):
-                value.truncate(length)
-            else:
-                del self.memo[key]
 
     def first(self, count: int) -> tuple[Tensor, Tensor | None]:
         """The first tokens' rows (count, 2 * G * D), and their reduced keys (count, R) if any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
 from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
@@ -21,6 +21,7 @@ class PrefilledDocument:
         head: number of tokens of the prompt's head.
         read_by: the method that prefilled it; None if only the same one can find it, as in a
             library.
+        states: what selectors keep of each layer's tokens, by class of selector.
     """
 
     ids: Sequence[int]
@@ -28,6 +29,11 @@ class PrefilledDocument:
     projections: Sequence[Projection | None]
     head: int = 0
     read_by: Method | None = None
+    states: Sequence[dict[type, LayerState]] = ()
+
+    def layer_states(self, layer: int) -> dict[type, LayerState]:
+        """Of one layer; empty for a document from a library."""
+        return self.states[layer] if self.states else {}
 
 
 def concatenate(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 
-from esa_cli.attention.compression import flatten_keys
+from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.storage.growing_rows import GrowingRows
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice

@@ -18,7 +18,8 @@ import filelock
 import pytest
 import torch
 
-from esa_cli.attention.compression import Linear, flatten_keys
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
 from esa_cli.storage.library import Entry, Layout, Library, manifest

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esa_cli.attention.compression import NoCompression, flatten_keys, fold
+from esa_cli.attention.compression import NoCompression
+from esa_cli.attention.folding import flatten_keys, fold
 from esa_cli.attention.method import Method
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.models.attach import Attachment
@@ -44,11 +46,11 @@ class _Watcher:
         self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(layers)]
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: ChunkTrace) -> None:
         method, queries = self.attachment.method, seen.queries
-        if getattr(method.score, "rotate", False):
+        if method.score.rotates:
             at = torch.full((queries.shape[1],), method.position.distance, device=queries.device)
-            queries = self.attachment.attention.rope_at(seen.stop).rotate(queries, at)
+            queries = seen.rope.rotate(queries, at)
         keys, values = seen.store.span(seen.start, seen.stop)
         self.queries[seen.layer].append(fold(queries, seen.store.heads).cpu())
         self.keys[seen.layer].append(flatten_keys(keys).cpu())
@@ -87,19 +89,16 @@ def collect(
     if shards.tokens < len(ids):
         _check_disk(attachment, shards, len(ids) - shards.tokens)
         cache = attachment.new_cache()
-        cache.mode = "reading"
+        watcher = _Watcher(attachment)
+        cache.begin(QueryState(Phase.PREFILL, trace=watcher))
         _refill(cache, shards, attachment)
-        watcher = attachment.watch = _Watcher(attachment)
 
         def keep(tokens: int) -> None:
             shards.add(*watcher.taken())
             if progress:
                 progress(tokens, len(ids))
 
-        try:
-            feed(attachment.model, ids, cache, shards.tokens, keep)
-        finally:
-            attachment.watch = None
+        feed(attachment.model, ids, cache, shards.tokens, keep)
     shards.drop_values()
 
 

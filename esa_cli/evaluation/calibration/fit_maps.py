@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear, Moments, closed_form, pca
+from esa_cli.attention.compression import Linear, closed_form, pca
+from esa_cli.attention.moments import Moments
 from esa_cli.evaluation.calibration.activation_files import MAPS, save
 from esa_cli.evaluation.calibration.train_maps import TrainingSettings, train
 from esa_cli.system.digest import text_digest

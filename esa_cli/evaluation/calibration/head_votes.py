@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.step import OWN, Step
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.step import Step
 from esa_cli.evaluation.calibration.head_ranking import HeadSet, judge, window_sums
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment
@@ -27,7 +29,7 @@ ALL: HeadSet = ()
 
 
 @dataclass(frozen=True)
-class StepListener:
+class StepListener(Selector):
     """A selector that lets somebody hear each step, and selects nothing."""
 
     hear: Callable[[Step], None]
@@ -43,11 +45,13 @@ class NeedleVotes:
 
     Args:
         needle: absolute positions. size: tokens of a window. sets: heads that vote together.
+        score: whose votes are counted.
     """
 
     needle: range
     size: int
     sets: Sequence[HeadSet]
+    score: VoteScore
     alone: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     together: dict[int, Tensor] = field(default_factory=dict)
     low: int = 0
@@ -62,14 +66,13 @@ class NeedleVotes:
 
     def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Each set's votes in this layer, in windows (X, 2, W)."""
-        assert isinstance(step.score, VoteScore)
         made: dict[HeadSet | None, Tensor] = {}
         rows = []
         for one in sets:
             # Sets with the same heads in this layer have the same votes.
             here = None if one == ALL else tuple(pair for pair in one if pair[0] == step.layer)
             if here not in made:
-                votes = replace(step.score, heads=one).scores(step)
+                votes = replace(self.score, heads=one).scores(step)
                 made[here] = window_sums(votes, self.size)
             rows.append(made[here])
         return torch.stack(rows)
@@ -102,21 +105,19 @@ class QuestionReader:
         """Reads a question behind the text, and takes it back."""
         first, last = self.prompt.own(question)
         ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)
-        self.attachment.method = replace(self.method, selector=StepListener(hearing))
-        self.cache.mode = "asking"
-        self.cache.shared[OWN] = (self.tokens + first, self.tokens + last)
+        query = QueryState(Phase.QUESTION, question=(self.tokens + first, self.tokens + last))
+        self.cache.begin(query, replace(self.method, selector=StepListener(hearing)))
         try:
             self.attachment.body(input_ids=ids, past_key_values=self.cache)
         finally:
             self.cache.truncate(self.tokens)
-            self.cache.shared.clear()
         return hearing
 
 
 def read(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
     """A new cache, prefilled with these ids by the attached method."""
     cache = attachment.new_cache()
-    cache.mode = "reading"
+    cache.begin(QueryState(Phase.PREFILL))
 
     def done(tokens: int) -> None:
         if progress:

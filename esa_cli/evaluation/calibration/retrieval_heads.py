@@ -100,7 +100,7 @@ def voting(preset: Preset) -> Method:
             f"score.rule must be softmax to compare heads, got {method.score.rule}",
             "use --set score.rule=softmax",
         )
-    if not getattr(method.selector, "sums_layers", False):
+    if not method.selector.sums_layers:
         raise UsageError(
             "the selector must sum votes over layers to use chosen heads, got "
             f"{preset.selector['name']}, by which each layer selects for itself",
@@ -129,7 +129,7 @@ def find(
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
     asked = _selected(_asked(prompt, sample), method.window, len(ids))
-    size = min(getattr(method.selector, "passage", 0) or PASSAGE, method.window.selected)
+    size = min(method.selector.window_size or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
         cache = read(attachment, ids, reading)
         reader = QuestionReader(attachment, _unlisted(method), cache, prompt, len(ids))
@@ -156,7 +156,10 @@ class _HeadTrial:
         self, asked: Sequence[NeedleQuestion], sets: Sequence[HeadSet] = ()
     ) -> Iterator[NeedleVotes]:
         for one in asked:
-            yield self.reader.hear(NeedleVotes(one.needle, self.size, sets), one.question)
+            score = self.reader.method.score
+            assert isinstance(score, VoteScore)
+            votes = NeedleVotes(one.needle, self.size, sets, score)
+            yield self.reader.hear(votes, one.question)
             self.done += 1
             if self.progress:
                 self.progress(self.done, self.questions)

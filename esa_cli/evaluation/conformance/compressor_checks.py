@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.compression import Moments
-from esa_cli.attention.interfaces import Compressor, Projection
+from esa_cli.attention.interfaces import Projection
+from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Compressor
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
 
 ROWS = {"C = 1, n = 1": (1, 1), "C = 8, n = 100": (8, 100), "C = 40, n = 3": (40, 3)}
@@ -102,7 +103,8 @@ MAPPED: dict[str, Callable[[MappedRows], str]] = {
 def check_compressor(compressor: Any, device: str, folded: int) -> list[Finding]:
     """Every check of a compressor for layer 0 and F = `folded`."""
     if not isinstance(compressor, Compressor):
-        return [Finding("has fit_tokens and fit(layer, moments)", False, "no such members")]
+        name = type(compressor).__name__
+        return [Finding("derived from Compressor", False, f"class {name} is not")]
 
     def fit_tokens() -> str:
         count = compressor.fit_tokens

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import PositionEncoding, Positions
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.parts import PositionEncoding
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
 
 
@@ -136,16 +137,19 @@ RATES = {
 """D, the base of the host's frequencies, and how many tokens are cached."""
 
 
-def _reach(encoding: Any) -> str:
-    value = encoding.reach
+def _max_distance(encoding: PositionEncoding) -> str:
+    value = encoding.max_distance
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return "" if whole else f"reach is {value!r}, not a whole number from 1"
+    return "" if value is None or whole else f"max_distance is {value!r}, not a whole number from 1"
 
 
-def _sharpness(encoding: Any, device: str, start: int, count: int) -> str:
+def _query_scale(encoding: PositionEncoding, device: str, start: int, count: int) -> str:
     at = torch.arange(start, start + count, device=device)
-    out, alone = encoding.sharpness(at), encoding.sharpness(at[-1:])
-    if not isinstance(out, Tensor) or out.shape != (count,):
+    out: Any = encoding.query_scale(at)
+    alone = encoding.query_scale(at[-1:])
+    if out is None and alone is None:
+        return ""
+    if not isinstance(out, Tensor) or alone is None or out.shape != (count,):
         return f"not one factor a query: {_kind(out)} for {count} queries"
     if not out.is_floating_point():
         return f"factors are {out.dtype}"
@@ -160,8 +164,13 @@ def _sharpness(encoding: Any, device: str, start: int, count: int) -> str:
 def _frequencies(encoding: Any, device: str, dim: int, base: float, length: int) -> str:
     inverse = base ** (-torch.arange(0, dim, 2, device=device) / dim)
     before = inverse.clone()
-    out, factor = encoding.frequencies(inverse, 1.0, length)
-    again, _ = encoding.frequencies(before.clone(), 1.0, length)
+    changed: Any = encoding.frequencies(inverse, 1.0, length)
+    second: Any = encoding.frequencies(before.clone(), 1.0, length)
+    if changed is None and second is None:
+        return ""
+    if changed is None or second is None:
+        return "gives frequencies only sometimes"
+    (out, factor), (again, _) = changed, second
     if not torch.equal(inverse, before):
         return "changes the frequencies it is given"
     if not isinstance(out, Tensor) or out.shape != inverse.shape:
@@ -181,18 +190,15 @@ def _kind(out: Any) -> str:
     return f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
 
 
-def _optional(encoding: Any, device: str) -> list[Finding]:
-    """Checks of the members that an encoding may have."""
-    findings: list[Finding] = []
-    if getattr(encoding, "reach", None) is not None:
-        findings.append(attempt("declares reach", partial(_reach, encoding)))
-    if getattr(encoding, "sharpness", None) is not None:
-        look = partial(_sharpness, encoding, device)
-        findings.append(each("sharpness (C,)", QUERIES, lambda queries: look(*queries)))
-    if getattr(encoding, "frequencies", None) is not None:
-        change = partial(_frequencies, encoding, device)
-        findings.append(each("frequencies (D / 2,)", RATES, lambda rates: change(*rates)))
-    return findings
+def _optional(encoding: PositionEncoding, device: str) -> list[Finding]:
+    """Checks of the members that have defaults."""
+    scale = partial(_query_scale, encoding, device)
+    change = partial(_frequencies, encoding, device)
+    return [
+        attempt("declares max_distance", partial(_max_distance, encoding)),
+        each("query_scale (C,)", QUERIES, lambda queries: scale(*queries)),
+        each("frequencies (D / 2,)", RATES, lambda rates: change(*rates)),
+    ]
 
 
 def _repeats(encoding: PositionEncoding, placed: PlacedTokens) -> str:
@@ -207,7 +213,8 @@ def _repeats(encoding: PositionEncoding, placed: PlacedTokens) -> str:
 def check_position(encoding: Any, device: str) -> list[Finding]:
     """Every check of a position encoding; positions may be on any device."""
     if not isinstance(encoding, PositionEncoding):
-        return [Finding("has distance, near and far", False, "there are no such members")]
+        name = type(encoding).__name__
+        return [Finding("derived from PositionEncoding", False, f"class {name} is not")]
 
     def distance() -> str:
         value = encoding.distance

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from esa_cli.attention.compression import flatten_keys
-from esa_cli.attention.interfaces import Projection, Score
+from esa_cli.attention.folding import flatten_keys
+from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.kernels import merge
 from esa_cli.attention.kernels.reference import attend
+from esa_cli.attention.parts import Score
+from esa_cli.attention.plugin_errors import checked_scores
+from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
@@ -27,7 +30,7 @@ READ = 256
 BASE = 10000.0
 
 Observe = Callable[[Step], None]
-PLAIN = cast(Score, SumScore())
+PLAIN = SumScore()
 
 
 class PlainRotary(nn.Module):
@@ -98,7 +101,8 @@ def make_step(
         distance=distance,
         scale=dim**-0.5,
         rope=Rope(PlainRotary(dim)),
-        score=score,
+        scorer=partial(checked_scores, score),
+        last_scoring_layer=score.last_layer,
         projection=projection,
         decoding=decoding,
     )
@@ -121,7 +125,7 @@ def advance(
 
     Args:
         decoding: they are an answer's token.
-        back: tokens taken back before, this step's chunk first; `shared` is then emptied.
+        back: tokens taken back before, this step's chunk first; a new turn then begins.
         observe: a selector's hook, called for this step's chunk, unless it was taken back already.
     """
     store = step.store
@@ -129,7 +133,9 @@ def advance(
         observe(watched(step))
     if back:
         store.crop(-back)
-        step.shared.clear()
+        for state in step.states.values():
+            state.crop(len(store))
+        step = replace(step, query=QueryState())
     start = len(store)
     random = torch.Generator().manual_seed(seed)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.interfaces import Score
+from esa_cli.attention.parts import Score
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
 from esa_cli.evaluation.conformance.purity_checks import (
     STEPS,
@@ -56,7 +56,7 @@ SCORED: dict[str, Callable[[TriedStep], str]] = {
 def check_score(score: Any, device: str) -> list[Finding]:
     """Every check of a score, on random steps on `device`."""
     if not isinstance(score, Score):
-        return [Finding("has features and scores(step)", False, "there are no such members")]
+        return [Finding("derived from Score", False, f"class {type(score).__name__} is not")]
 
     def tried(options: dict[str, Any]) -> TriedStep:
         step = make_step(device=device, score=score, **options)
@@ -68,9 +68,18 @@ def check_score(score: Any, device: str) -> list[Finding]:
         return "" if isinstance(value, bool) else f"features is {value!r}, not True or False"
 
     def layer() -> str:
-        last = getattr(score, "last", None)
+        last = score.last_layer
         whole = isinstance(last, int) and not isinstance(last, bool) and last >= 0
-        return "" if last is None or whole else f"last is {last!r}, not a layer or None"
+        return "" if last is None or whole else f"last_layer is {last!r}, not a layer or None"
+
+    def rotation() -> str:
+        """A score whose numbers depend on the far distance rotates its queries, and must say so:
+        compressors are fitted, and stored rows found again, by what `rotates` says."""
+        near, far = (make_step(device=device, score=score, distance=at) for at in (8, 4096))
+        differ = not torch.equal(score.scores(near), score.scores(far))
+        if differ and not score.rotates:
+            return "scores change with the far distance, but rotates is False"
+        return ""
 
     cases = {case: partial(tried, options) for case, options in STEPS.items()}
     if score.features:
@@ -80,7 +89,8 @@ def check_score(score: Any, device: str) -> list[Finding]:
         half = {"projection": maps, "dtype": torch.bfloat16}
         cases["reduced keys, bfloat16"] = partial(tried, half)
     findings, results = gather(cases)
-    findings += [attempt("declares features", flag), attempt("declares last", layer)]
+    findings += [attempt("declares features", flag), attempt("declares last_layer", layer)]
+    findings.append(attempt("declares whether it rotates", rotation))
     findings.append(each("a tensor of M scores", results, _shape))
     flat = {case: result for case, result in results.items() if not one_dimension(result)}
     findings += [each(name, flat, complaint) for name, complaint in SCORED.items()]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.choice import allowance
-from esa_cli.attention.interfaces import Selection, Selector
+from esa_cli.attention.interfaces import Selection
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
 from esa_cli.evaluation.conformance.purity_checks import (
@@ -94,7 +94,7 @@ CHECKS: dict[str, Callable[[TriedStep], str]] = {
 
 
 def _select(selector: Selector, step: Step, budget: int = BUDGET) -> Selection:
-    return selector.select(step, allowance(selector, step, budget))
+    return selector.select(step, selector.allowance(step, budget))
 
 
 def _tried(
@@ -102,7 +102,7 @@ def _tried(
 ) -> TriedStep:
     step = make_step(device=device, observe=observe, **options)
     twin = make_step(device=device, **options)
-    budget = allowance(selector, step, budget)
+    budget = selector.allowance(step, budget)
     out = selector.select(step, budget)
     if observe is not None:
         observe(watched(step))
@@ -114,7 +114,7 @@ def _after_crop(selector: Selector, device: str, observe: Observe | None) -> str
     _select(selector, step)
     for tokens in TAKEN_BACK:
         step = advance(step, back=tokens, observe=observe)
-        budget = allowance(selector, step, BUDGET)
+        budget = selector.allowance(step, BUDGET)
         tried = TriedStep(step, step, budget, selector.select(step, budget))
         for name, complaint in {SHAPE: _shape, **CHECKS}.items():
             detail = complaint(tried)
@@ -123,38 +123,35 @@ def _after_crop(selector: Selector, device: str, observe: Observe | None) -> str
     return ""
 
 
-def _allowance(own: Callable[[Step, int], Any], device: str) -> str:
+def _allowance(selector: Selector, device: str) -> str:
     for layer in (0, 30):
         for budget in (0, BUDGET):
-            value = own(make_step(device=device, layer=layer), budget)
+            value: Any = selector.allowance(make_step(device=device, layer=layer), budget)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 return f"{value!r} in layer {layer} for budget {budget}"
     return ""
 
 
-def _members(selector: Any) -> str:
-    sums, rounds = getattr(selector, "sums_layers", False), getattr(selector, "rounds", 1)
-    if not isinstance(sums, bool):
-        return f"sums_layers is {sums!r}, not True or False"
-    if isinstance(rounds, bool) or rounds not in (1, 2):
-        return f"rounds is {rounds!r}, not 1 or 2"
-    kept = selector.again({}) if rounds == 2 else {}
-    return "" if isinstance(kept, dict) else f"again gives {kept!r}, not a dict"
+def _members(selector: Selector) -> str:
+    for name, value in (("sums_layers", selector.sums_layers), ("surveys", selector.surveys)):
+        if not isinstance(value, bool):
+            return f"{name} is {value!r}, not True or False"
+    if selector.surveys:
+        selector.after_survey(selector.new_turn_state())
+    return ""
 
 
 def check_selector(selector: Any, device: str) -> list[Finding]:
     """Every check of a selector, on random steps on `device`."""
     if not isinstance(selector, Selector):
-        return [Finding("has select(step, budget)", False, "there is no such method")]
-    observe: Observe | None = getattr(selector, "observe", None)
-    own = getattr(selector, "allowance", None)
-    allowed = [attempt("declares its optional members", partial(_members, selector))]
-    if own is not None:
-        allowed.append(
-            attempt("allowance is a whole number from 0", partial(_allowance, own, device))
-        )
-        if not allowed[-1].passed:
-            return allowed
+        return [Finding("derived from Selector", False, f"class {type(selector).__name__} is not")]
+    observe: Observe | None = selector.observe if selector.observes else None
+    allowed = [
+        attempt("declares its members", partial(_members, selector)),
+        attempt("allowance is a whole number from 0", partial(_allowance, selector, device)),
+    ]
+    if not allowed[-1].passed:
+        return allowed
     run = partial(_tried, selector, device)
     cases = {case: partial(run, BUDGET, observe, options) for case, options in STEPS.items()}
     cases["budget 0"] = partial(run, 0, observe, {})

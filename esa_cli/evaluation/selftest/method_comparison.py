@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.trace import ChunkTrace
 from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
@@ -33,14 +33,13 @@ class SelectionCounts:
 
     counts: Tensor
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: ChunkTrace) -> None:
         """Counts a chunk's selected tokens; what every layer sees, I and L, is not selected."""
         if seen.layer == 0 and seen.start == self.counts.shape[0]:
-            self.counts.zero_()  # the question begins again: what came before was a rehearsal
-        rows: Sequence[Tensor] = [seen.far] if isinstance(seen.far, Tensor) else seen.far
-        for row in rows:
+            self.counts.zero_()  # the question begins again: what came before was the survey pass
+        for row in seen.far_rows:
             chosen = row[seen.initial :].cpu()
-            self.counts[chosen[chosen < self.counts.shape[0]]] += 1.0 / len(rows)
+            self.counts[chosen[chosen < self.counts.shape[0]]] += 1.0 / len(seen.far_rows)
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,7 @@ class MethodAnswer:
 
 def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, SelectionCounts]:
     view = SelectionCounts(torch.zeros(session.document_tokens))
-    session.attachment.watch = view
-    try:
-        return session.ask(question, max_new_tokens=most), view
-    finally:
-        session.attachment.watch = None
+    return session.ask(question, max_new_tokens=most, trace=view), view
 
 
 def selected_passages(counts: Tensor, book: AskedBook, count: int) -> list[SelectedPassage]:
@@ -122,11 +117,12 @@ def compare(
         for group in groups:
             session.forget()
             session.use(group.presets[0])
+            method = None
             if group.shared:
                 made = [build.method(one) for one in group.presets]
-                session.attachment.method = shared_reading(build.method(preset), made)
+                method = shared_reading(build.method(preset), made)
             started = time.perf_counter()
-            session.read(text, reading(group.names))
+            session.read(text, reading(group.names), method)
             read = time.perf_counter() - started
             for name, one in zip(group.names, group.presets, strict=True):
                 session.use(one)

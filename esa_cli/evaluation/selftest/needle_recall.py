@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.trace import ChunkTrace
 
 IN_VIEW = 0.5
 """Least share of a fact's tokens with which a layer has the fact in view."""
@@ -24,11 +23,11 @@ default model's layers pass a found passage on (docs/results.md)."""
 
 @dataclass
 class NeedleRecall:
-    """Watches an attachment while a question is read; see `Attachment.watch`."""
+    """The last chunk of the question in each layer; a `trace` of `Session.ask`."""
 
-    last: dict[int, Seen] = field(default_factory=dict)
+    last: dict[int, ChunkTrace] = field(default_factory=dict)
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: ChunkTrace) -> None:
         if not seen.decoding:
             self.last[seen.layer] = seen
 
@@ -49,7 +48,10 @@ class NeedleRecall:
         """Cached tokens that a head attended to beside the question's last chunk; the most of all
         layers and heads."""
         return max(
-            (seen.local + max(row.shape[0] for row in _rows(seen)) for seen in self.last.values()),
+            (
+                seen.local + max(row.shape[0] for row in seen.far_rows)
+                for seen in self.last.values()
+            ),
             default=0,
         )
 
@@ -61,15 +63,13 @@ class NeedleShare(NamedTuple):
     best: float
 
 
-def _rows(seen: Seen) -> Sequence[Tensor]:
-    return [seen.far] if isinstance(seen.far, Tensor) else seen.far
-
-
-def _share(seen: Seen, fact: range) -> NeedleShare:
+def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
     """Share of the fact's tokens among I, the selected and L."""
     near = seen.start - seen.local
     inside = sum(1 for at in fact if at >= near)
-    found = [int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in _rows(seen)]
+    found = [
+        int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in seen.far_rows
+    ]
     size = max(1, len(fact))
     return NeedleShare((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
 

@@ -106,9 +106,9 @@ class SelftestRun:
         for length, presets in methods.items():
             for preset in presets:
                 session.use(preset)
-                change = getattr(session.attachment.method.position, "frequencies", None)
-                if change is not None:  # not every host has a base that can be changed
-                    change(*session.attachment.rope.frequencies, length)
+                # Not every host has a base that can be changed.
+                host = session.attachment.rope.frequencies
+                session.method.position.frequencies(*host, length)
         for test in self.settings.tests:
             for length in self.documents.lengths(test):
                 sample = next(self.documents.samples(test, length), None)
@@ -186,13 +186,13 @@ class SelftestRun:
         started = time.perf_counter()
         session.forget()
         session.use(prompted(group.presets[0], sample))
+        method = None
         if group.shared:
-            base = build.method(self.preset)
             made = [build.method(preset) for preset in group.presets]
-            session.attachment.method = shared_reading(base, made)
+            method = shared_reading(build.method(self.preset), made)
         total = self._size(sample.text)
         progress = self.listener.reading(sample.test, sample.length, group.names, total)
-        session.read(sample.text, progress)
+        session.read(sample.text, progress, method)
         return time.perf_counter() - started
 
     def _ask(
@@ -204,13 +204,9 @@ class SelftestRun:
         head: int,
     ) -> dict[str, Any]:
         recall = NeedleRecall()
-        session.attachment.watch = recall
-        try:
-            answer = session.ask(
-                question.text, max_new_tokens=question.longest, prime=question.prime
-            )
-        finally:
-            session.attachment.watch = None
+        answer = session.ask(
+            question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
+        )
         facts = [sample.facts[i] for i in question.facts]
         places = [positions(spans, fact.start, fact.end, head) for fact in facts]
         shares = recall.shares(places) if places else []

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from esa_cli.attention.interfaces import Selection, Selector
+from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.method import Method
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 
 
 @dataclass(frozen=True)
-class ObservedSelector:
+class ObservedSelector(Selector):
     """A selector beside which others look on, so that what they keep is there when they ask."""
 
     inner: Selector
@@ -27,7 +28,7 @@ class ObservedSelector:
 
     def observe(self, step: Step) -> None:
         for other in self.others:
-            other.observe(step)  # type: ignore[attr-defined]
+            other.observe(step)
 
 
 def shared_reading(base: Method, methods: Sequence[Method]) -> Method:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.compression import Moments
 from esa_cli.attention.method import Method
+from esa_cli.attention.moments import Moments
 from esa_cli.attention.scoring import KEEP_ELEMENTS
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import ModelError, PresetError
@@ -149,7 +149,7 @@ def rank_of(method: Method, shape: Shape) -> int:
     folded = shape.groups * shape.dim
     if method.compressor.fit_tokens == 0:
         return sum(_fitted_rank(method, layer, folded) for layer in range(shape.layers))
-    return shape.layers * min(int(getattr(method.compressor, "rank", folded)), folded)
+    return shape.layers * method.compressor.stored_rank(folded)
 
 
 def _fitted_rank(method: Method, layer: int, folded: int) -> int:

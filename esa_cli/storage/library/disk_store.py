@@ -38,8 +38,6 @@ class DiskStore:
     ) -> None:
         self.layer, self.heads, self.dim, self.dtype = layer, heads, dim, dtype
         self.device = torch.device(device)
-        self.memo: dict[str, Any] = {}
-        """A selector's own side data for this layer."""
         self.parts: list[Segment] = []
         self._starts = [0]
         for part in parts:

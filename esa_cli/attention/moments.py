@@ -1,0 +1,32 @@
+"""Second moments of queries and keys, from which a compressor is fitted during prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.precision import precise
+
+
+@dataclass
+class Moments:
+    """Second moments of a layer's folded queries and keys, (F, F) each, summed over tokens.
+
+    Args:
+        count: tokens added. seen: position behind the last of them.
+    """
+
+    count: int = 0
+    seen: int = 0
+    queries: Tensor | None = field(default=None, repr=False)
+    keys: Tensor | None = field(default=None, repr=False)
+
+    def add(self, q: Tensor, k: Tensor) -> None:
+        """Adds folded queries (n, F) and keys (n, F)."""
+        q, k = precise(q), precise(k)
+        zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
+        self.queries = (zeros if self.queries is None else self.queries) + q.T @ q
+        self.keys = (zeros if self.keys is None else self.keys) + k.T @ k
+        self.count += q.shape[0]

@@ -1,0 +1,58 @@
+"""What all layers know of the turn in progress: its phase, its question span, a selector's state.
+
+The session makes one `QueryState` for each turn and gives it to the cache. Taking tokens back does
+not change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from esa_cli.attention.trace import ChunkTrace
+
+
+class Phase(Enum):
+    """Which chunks of a forward call select middle tokens."""
+
+    AUTO = "auto"
+    """The last one, which is taken to hold the question. For stock `generate`."""
+    PREFILL = "prefill"
+    """None, unless `Method.reading` is `select`."""
+    QUESTION = "question"
+    """All. Single tokens from `answer_start` on are the answer's."""
+
+
+class SurveyComplete(Exception):
+    """Raised by the attention function in the survey pass, the first of a question's two passes,
+    after the last scoring layer: the remaining layers are skipped. The session catches it."""
+
+
+@dataclass
+class QueryState:
+    """The state of one turn, shared by all layers.
+
+    Args:
+        phase: see `Phase`.
+        turn_start: position at which the turn begins, earlier turns of a conversation included;
+            None: where the first chunk of phase QUESTION begins.
+        question: positions [first, last) of the question's own words; None: not known.
+        answer_start: position behind the prompt, where the answer begins; None: not known.
+        surveying: this is the survey pass.
+        trace: called with each chunk's `ChunkTrace`.
+        dense: the question was processed with full attention, so its answer is, too.
+        stop: position behind the last token processed.
+        selector: what the selector keeps across layers, see `Selector.new_turn_state`.
+    """
+
+    phase: Phase = Phase.AUTO
+    turn_start: int | None = None
+    question: tuple[int, int] | None = None
+    answer_start: int | None = None
+    surveying: bool = False
+    trace: Callable[[ChunkTrace], None] | None = None
+    dense: bool = False
+    stop: int = 0
+    selector: Any = field(default=None, repr=False)
