@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.step import Step
-from esa_cli.methods.registry import register
+from esa_cli.methods import Selector, Step, register
 
 
 @register("selector", "every-nth")
 @dataclass(frozen=True)
-class EveryNth:
+class EveryNth(Selector):
     """Every n-th middle token.
 
     Args:

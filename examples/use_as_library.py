@@ -17,6 +17,7 @@ import torch
 from transformers import TextStreamer
 
 from esa_cli import attach, load_preset
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.models.load import load
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.resolved import resolve
@@ -51,11 +52,16 @@ def main() -> None:
 
     with torch.inference_mode(), attach(model, resolve(preset).method) as attachment:  # 1
         cache = attachment.new_cache()  # 2
-        cache.mode = "reading"
+        cache.begin(QueryState(Phase.PREFILL))
         for piece in document.split(READ_AT_ONCE, dim=1):
+<<<<<<< HEAD
             model.base_model(piece, past_key_values=cache)  # 3: prefill needs no logits
         cache.mode = "asking"
+=======
+            model.base_model(piece, past_key_values=cache)  # 3: no logits are needed to read
+>>>>>>> 5aedfaa (State: tests follow)
         for question in given.questions:
+            cache.begin(QueryState(Phase.QUESTION))
             asked = torch.tensor([prompt.question(question)]).to(model.device)
             ids = torch.cat((document, asked), dim=1)
             print(f"> {question}")

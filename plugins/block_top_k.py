@@ -14,14 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import Step
-from esa_cli.methods.registry import register
+from esa_cli.methods import Selector, Step, register, top_k
 
 
 @register("selector", "block-topk", source="Lu et al., MoBA, arXiv 2502.13189", cost="F M")
 @dataclass(frozen=True)
-class BlockTopK:
+class BlockTopK(Selector):
     """The best blocks of M, whole; a budget of less than `block` tokens selects none.
 
     Args:

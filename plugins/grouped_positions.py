@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.positions import consecutive
-from esa_cli.methods.registry import register
+from esa_cli.methods import PositionEncoding, Positions, register
 
 
 @register("position", "grouped")
 @dataclass(frozen=True)
-class Grouped:
+class Grouped(PositionEncoding):
     """Exact positions for [L, C], grouped ones for far tokens.
 
     Args:

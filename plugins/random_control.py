@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.step import Step
-from esa_cli.methods.registry import register
+from esa_cli.methods import Selector, Step, register
 
 
 @register("selector", "random-control", cost="M")
 @dataclass(frozen=True)
-class RandomControl:
+class RandomControl(Selector):
     """Uniformly random middle tokens, drawn anew for each layer and position.
 
     Args:

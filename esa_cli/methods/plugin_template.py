@@ -20,10 +20,10 @@ Check it:  esa plugins check @file@
 Use it:    esa ask book.txt "..." --plugin FILE --selector @name@
 
 A score or a position encoding is registered the same way, in this file or another:
-- @register("score", ...): a field `features` (False reads whole keys, True reduced ones) and
-  `scores(step)`, which returns (M,) floats. The selector `topk` then takes the best.
-- @register("position", ...): a field `distance`, `near(local, chunk, start, far)` and
-  `far(at, local, chunk, start)`, which return `esa_cli.attention.interfaces.Positions`.
+- @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats. The selector
+  `topk` then takes the best.
+- @register("position", ...): a `PositionEncoding` with a field `distance`,
+  `near(local, chunk, start, far)` and `far(at, local, chunk, start)`, which return `Positions`.
 docs/plugins.md has all of it on one page.
 """
 
@@ -34,14 +34,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import Step
-from esa_cli.methods.registry import register
+from esa_cli.methods import Selector, Step, register, top_k
 
 
 @register("selector", "@name@")
 @dataclass(frozen=True)
-class @class@:
+class @class@(Selector):
     """The `budget` best middle tokens, by the mean over heads and current tokens.
 
     Args:

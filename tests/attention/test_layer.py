@@ -6,7 +6,7 @@ the fitted compressor is taken from the memory, since its fit has its own tests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,12 +14,16 @@ import reference
 import torch
 from conftest import build_rope
 
+from esa_cli.attention.chunking import Chunk, chunks
 from esa_cli.attention.compression import ClosedForm, Linear, NoCompression
-from esa_cli.attention.interfaces import Positions
-from esa_cli.attention.layer import Attention, LayerMemory, Plan, chunks
+from esa_cli.attention.interfaces import LayerState, Positions
+from esa_cli.attention.layer import Attention
+from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method, Window
+from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import Step
@@ -42,7 +46,7 @@ SCORES = {
     "sum rotated": SumScore(rotate=True),
     "vote": VoteScore(),
     "shortlist": VoteScore(shortlist=9),
-    "loudest": VoteScore(rule="max", pool="mean", rotate=False),
+    "loudest": VoteScore(rule="max", rotate=False),
 }
 WINDOW = Window(initial=3, selected=7, local=5, chunk=5, dense=9)
 
@@ -88,7 +92,7 @@ def settings_of(method: Method, memory: LayerMemory) -> reference.Settings:
         epsilon=method.selector.proximity,  # type: ignore[attr-defined]
         shortlist=getattr(score, "shortlist", 0),
         rule=getattr(score, "rule", ""),
-        pool=getattr(score, "pool", ""),
+        pool="max",
         reading=method.reading,
         maps=maps,
     )
@@ -102,13 +106,16 @@ class Layer:
     k: torch.Tensor
     v: torch.Tensor
     memory: LayerMemory
+    query: QueryState = field(default_factory=QueryState)
 
-    def feed(self, attention: Attention, upto: int, **how: bool) -> torch.Tensor:
+    def feed(self, attention: Attention, upto: int, phase: Phase = Phase.AUTO) -> torch.Tensor:
         """Attention of the tokens from the end of the memory to `upto`."""
+        if phase is not self.query.phase:
+            self.query = QueryState(phase, trace=self.query.trace)
         store = self.memory.store
         start = len(store)
         store.append(self.k[:, start:upto], self.v[:, start:upto])
-        return attention(self.memory, self.q[:, start:upto], **how)
+        return attention(self.memory, self.q[:, start:upto], self.query)
 
     def in_loops(self, method: Method, start: int, stop: int, last: bool = True) -> torch.Tensor:
         q, k, v = (reference.plain(x) for x in (self.q, self.k, self.v))
@@ -216,7 +223,9 @@ def test_one_chunk_alone(position: str, start: int) -> None:
     layer.memory.store.append(layer.k, layer.v)
     q, k, v = (reference.plain(x) for x in (layer.q[:, start:], layer.k, layer.v))
     for select in (True, False):
-        got = attention_of(method).chunk(layer.memory, layer.q[:, start:], Plan(start, 38, select))
+        got = attention_of(method).attend_chunk(
+            layer.memory, layer.q[:, start:], Chunk(start, 38, select), QueryState()
+        )
         settings = settings_of(method, layer.memory)
         want = reference.chunk_attention(settings, q, k, v, start, select)
         close(got, torch.tensor(want))
@@ -232,12 +241,18 @@ def test_decode_is_the_general_path(
     layer = new_layer(38)
     attention = attention_of(method_of(position, score))
     layer.memory.store.append(layer.k[:, : start + 1], layer.v[:, : start + 1])
-    q, plan = layer.q[:, start : start + 1], Plan(start, start + 1, True)
-    decoded = attention.chunk(layer.memory, q, plan)
+    q, plan = layer.q[:, start : start + 1], Chunk(start, start + 1, True)
+    decoded = attention.attend_chunk(layer.memory, q, plan, QueryState())
 
     def as_a_chunk(
-        memory: LayerMemory, q: torch.Tensor, far: torch.Tensor, start: int, local: int
+        memory: LayerMemory,
+        q: torch.Tensor,
+        chunk: Chunk,
+        local: int,
+        far: torch.Tensor,
+        *_: Positions,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        start = chunk.start
         # Two copies of the query at the same place: the second's extra key is cut off below.
         place = attention.method.position.near(local, 1, start, far.shape[0])
         keys, values = memory.store.span(start - local, start + 1)
@@ -254,8 +269,8 @@ def test_decode_is_the_general_path(
         together = torch.cat(logits, 2)
         return together.softmax(-1) @ values, together.logsumexp(-1)
 
-    monkeypatch.setattr(attention, "_decode", as_a_chunk)
-    close(decoded, attention.chunk(layer.memory, q, plan))
+    monkeypatch.setattr(attention, "_attend_token", as_a_chunk)
+    close(decoded, attention.attend_chunk(layer.memory, q, plan, QueryState()))
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -290,17 +305,17 @@ def test_reading_locally(position: str, score: str, chunk: int) -> None:
     method = method_of(position, score, 5, replace(WINDOW, chunk=chunk), reading="local")
     layer = new_layer(38)
     attention = attention_of(method)
-    close(layer.feed(attention, 18, last=False, every=False), layer.in_loops(method, 0, 18, False))
+    close(layer.feed(attention, 18, Phase.PREFILL), layer.in_loops(method, 0, 18, False))
     assert layer.memory.store.reduced == 0
-    close(layer.feed(attention, 30, last=True, every=False), layer.in_loops(method, 18, 30))
-    asked = layer.feed(attention, 38, last=False, every=True)
+    close(layer.feed(attention, 30), layer.in_loops(method, 18, 30))
+    asked = layer.feed(attention, 38, Phase.QUESTION)
     close(asked, layer.in_loops(replace(method, reading="select"), 30, 38))
 
 
 def test_reading_by_selection_selects_whatever_it_is_told() -> None:
     method = method_of()
     layer = new_layer(38)
-    got = layer.feed(attention_of(method), 38, last=False, every=False)
+    got = layer.feed(attention_of(method), 38, Phase.PREFILL)
     close(got, layer.in_loops(method, 0, 38))
 
 
@@ -382,19 +397,32 @@ def test_scores_without_features_store_none() -> None:
     assert memory.moments.count == 0
 
 
+@dataclass
+class SeenChunks(LayerState):
+    """What an observer was told."""
+
+    chunks: list[Any] = field(default_factory=list)
+
+    def crop(self, length: int) -> None:
+        self.chunks.clear()
+
+
 @dataclass(frozen=True)
 class Watching(TopK):
     """A top-k selector that also looks at every chunk."""
 
+    def new_layer_state(self) -> SeenChunks:
+        return SeenChunks()
+
     def observe(self, step: Step) -> None:
-        step.store.memo.setdefault("seen", []).append((step.start, step.queries.shape[1]))
+        step.layer_state(self).chunks.append((step.start, step.queries.shape[1]))
 
 
 def test_observe_sees_every_chunk() -> None:
     layer = new_layer(38)
     method = method_of(selector=Watching(1), window=replace(WINDOW, dense=1000))
     layer.feed(attention_of(method), 38)
-    assert layer.memory.store.memo["seen"] == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
+    assert layer.memory.states[Watching].chunks == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
 
 
 @dataclass(frozen=True)
@@ -402,7 +430,10 @@ class Listening(TopK):
     """A top-k selector that keeps the log-sum-exp it is shown."""
 
     def observe(self, step: Step) -> None:
-        step.shared.setdefault("lse", {})[step.start] = (step.lse, step.local)
+        step.layer_state(self).chunks.append((step.lse, step.local))
+
+    def new_layer_state(self) -> SeenChunks:
+        return SeenChunks()
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -410,12 +441,12 @@ def test_observe_is_told_the_log_sum_exp_of_everything_attended_to(position: str
     """exp(logit - lse), summed over I, M_k, L and C, is one for every query, chunk and token."""
     layer, seen = new_layer(38), []
     attention = attention_of(method_of(position, selector=Listening(1)))
-    attention.watch = seen.append
+    layer.query = QueryState(trace=seen.append)
     layer.feed(attention, 37)
     layer.feed(attention, 38)
     assert [one.stop - one.start for one in seen] == [2, *[5] * 7, 1]
-    for one in seen:
-        lse, local = layer.memory.shared["lse"][one.start]
+    told = layer.memory.states[Listening].chunks
+    for one, (lse, local) in zip(seen, told, strict=True):
         assert torch.equal(lse, one.lse)
         assert local == one.local
         assert isinstance(one.far, torch.Tensor)
@@ -476,10 +507,10 @@ def test_ending_keeps_the_question_in_view_and_little_before_it(
     other.q, other.k, other.v = layer.q, layer.k, layer.v
     asked = method_of(position, window=replace(window, ending=ending))
     for each in (layer, other):
-        each.feed(attention_of(asked), 25, every=False, last=False)
+        each.feed(attention_of(asked), 25, Phase.PREFILL)
     for upto in (29, 33, 34, 35):
         start = len(layer.memory.store)
-        got = layer.feed(attention_of(asked), upto, asking=True)
+        got = layer.feed(attention_of(asked), upto, Phase.QUESTION)
         same = replace(window, local=start - 25 + ending)
         close(got, other.feed(attention_of(replace(asked, window=same)), upto))
 
@@ -498,10 +529,10 @@ def test_an_answer_to_a_text_in_l_sees_l_tokens() -> None:
     layer, other = new_layer(38), new_layer(38)
     other.q, other.k, other.v = layer.q, layer.k, layer.v
     made = attention_of(method_of(window=replace(ALL_LOCAL, selected=0)))
-    for each, asking in ((layer, True), (other, False)):
-        each.feed(made, 28, asking=asking)
+    for each, phase in ((layer, Phase.QUESTION), (other, Phase.AUTO)):
+        each.feed(made, 28, phase)
     for upto in range(29, 39):
-        close(layer.feed(made, upto, asking=True), other.feed(made, upto))
+        close(layer.feed(made, upto, Phase.QUESTION), other.feed(made, upto))
 
 
 def test_ending_changes_nothing_while_everything_fits() -> None:
@@ -509,13 +540,13 @@ def test_ending_changes_nothing_while_everything_fits() -> None:
     other.q, other.k, other.v = layer.q, layer.k, layer.v
     whole = replace(WINDOW, dense=100)
     close(
-        layer.feed(attention_of(method_of(window=replace(whole, ending=0))), 38, asking=True),
-        other.feed(attention_of(method_of(window=whole)), 38, asking=True),
+        layer.feed(attention_of(method_of(window=replace(whole, ending=0))), 38, Phase.QUESTION),
+        other.feed(attention_of(method_of(window=whole)), 38, Phase.QUESTION),
     )
 
 
 @dataclass(frozen=True)
-class Halfway:
+class Halfway(PositionEncoding):
     """Far tokens between two whole positions, which `Positions` allows."""
 
     distance: int = DISTANCE
@@ -533,9 +564,13 @@ def test_fractional_positions_when_decoding() -> None:
     layer.memory.store.append(layer.k, layer.v)
     window = replace(WINDOW, selected=1000)
     attention = attention_of(replace(method_of(window=window), position=Halfway()))
-    pair = attention.chunk(layer.memory, layer.q[:, 36:38], Plan(36, 38, True))
+    pair = attention.attend_chunk(
+        layer.memory, layer.q[:, 36:38], Chunk(36, 38, True), QueryState()
+    )
     layer.memory.store.crop(-1)
-    single = attention.chunk(layer.memory, layer.q[:, 36:37], Plan(36, 37, True))
+    single = attention.attend_chunk(
+        layer.memory, layer.q[:, 36:37], Chunk(36, 37, True), QueryState()
+    )
     close(single, pair[:, :1])
 
 

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from esa_cli import models
-from esa_cli.attention.choice import choose, look_on
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.method import Method, Window
-from esa_cli.attention.plugin_errors import far, near, plugged, scored
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.plugin_errors import (
+    blame_plugin,
+    far_positions,
+    near_positions,
+)
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.selection import TopK, checked_selection
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance.random_steps import make_step
 from esa_cli.methods.voting import VoteScore
@@ -26,11 +30,10 @@ from esa_cli.qa.session import Session
 
 
 @dataclass(frozen=True)
-class Gives:
+class Gives(Selector):
     """A selector that gives what it is told to, or raises it."""
 
     out: Any = None
-    observe: Any = None
 
     def select(self, step: Any, budget: int) -> Any:
         if isinstance(self.out, Exception):
@@ -39,9 +42,8 @@ class Gives:
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scored(Score):
     out: Any = None
-    features = False
 
     def scores(self, step: Any) -> Any:
         if isinstance(self.out, Exception):
@@ -50,7 +52,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Stands:
+class Stands(PositionEncoding):
     """Positions that are given, or an error."""
 
     out: Any = None
@@ -88,10 +90,10 @@ def test_what_a_selector_may_not_give(out: Any, about: str) -> None:
     step = make_step()
     assert step.queries.shape[0] == 6
     with pytest.raises(PluginError, match=about) as caught:
-        choose(Gives(out), step, 4)
+        checked_selection(Gives(out), step, 4)
     assert "\n" not in caught.value.message
-    assert choose(Gives(torch.tensor([0, 3])), step, 4).tolist() == [0, 3]  # type: ignore[union-attr]
-    assert len(choose(Gives([torch.tensor([0])] * 6), step, 4)) == 6
+    assert checked_selection(Gives(torch.tensor([0, 3])), step, 4).tolist() == [0, 3]  # type: ignore[union-attr]
+    assert len(checked_selection(Gives([torch.tensor([0])] * 6), step, 4)) == 6
 
 
 @pytest.mark.parametrize(
@@ -105,38 +107,33 @@ def test_what_a_selector_may_not_give(out: Any, about: str) -> None:
 )
 def test_what_a_score_may_not_give(out: Any, about: str) -> None:
     """Also where a selector of ours asks it."""
-    step = replace(make_step(), score=Scored(out))
-    calls: list[Callable[[], Any]] = [lambda: scored(step), lambda: choose(TopK(), step, 4)]
+    step = make_step(score=Scored(out))
+    calls: list[Callable[[], Any]] = [step.scores, lambda: checked_selection(TopK(), step, 4)]
     for call in calls:
         with pytest.raises(PluginError, match=about):
             call()
-    good = replace(step, score=Scored(torch.arange(step.middle).float()))
-    assert choose(TopK(), good, 2).tolist() == [step.middle - 2, step.middle - 1]  # type: ignore[union-attr]
+    good = make_step(score=Scored(torch.arange(step.middle).float()))
+    assert checked_selection(TopK(), good, 2).tolist() == [step.middle - 2, step.middle - 1]  # type: ignore[union-attr]
 
 
 def test_what_a_position_may_not_give() -> None:
     some = Positions(torch.arange(3), torch.arange(3))
-    assert near(Stands(some), 0, 3, 0, 0) is some is far(Stands(some), torch.arange(3), 0, 3, 0)
+    assert near_positions(Stands(some), 0, 3, 0, 0) is some
+    assert far_positions(Stands(some), torch.arange(3), 0, 3, 0) == [some]
     for out, about in (
         (tuple(some), "gives a tuple, not Positions"),
         (ValueError("v"), "fails: ValueError: v"),
     ):
         with pytest.raises(PluginError, match=f"position Stands {about}"):
-            near(Stands(out), 0, 3, 0, 0)
+            near_positions(Stands(out), 0, 3, 0, 0)
         with pytest.raises(PluginError, match=f"position Stands {about}"):
-            far(Stands(out), torch.arange(3), 0, 3, 0)
+            far_positions(Stands(out), torch.arange(3), 0, 3, 0)
 
 
-def test_who_looks_on_and_fails_is_named() -> None:
-    def fails(step: Any) -> None:
+@dataclass(frozen=True)
+class FailsToObserve(TopK):
+    def observe(self, step: Any) -> None:
         raise ZeroDivisionError("z")
-
-    with pytest.raises(PluginError, match="selector Gives fails: ZeroDivisionError: z"):
-        look_on(Gives(observe=fails), make_step())
-    seen: list[Any] = []
-    step = make_step()
-    look_on(Gives(observe=seen.append), step)
-    assert seen == [step]
 
 
 @pytest.mark.parametrize(
@@ -148,14 +145,14 @@ def test_who_looks_on_and_fails_is_named() -> None:
     ],
 )
 def test_memory_that_runs_out_is_nobodys_fault(error: Exception) -> None:
-    with pytest.raises(type(error)), plugged("selector", Gives()):
+    with pytest.raises(type(error)), blame_plugin("selector", Gives()):
         raise error
 
 
 def test_bugs_of_our_own_stay_bugs() -> None:
-    with pytest.raises(KeyError), plugged("selector", TopK()):
+    with pytest.raises(KeyError), blame_plugin("selector", TopK()):
         raise KeyError("k")
-    with pytest.raises(PresetError), plugged("selector", Gives()):
+    with pytest.raises(PresetError), blame_plugin("selector", Gives()):
         raise PresetError("for a person")
 
 
@@ -167,7 +164,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @dataclass(frozen=True)
-class Fits:
+class Fits(Compressor):
     fit_tokens = 8
 
     def fit(self, layer: int, moments: Any) -> Any:
@@ -178,6 +175,7 @@ class Fits:
     ("part", "about"),
     [
         ({"selector": Gives(KeyError("k"))}, "selector Gives fails"),
+        ({"selector": FailsToObserve()}, "selector FailsToObserve fails: ZeroDivisionError: z"),
         ({"score": Scored(KeyError("k"))}, "score Scored fails"),
         ({"position": Stands(KeyError("k"))}, "position Stands fails"),
         ({"compressor": Fits(), "score": replace(VoteScore(), shortlist=4)}, "compressor Fits"),

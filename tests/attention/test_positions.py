@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from esa_cli.attention.interfaces import PositionEncoding, Positions
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.methods.infllm_positions import InfLLM
@@ -117,14 +118,14 @@ def test_streaming_puts_sinks_in_order_a_window_away(local: int, chunk: int) -> 
 
 
 def test_rerope_reaches_as_far_as_w() -> None:
-    assert (ReRoPE().distance, ReRoPE().reach) == (512, 512)
-    assert ReRoPE(9).reach == 9
+    assert (ReRoPE().distance, ReRoPE().max_distance) == (512, 512)
+    assert ReRoPE(9).max_distance == 9
 
 
 def test_rerope_sharpens_queries_beyond_the_trained_window_only() -> None:
     at = torch.tensor([0, 1, 14, 15, 16, 63, 255])
-    assert ReRoPE(9).sharpness(at).tolist() == [1.0] * 7
-    got = ReRoPE(9, trained=16).sharpness(at)
+    assert ReRoPE(9).query_scale(at) is None
+    got = ReRoPE(9, trained=16).query_scale(at)
     want = [max(1.0, math.log(i + 1) / math.log(16)) for i in at.tolist()]
     torch.testing.assert_close(got, torch.tensor(want))
     assert (got[:4] == 1).all()

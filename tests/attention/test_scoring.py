@@ -12,9 +12,10 @@ from conftest import build_rope, build_step
 from esa_cli.attention import scoring as scores_module
 from esa_cli.attention import step as step_module
 from esa_cli.attention.compression import Linear
+from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import OWN, PRIME, Step
+from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 
@@ -98,16 +99,15 @@ def test_sum_with_reduced_keys(heads: int, groups: int, chunk: int, rotate: bool
 
 
 @pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize("pool", ["max", "mean"])
 @pytest.mark.parametrize("rule", ["softmax", "max"])
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize(("heads", "groups"), GROUPS)
-def test_vote(heads: int, groups: int, chunk: int, rotate: bool, rule: str, pool: str) -> None:
+def test_vote(heads: int, groups: int, chunk: int, rotate: bool, rule: str) -> None:
     q, k = draw(heads, groups, chunk, 21)
     step = build_step(q, k, low=4, after=6)
-    want = reference.vote_scores(turned(q, rotate), reference.plain(k), SCALE, rule, pool)
-    same(VoteScore(rule=rule, pool=pool, rotate=rotate).scores(step), want)
+    want = reference.vote_scores(turned(q, rotate), reference.plain(k), SCALE, rule, "max")
+    same(VoteScore(rule=rule, rotate=rotate).scores(step), want)
 
 
 @pytest.mark.parametrize("rotate", [False, True])
@@ -137,13 +137,12 @@ def test_individual_selection_is_eq_3_with_a_maximum_over_heads(
 
 
 @pytest.mark.parametrize("shortlist", [0, 9])
-@pytest.mark.parametrize("pool", ["max", "mean"])
-def test_contrast_takes_off_what_the_prompts_words_vote_for(pool: str, shortlist: int) -> None:
+def test_contrast_takes_off_what_the_prompts_words_vote_for(shortlist: int) -> None:
     """Queries 1 to 3 of 6 are the question's own; each query votes by itself."""
     q, k = draw(6, 2, 6, 21)
     step = build_step(q, k, low=4, after=6)
-    step = replace(step, shared={OWN: (step.start + 1, step.start + 4)})
-    score = VoteScore(pool=pool, contrast=True, shortlist=shortlist)
+    step = replace(step, query=QueryState(question=(step.start + 1, step.start + 4)))
+    score = VoteScore(contrast=True, shortlist=shortlist)
     got = score.scores(step)
     if shortlist:
         at = torch.nonzero(got > float("-inf"))[:, 0]
@@ -152,7 +151,7 @@ def test_contrast_takes_off_what_the_prompts_words_vote_for(pool: str, shortlist
     queries, keys = turned(q, True), reference.plain(k)
     own, rest = (
         reference.vote_scores(
-            [[head[c] for c in some] for head in queries], keys, SCALE, "softmax", pool
+            [[head[c] for c in some] for head in queries], keys, SCALE, "softmax", "max"
         )
         for some in ((1, 2, 3), (0, 4, 5))
     )
@@ -203,11 +202,11 @@ def test_the_answers_first_words_are_on_neither_side() -> None:
     """Two of seven queries are the question, two the prompt behind it, three come after that."""
     q, k = draw(6, 2, 7, 21)
     step = build_step(q, k, low=4, after=6)
-    said = {OWN: (step.start, step.start + 2), PRIME: step.start + 4}
-    primed = replace(step, shared=said)
+    words = (step.start, step.start + 2)
+    primed = replace(step, query=QueryState(question=words, answer_start=step.start + 4))
     assert primed.around is not None
     assert primed.around.tolist() == [False, False, True, True, False, False, False]
-    short = replace(step, queries=q[:, :4], shared={OWN: said[OWN]})
+    short = replace(step, queries=q[:, :4], query=QueryState(question=words))
     got, want = (VoteScore(contrast=True).scores(one) for one in (primed, short))
     same(got, want.tolist())
 
@@ -217,9 +216,8 @@ def test_contrast_needs_both_kinds_of_words(bounds: tuple[int, int] | None) -> N
     """Nobody said which are the question's words, or none of these is, or all are."""
     q, k = draw(6, 2, 3, 21)
     step = build_step(q, k, low=4, after=6)
-    shared = {} if bounds is None else {OWN: bounds}
-    plain = VoteScore().scores(step)
-    assert torch.equal(VoteScore(contrast=True).scores(replace(step, shared=shared)), plain)
+    query, plain = QueryState(question=bounds), VoteScore().scores(step)
+    assert torch.equal(VoteScore(contrast=True).scores(replace(step, query=query)), plain)
 
 
 def test_contrast_is_for_softmax() -> None:
@@ -227,7 +225,7 @@ def test_contrast_is_for_softmax() -> None:
         VoteScore(rule="max", contrast=True)
 
 
-@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max", pool="mean")])
+@pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max")])
 @pytest.mark.parametrize("reduced", [False, True])
 def test_blockwise_in_two_passes_is_the_same(
     monkeypatch: pytest.MonkeyPatch, score: SumScore | VoteScore, reduced: bool
@@ -240,7 +238,6 @@ def test_blockwise_in_two_passes_is_the_same(
     monkeypatch.setattr(step_module, "BLOCK_ELEMENTS", 1)
     in_blocks = score.scores(step)
     monkeypatch.setattr(scores_module, "KEEP_ELEMENTS", 1)
-    monkeypatch.setattr("esa_cli.methods.voting.KEEP_ELEMENTS", 1)
     calls: list[bool] = []
     for name in ("sums", "head_logits"):
         original = getattr(Step, name)
@@ -270,9 +267,9 @@ def test_a_shortlist_of_everything_is_the_whole_vote(shortlist: int) -> None:
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("rotate", [False, True])
-@pytest.mark.parametrize(("rule", "pool"), [("softmax", "max"), ("max", "mean")])
+@pytest.mark.parametrize("rule", ["softmax", "max"])
 @pytest.mark.parametrize("shortlist", [1, 9, 20])
-def test_shortlist(shortlist: int, rule: str, pool: str, rotate: bool, reduced: bool) -> None:
+def test_shortlist(shortlist: int, rule: str, rotate: bool, reduced: bool) -> None:
     q, k = draw(6, 2, 3, 21)
     maps = Linear(torch.randn(2 * DIM, 3), torch.randn(2 * DIM, 3)) if reduced else None
     step = build_step(q, k, low=4, after=6, projection=maps)
@@ -284,10 +281,10 @@ def test_shortlist(shortlist: int, rule: str, pool: str, rotate: bool, reduced: 
         sums = reference.reduced_sum_scores(queries, keys, *both)
     chosen = reference.top_k(sums, shortlist)
     want = [-reference.INFINITY] * 21
-    votes = reference.vote_scores(queries, reference.only(keys, chosen), SCALE, rule, pool)
+    votes = reference.vote_scores(queries, reference.only(keys, chosen), SCALE, rule, "max")
     for place, vote in zip(chosen, votes, strict=True):
         want[place] = vote
-    score = VoteScore(rule=rule, pool=pool, rotate=rotate, shortlist=shortlist)
+    score = VoteScore(rule=rule, rotate=rotate, shortlist=shortlist)
     assert score.features
     same(score.scores(step), want)
 

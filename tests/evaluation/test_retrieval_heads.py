@@ -15,7 +15,8 @@ from conftest import ModelFactory, build_step
 from torch import Tensor
 
 from esa_cli.__main__ import main
-from esa_cli.attention.step import OWN, Step
+from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.step import Step
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.calibration import head_votes
 from esa_cli.evaluation.calibration import retrieval_heads as finding
@@ -159,13 +160,13 @@ def test_a_set_has_heads_of_two_layers_where_good_ones_are() -> None:
 def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteScore]:
     """Two layers' steps of 6 heads over 2 key heads, contrasting own words with others."""
     score = VoteScore(contrast=True)
-    heard, steps = NeedleVotes(range(24, 30), size, sets), []
+    heard, steps = NeedleVotes(range(24, 30), size, sets, score), []
     for layer in range(2):
         step = build_step(
             torch.randn(6, 5, 8), 2 * torch.randn(2, 40, 8), low=3, after=2, score=score
         )
         own = (step.start + 1, step.start + 4)
-        step = replace(step, layer=layer, shared={OWN: own})
+        step = replace(step, layer=layer, query=QueryState(question=own))
         heard(step)
         steps.append(step)
     return heard, steps, score

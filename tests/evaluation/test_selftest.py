@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import build_rope
 
 from esa_cli import models
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.trace import ChunkTrace
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest import selftest_run
@@ -333,7 +335,7 @@ def test_facts_in_several_places_have_no_depth(loaded: Any) -> None:
 def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
     """Blocks of 64 and of 16 keep one account of what was attended to."""
     from esa_cli.evaluation.selftest.shared_prefill import shared_reading
-    from esa_cli.methods.infllm import RECEIVED, InfLLM
+    from esa_cli.methods.infllm import InfLLM
 
     base = resolve(preset.load("tiny-random")).method
     infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
@@ -343,10 +345,9 @@ def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
     sums = []
     for methods in ([infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
-            session.attachment.method = shared_reading(base, methods)
-            session.read("The gate opens at nine. " * 40)
-            memo = session.cache.memory(0).store.memo
-            sums.append(memo[RECEIVED].of(0, session.document_tokens).clone())
+            session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
+            mass = session.cache.memory(0).states[InfLLM].mass
+            sums.append(mass.of(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
 
@@ -386,13 +387,11 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
         made = method_presets.apply(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
             session.read("A word of many. " * 60)
-            seen: list[Seen] = []
-            session.attachment.watch = seen.append
-            session.ask("Which word?", max_new_tokens=3)
+            seen: list[ChunkTrace] = []
+            session.ask("Which word?", max_new_tokens=3, trace=seen.append)
         assert {one.decoding for one in seen} == {True, False}
         for one in seen:
-            rows = [one.far] if isinstance(one.far, torch.Tensor) else one.far
-            assert one.local + max(len(row) for row in rows) <= 4 + 64 + 64, name
+            assert one.local + max(len(row) for row in one.far_rows) <= 4 + 64 + 64, name
 
 
 def test_a_method_over_the_budget_is_refused() -> None:
@@ -414,10 +413,10 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     (made,) = dense_group(TINY).presets
     assert dense_length(TINY) < made.context == made.window.dense
     with Session(loaded.model, loaded.tokenizer, made) as session:
-        seen: list[Seen] = []
-        session.attachment.watch = seen.append
+        seen: list[ChunkTrace] = []
         session.read("word " * 40)
-        session.ask("Which word?", max_new_tokens=3)
+        session.ask("Which word?", max_new_tokens=3, trace=seen.append)
+    assert seen
     assert all(one.local == one.start for one in seen)
     assert made.position["name"] == "true"
 
@@ -460,10 +459,14 @@ def test_depths() -> None:
             depths(wrong)
 
 
-def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Seen:
+def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> ChunkTrace:
     store = MemoryStore(1, 4, torch.float32, torch.device("cpu"))
     queries, lse = torch.zeros(2, 3, 4), torch.zeros(2, 3)
-    return Seen(layer, start, start + 3, 4, local, queries, store, far, lse, decoding=False)
+    places = Positions(torch.zeros(3), torch.zeros(4))
+    return ChunkTrace(
+        layer, start, start + 3, 4, local, far, places, [places], queries, queries, None,
+        build_rope(4), 1.0, store, lse, decoding=False,
+    )  # fmt: skip
 
 
 def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:

@@ -16,8 +16,10 @@ import torch
 from conftest import VOCABULARY, ModelFactory, build_step
 
 from esa_cli.attention.method import Method, Window
+from esa_cli.attention.parts import Score
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.step import REHEARSAL, Step
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.consensus import Consensus, passages
@@ -32,11 +34,10 @@ INFINITY = float("inf")
 
 
 @dataclass(frozen=True)
-class Given:
+class Given(Score):
     """A score that is what the test says."""
 
     values: torch.Tensor
-    features: bool = False
 
     def scores(self, step: Step) -> torch.Tensor:
         return self.values
@@ -62,7 +63,7 @@ def added(*rows: torch.Tensor) -> list[float]:
 def told(
     values: torch.Tensor,
     layer: int,
-    shared: dict[str, Any],
+    shared: QueryState,
     *,
     start: int = 1000,
     chunk: int = CHUNK,
@@ -72,7 +73,7 @@ def told(
     q, k = torch.randn(6, chunk, 8), torch.randn(2, values.shape[0], 8)
     step = build_step(q, k, low=low, after=2, score=Given(values))
     decoding = step.queries.shape[1] == 1
-    return replace(step, layer=layer, start=start, shared=shared, decoding=decoding)
+    return replace(step, layer=layer, start=start, query=shared, decoding=decoding)
 
 
 def scores(rows: int = LAYERS, middle: int = MIDDLE) -> torch.Tensor:
@@ -83,7 +84,7 @@ def selector(**options: Any) -> Consensus:
     return Consensus(**{"smooth": SMOOTH, "proximity": EPSILON, **options})
 
 
-def asked(values: torch.Tensor, shared: dict[str, Any], **options: Any) -> list[list[int]]:
+def asked(values: torch.Tensor, shared: QueryState, **options: Any) -> list[list[int]]:
     """The question's selection in every layer."""
     method = selector(**options)
     return [
@@ -205,7 +206,7 @@ def test_no_votes_no_window() -> None:
 
 def test_whole_passages_from_what_the_layers_agree_on() -> None:
     values = scores()
-    got = asked(values, {}, passage=4)
+    got = asked(values, QueryState(), passage=4)
     want = [
         whole_windows(added(*values[: layer + 1].double()), BUDGET, 4, 0.0)
         for layer in range(LAYERS)
@@ -214,28 +215,28 @@ def test_whole_passages_from_what_the_layers_agree_on() -> None:
 
 
 def test_the_second_reading_has_what_the_first_agreed_on() -> None:
-    values, shared = scores(), dict[str, Any]()
+    values, shared = scores(), QueryState()
     first = asked(values, shared, rounds=2)
-    kept = selector(rounds=2).again(shared)
-    again = asked(scores(), dict(kept), rounds=2)
+    shared.selector = selector(rounds=2).after_survey(shared.selector)
+    again = asked(scores(), shared, rounds=2)
     assert again == [first[-1]] * LAYERS
-    word = told(scores(1)[0], 0, dict(kept), start=1005, chunk=1)
+    word = told(scores(1)[0], 0, shared, start=1005, chunk=1)
     answer = selector(rounds=2).select(word, BUDGET)
     assert answer.tolist() == first[-1]
-    assert selector(rounds=2).again({}) == {}
+    assert selector(rounds=2).after_survey(None).surveyed is None
 
 
 def test_nothing_is_shown_while_the_question_is_rehearsed() -> None:
     """The votes are the same; what they come to is shown the second time."""
-    values, shared = scores(), {REHEARSAL: True}
+    values, shared = scores(), QueryState(surveying=True)
     assert asked(values, shared, rounds=2) == [[]] * LAYERS
-    kept = selector(rounds=2).again(shared)
-    assert asked(values, dict(kept), rounds=2) == [asked(values, {})[-1]] * LAYERS
+    kept = QueryState(selector=selector(rounds=2).after_survey(shared.selector))
+    assert asked(values, kept, rounds=2) == [asked(values, QueryState())[-1]] * LAYERS
 
 
 def test_what_has_become_local_since_is_not_selected() -> None:
     """An agreement on 40 tokens serves a step with 30 of them in the middle."""
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     votes = torch.zeros(MIDDLE)
     votes[[5, 29, 30, 39]] = 1.0
     flat = Consensus(smooth=1, proximity=0)
@@ -250,17 +251,17 @@ def test_what_has_become_local_since_is_not_selected() -> None:
 def test_votes_add_up_through_the_layers() -> None:
     values = scores()
     want = [best(added(*values[: layer + 1]), BUDGET) for layer in range(LAYERS)]
-    assert asked(values, {}) == want
+    assert asked(values, QueryState()) == want
     assert len({tuple(row) for row in want}) > 1
 
 
 def test_votes_of_a_real_score_add_up() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     votes = [0.0] * MIDDLE
     for layer in range(LAYERS):
         q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
         step = build_step(q, k, low=LOW, after=2, score=VoteScore(rotate=False))
-        step = replace(step, layer=layer, shared=shared)
+        step = replace(step, layer=layer, query=shared)
         row = reference.vote_scores(
             reference.plain(q), reference.plain(k), step.scale, "softmax", "max"
         )
@@ -269,7 +270,7 @@ def test_votes_of_a_real_score_add_up() -> None:
 
 
 def test_a_new_start_begins_afresh() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     asked(scores(), shared)
     first, second = scores(2)
     method = selector()
@@ -282,7 +283,7 @@ def test_a_new_start_begins_afresh() -> None:
 
 @pytest.mark.parametrize("layer", [0, 2, 3])
 def test_the_same_start_with_no_later_layer_begins_afresh(layer: int) -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     asked(scores(), shared)
     (row,) = scores(1)
     got = selector().select(told(row, layer, shared), BUDGET)
@@ -290,7 +291,7 @@ def test_the_same_start_with_no_later_layer_begins_afresh(layer: int) -> None:
 
 
 def test_another_beginning_of_the_middle_begins_afresh() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     first, second = scores(2)
     selector().select(told(first, 0, shared), BUDGET)
     got = selector().select(told(second, 1, shared, low=LOW + 1), BUDGET)
@@ -304,26 +305,26 @@ def test_minus_infinity_counts_as_nothing() -> None:
     counted = values.clone()
     counted[values == -INFINITY] = 0.0
     want = [best(counted[0].tolist(), BUDGET), best(added(*counted), BUDGET)]
-    assert asked(values, {}) == want
+    assert asked(values, QueryState()) == want
 
 
 def test_what_has_no_score_is_never_better_than_what_has_one() -> None:
     """Scores that are logits are below zero; left out are those that a shortlist has not."""
     values = scores(3) - 100.0
     values[:, 10:] = -INFINITY
-    for row in asked(values, {}):
+    for row in asked(values, QueryState()):
         assert max(row) < 10, "BUDGET is less than what has scores"
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     score = VoteScore(rule="max", shortlist=10, rotate=False)
     q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
-    step = replace(build_step(q, k, low=LOW, after=2, score=score), shared=shared)
+    step = replace(build_step(q, k, low=LOW, after=2, score=score), query=shared)
     short = torch.nonzero(score.scores(step).isfinite())[:, 0].tolist()
     single = selector(smooth=1, proximity=0)
     assert set(single.select(step, BUDGET).tolist()) <= set(short)
 
 
 def test_middle_tokens_that_are_new_have_the_fewest_votes() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     voting = selector(answer="vote")
     voting.select(told(torch.arange(MIDDLE) - 500.0, 0, shared), BUDGET)
     longer = torch.zeros(MIDDLE + 3)
@@ -336,7 +337,7 @@ def test_middle_tokens_that_are_new_have_the_fewest_votes() -> None:
 @pytest.mark.parametrize("budget", [MIDDLE, MIDDLE + 1, 1000])
 @pytest.mark.parametrize("chunk", [1, CHUNK])
 def test_a_budget_for_everything_takes_everything(budget: int, chunk: int) -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     asked(scores(), shared)
     step = told(scores(1)[0], 0, shared, start=2000, chunk=chunk)
     assert selector().select(step, budget).tolist() == list(range(MIDDLE))
@@ -344,8 +345,8 @@ def test_a_budget_for_everything_takes_everything(budget: int, chunk: int) -> No
 
 def test_documents_do_not_share() -> None:
     first, second = scores(2)
-    selector().select(told(first, 0, {}), BUDGET)
-    got = selector().select(told(second, 1, {}), BUDGET)
+    selector().select(told(first, 0, QueryState()), BUDGET)
+    got = selector().select(told(second, 1, QueryState()), BUDGET)
     assert got.tolist() == best(second.tolist(), BUDGET)
 
 
@@ -353,7 +354,7 @@ def test_documents_do_not_share() -> None:
 
 
 def test_the_answer_keeps_the_last_layers_passages() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     want = asked(scores(), shared)[-1]
     method = selector()
     for token in range(4):
@@ -366,7 +367,7 @@ def test_the_answer_keeps_the_last_layers_passages() -> None:
 
 
 def test_kept_passages_stand_at_their_place_in_the_document() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     want = asked(scores(), shared)[-1]
     # With a smaller I, an offset into M is larger by the difference.
     step = told(scores(1, MIDDLE + 2)[0], 0, shared, start=2000, chunk=1, low=LOW - 2)
@@ -378,7 +379,7 @@ def test_kept_passages_stand_at_their_place_in_the_document() -> None:
 
 
 def test_kept_passages_stay_inside_the_middle_and_the_budget() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     values = scores()
     want = asked(values, shared)[-1]
     method = selector()
@@ -389,7 +390,7 @@ def test_kept_passages_stay_inside_the_middle_and_the_budget() -> None:
 
 
 def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     asked(scores(), shared)
     method = selector()
     method.select(told(scores(1)[0], 0, shared, start=1005, chunk=1), BUDGET)
@@ -399,7 +400,7 @@ def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
 
 
 def test_a_question_of_one_token_is_a_question() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     first, second = scores(2)
     method = selector()
     got = method.select(told(first, 0, shared, chunk=1), BUDGET)
@@ -409,7 +410,7 @@ def test_a_question_of_one_token_is_a_question() -> None:
 
 
 def test_voting_answers_add_to_the_question() -> None:
-    shared: dict[str, Any] = {}
+    shared = QueryState()
     values = scores()
     asked(values, shared, answer="vote")
     method = selector(answer="vote")
@@ -465,9 +466,9 @@ def attached(make_model: ModelFactory) -> Any:
 
 def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
     cache = attached.new_cache()
-    cache.mode = "reading"
+    cache.begin(QueryState(Phase.PREFILL))
     attached.model(ids[:, :DOCUMENT], past_key_values=cache)
-    cache.mode = "asking"
+    cache.begin(QueryState(Phase.QUESTION))
     return cache
 
 
@@ -481,36 +482,39 @@ def answer(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int
 def test_all_layers_of_a_document_share_one_agreement(attached: Attachment) -> None:
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
     cache = read(attached, ids)
-    shared = cache.memory(0).shared
-    assert all(cache.memory(layer).shared is shared for layer in range(3))
-    assert shared == {}
+    assert cache.query.selector is None
     answer(attached, ids, cache)
-    agreement = shared["consensus"][max(shared["consensus"])]
+    agreements = cache.query.selector.agreements
+    agreement = agreements[max(agreements)]
     # The answer kept what the last layer of the question's last chunk found.
     assert (agreement.layer, agreement.start, agreement.low) == (2, DOCUMENT + 2, 4)
     assert agreement.chosen is not None
-    assert cache.memory(0).shared is not attached.new_cache().own[0].shared
 
 
-def test_taking_tokens_back_empties_the_agreement(attached: Attachment) -> None:
+def test_a_new_turn_begins_without_agreement(attached: Attachment) -> None:
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
     other = torch.cat((ids[:, :DOCUMENT], ids[:, -QUESTION:].flip(1)), dim=1)
     cache = read(attached, ids)
     first = answer(attached, ids, cache)
     cache.truncate(DOCUMENT)
-    assert cache.memory(2).shared == {}
+    cache.begin(QueryState(Phase.QUESTION))
     assert answer(attached, other, cache) != first
     cache.truncate(DOCUMENT)
+    cache.begin(QueryState(Phase.QUESTION))
     assert answer(attached, ids, cache) == first == answer(attached, ids, read(attached, ids))
 
 
-def test_a_reset_empties_the_agreement(attached: Attachment) -> None:
+def test_stock_generate_begins_a_turn_where_tokens_were_taken_back(attached: Attachment) -> None:
+    """Without a session nobody says that a turn begins; the cache sees it."""
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
-    cache = read(attached, ids)
-    answer(attached, ids, cache)
-    shared = cache.memory(0).shared
-    cache.reset()
-    assert shared == {}
+    other = torch.cat((ids[:, :DOCUMENT], ids[:, -QUESTION:].flip(1)), dim=1)
+    cache = attached.new_cache()
+    attached.model(ids[:, :DOCUMENT], past_key_values=cache)
+    first = answer(attached, ids, cache)
+    cache.truncate(DOCUMENT)
+    answer(attached, other, cache)
+    cache.truncate(DOCUMENT)
+    assert answer(attached, ids, cache) == first
 
 
 @dataclass(frozen=True)
@@ -542,9 +546,11 @@ def test_a_whole_question_and_answer(attached: Attachment, chunk: int) -> None:
     """Every layer of the model takes the best of the sum up to it; the answer keeps the last."""
     heard, watched = Heard(), Watched(smooth=3, proximity=1)
     window = replace(attached.method.window, chunk=chunk)
-    attached.method = replace(attached.method, window=window, score=heard, selector=watched)
+    method = replace(attached.method, window=window, score=heard, selector=watched)
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
-    answer(attached, ids, read(attached, ids))
+    cache = read(attached, ids)
+    cache.begin(QueryState(Phase.QUESTION), method)
+    answer(attached, ids, cache)
     # The question's chunks, the short one first; each is a step of its own.
     asked = [DOCUMENT, DOCUMENT + 2] if chunk < QUESTION else [DOCUMENT]
     assert sorted(heard.said) == [(start, layer) for start in asked for layer in range(3)]

@@ -25,14 +25,16 @@ from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method, Window
+from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import recipes, registry
-from esa_cli.methods.infllm import RECEIVED
+from esa_cli.methods.infllm import InfLLM
 from esa_cli.methods.infllm_mass import MARKS
-from esa_cli.methods.tokenselect import KEPT
+from esa_cli.methods.loki import Loki
+from esa_cli.methods.tokenselect import TokenSelect
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import method_presets, preset
@@ -192,10 +194,10 @@ def low_rank(rank: int, fit: int, rotate: bool = True) -> Rule:
     return rule
 
 
-def block_memory(block: int, count: int, per_head: bool, remainder: bool) -> Rule:
+def block_memory(block: int, count: int) -> Rule:
     def rule(place: Place, budget: int) -> Picked:
         whole, heads = place.middle // block, range(len(place.q))
-        left = min(place.middle % block, budget) if remainder else 0
+        left = min(place.middle % block, budget)
         scores = [[0.0] * whole for _ in heads]
         for h in heads:
             keys, query = place.keys(h), mean_of(place.far_queries(h))
@@ -205,8 +207,7 @@ def block_memory(block: int, count: int, per_head: bool, remainder: bool) -> Rul
                     tokens.sort(key=lambda m, h=h: -place.r[h][place.low + m])
                     tokens = tokens[:count]
                 scores[h][b] = reference.dot(query, mean_of([keys[m] for m in tokens]))
-        if not per_head:
-            scores = [[sum(column) for column in zip(*scores, strict=True)]] * len(place.q)
+        scores = [[sum(column) for column in zip(*scores, strict=True)]] * len(place.q)
         out = []
         for row in scores:
             chosen = reference.top_k(row, (budget - left) // block)
@@ -227,9 +228,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def blocks_case(per_head: bool, remainder: bool, position: str = "infllm") -> Case:
-    options = {"block": 4, "representatives": 2, "per_head": per_head, "remainder": remainder}
-    return Case("infllm", lambda: block_memory(4, 2, per_head, remainder), position, options)
+INFLLM = Case("infllm", lambda: block_memory(4, 2), "infllm", {"block": 4, "representatives": 2})
 
 
 CASES = {
@@ -238,9 +237,7 @@ CASES = {
     "lm-infinite-topk": Case(
         "lm-infinite-topk", lambda: last_query, "lm-infinite-topk", {"first_layer": 0}
     ),
-    "infllm": blocks_case(False, True),
-    "infllm whole blocks": blocks_case(False, False),
-    "infllm by head": blocks_case(True, True, "contiguous"),
+    "infllm": INFLLM,
     "tokenselect": Case("tokenselect", lambda: soft_vote(1), "contiguous"),
     "tokenselect pooled": Case("tokenselect", lambda: soft_vote(3), "contiguous", {"pool": 3}),
     "quest": Case("quest", lambda: pages(4), "esa", {"page": 4}),
@@ -361,25 +358,26 @@ class Reader:
     def __post_init__(self) -> None:
         store = MemoryStore(self.k.shape[0], DIM, torch.float32, torch.device("cpu"))
         self.memory = LayerMemory(self.layer, store)
-        self.seen: list[Seen] = []
-        self.attention = Attention(self.method, build_rope(DIM), SCALE, self.seen.append)
+        self.seen: list[ChunkTrace] = []
+        self.attention = Attention(self.method, build_rope(DIM), SCALE)
+        self.query = QueryState(trace=self.seen.append)
 
     def feed(self, upto: int) -> tuple[torch.Tensor, list[Picked]]:
         store, self.seen[:] = self.memory.store, []
         start = len(store)
         store.append(self.k[:, start:upto], self.v[:, start:upto])
-        out = self.attention(self.memory, self.q[:, start:upto])
+        out = self.attention(self.memory, self.q[:, start:upto], self.query)
         return out, [self.by_head(one) for one in self.seen]
 
-    def by_head(self, one: Seen) -> Picked:
+    def by_head(self, one: ChunkTrace) -> Picked:
         if isinstance(one.far, torch.Tensor):
             return [one.far.tolist()] * self.q.shape[0]
         return [row.tolist() for row in one.far]
 
     def crop(self, length: int) -> None:
         """As the cache does it."""
-        self.memory.shared.clear()
-        self.memory.store.crop(length - len(self.memory.store))
+        self.query = QueryState(trace=self.seen.append)
+        self.memory.crop(length - len(self.memory.store))
 
 
 def draw(count: int, heads: int = HEADS, groups: int = GROUPS) -> list[torch.Tensor]:
@@ -487,7 +485,7 @@ def selected(selector: Any, step: Step, budget: int) -> Picked:
 
 MANY: dict[str, tuple[Callable[[], Rule], dict[str, Any]]] = {
     "lm-infinite-topk": (lambda: last_query, {"first_layer": 0}),
-    "infllm": (lambda: block_memory(128, 4, False, True), {}),
+    "infllm": (lambda: block_memory(128, 4), {}),
     "tokenselect": (lambda: soft_vote(1), {}),
     "quest": (lambda: pages(16), {}),
     "loki": (lambda: low_rank(2, 50), {"rank": 2, "fit_tokens": 50}),
@@ -499,15 +497,19 @@ MANY: dict[str, tuple[Callable[[], Rule], dict[str, Any]]] = {
 def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """9,000 tokens come in several blocks of keys, kept between two passes or worked out twice."""
     if not keep:
-        monkeypatch.setattr("esa_cli.methods.by_head.KEEP_ELEMENTS", 0)
         monkeypatch.setattr("esa_cli.attention.scoring.KEEP_ELEMENTS", 0)
     rule, options = MANY[name]
     selector = registry.build("selector", {"name": name, **options})
     step = make_step(
-        middle=9000, chunk=2, heads=2, groups=1, dim=4, observe=getattr(selector, "observe", None)
+        middle=9000,
+        chunk=2,
+        heads=2,
+        groups=1,
+        dim=4,
+        observe=selector.observe if selector.observes else None,
     )
-    received = step.store.memo.get(RECEIVED)
-    r = None if received is None else reference.plain(received.of(0, len(step.store)).T)
+    state = step.states.get(InfLLM)
+    r = None if state is None else reference.plain(state.mass.of(0, len(step.store)).T)
     want = rule()(place_of(step, r), 700)
     got = selected(selector, step, 700)
     # Sums of 9,000 exponentials in two orders may swap two votes that are all but equal.
@@ -593,7 +595,7 @@ def test_tokenselect_reuses_what_a_like_query_selected() -> None:
     assert want != kept
     word = replace(decode_step(second, near), decoding=False)
     assert selector.select(word, 8).tolist() == every.select(word, 8).tolist()
-    assert KEPT not in word.store.memo, "a question begins anew"
+    assert word.states[TokenSelect].last is None, "a question begins anew"
 
 
 def test_tokenselect_forgets_its_selection_with_the_answer() -> None:
@@ -604,6 +606,7 @@ def test_tokenselect_forgets_its_selection_with_the_answer() -> None:
     assert selector.select(far, 8).tolist() == kept, "any cosine from 0 will do"
     assert len(selector.select(far, 5)) == 5, "another budget is another selection"
     step.store.crop(-2)
+    step.states[TokenSelect].crop(len(step.store))
     other = decode_step(step, torch.randn(HEADS, 16))
     fresh = registry.build("selector", {"name": "tokenselect"})
     assert selector.select(other, 8).tolist() == fresh.select(other, 8).tolist()
@@ -656,15 +659,14 @@ def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     selector = registry.build("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
-    name = "loki.4.30.basis"
-    basis = step.store.memo[name].basis
+    basis = step.states[Loki].directions.basis
     later = advance(step, back=40)
     selector.select(later, 16)
-    assert later.store.memo[name].basis is basis, "its tokens are all there"
+    assert later.states[Loki].directions.basis is basis, "its tokens are all there"
     short = advance(advance(later, 60, back=len(later.store) - 20))
     got = selected(selector, short, 16)
-    assert short.store.memo[name].basis is not basis
-    short.store.memo.clear()
+    assert short.states[Loki].directions.basis is not basis
+    short.states.clear()
     assert got == selected(selector, short, 16), "nothing projected by the old one is left"
 
 
@@ -674,7 +676,7 @@ def test_an_answers_token_reads_only_what_is_new(
 ) -> None:
     options = {"infllm": {"block": 8}}.get(name, {})
     selector = registry.build("selector", {"name": name, **options})
-    step = make_step(middle=400, observe=getattr(selector, "observe", None))
+    step = make_step(middle=400, observe=selector.observe if selector.observes else None)
     selector.select(step, 64)
     read: list[tuple[int, int]] = []
     span = MemoryStore.span
@@ -696,47 +698,47 @@ def test_an_answers_token_reads_only_what_is_new(
 def test_infllm_r_is_the_share_of_one_softmax() -> None:
     """What all queries give adds up: 1 for each, less what the far tokens got."""
     data = draw(12)
-    reader = Reader(method_of(blocks_case(False, True)), *data)
+    reader = Reader(method_of(INFLLM), *data)
     reader.feed(10)
-    r = reader.memory.store.memo[RECEIVED].of(0, 10)
+    r = reader.memory.states[InfLLM].mass.of(0, 10)
     close(r.sum(dim=0), torch.full((HEADS,), 10.0))
-    assert reader.memory.store.memo[RECEIVED].of(8, 14)[2:].abs().max() == 0
+    assert reader.memory.states[InfLLM].mass.of(8, 14)[2:].abs().max() == 0
 
 
 def test_infllm_takes_back_what_a_question_gave() -> None:
     """Exactly, when it was not longer than the marks; approximately, when it was."""
-    reader = Reader(method_of(blocks_case(False, True)), *draw(120))
+    reader = Reader(method_of(INFLLM), *draw(120))
     reader.feed(40)
-    before = reader.memory.store.memo[RECEIVED].of(0, 40).clone()
+    before = reader.memory.states[InfLLM].mass.of(0, 40).clone()
     for length, exact in ((40 + WINDOW.chunk * MARKS, True), (41 + WINDOW.chunk * MARKS, False)):
         reader.feed(length)
         reader.crop(40)
-        after = reader.memory.store.memo[RECEIVED].of(0, 40)
+        after = reader.memory.states[InfLLM].mass.of(0, 40)
         assert torch.equal(after, before) == exact
     assert torch.equal(after[: 40 - WINDOW.local], before[: 40 - WINDOW.local])
 
 
 def test_infllm_takes_back_a_long_answer() -> None:
     """Many more tokens than marks; only chunks need one."""
-    reader = Reader(method_of(blocks_case(False, True)), *draw(80))
+    reader = Reader(method_of(INFLLM), *draw(80))
     reader.feed(40)
-    before = reader.memory.store.memo[RECEIVED].of(0, 40).clone()
+    before = reader.memory.states[InfLLM].mass.of(0, 40).clone()
     for length in (44, *range(45, 45 + 3 * MARKS)):
         reader.feed(length)
     reader.crop(40)
-    assert torch.equal(reader.memory.store.memo[RECEIVED].of(0, 40), before)
+    assert torch.equal(reader.memory.states[InfLLM].mass.of(0, 40), before)
 
 
 def test_infllm_without_r_takes_the_mean_of_a_block() -> None:
     """Nothing was observed; later the last chunks were."""
     selector = registry.build("selector", {"name": "infllm", "block": 8})
-    rule = block_memory(8, 4, False, True)
+    rule = block_memory(8, 4)
     step = make_step(middle=50)
     assert selected(selector, step, 30) == rule(place_of(step), 30)
     step = make_step(middle=50)
     for seed in range(5):
         step = advance(step, 9, seed=seed, observe=selector.observe)
-        r = step.store.memo[RECEIVED].of(0, len(step.store)).T
+        r = step.states[InfLLM].mass.of(0, len(step.store)).T
         assert not r[:, :54].any()
         assert selected(selector, step, 30) == rule(place_of(step, reference.plain(r)), 30)
     assert r[:, 60:70].all(), "and now some blocks of M are known"
@@ -838,7 +840,7 @@ def test_recipes_are_the_papers() -> None:
     assert made.position == {"name": "esa", "distance": 6144}
     assert made.compressor["rank"] == 128
     assert settings("esa-individual").score == {
-        "name": "vote", "rule": "max", "rotate": False, "pool": "max", "shortlist": 0,
+        "name": "vote", "rule": "max", "rotate": False, "shortlist": 0,
         "contrast": False, "normalise": "query", "heads": [],
     }  # fmt: skip
     assert settings("esa").window.ending is None

@@ -14,10 +14,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from esa_cli.attention import distance_limit as clipped
-from esa_cli.attention.interfaces import PositionEncoding
 from esa_cli.attention.layer import Attention, LayerMemory
 from esa_cli.attention.method import Method, Window
+from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import TruePositions
+from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Angles
 from esa_cli.attention.scoring import SumScore
 from esa_cli.errors import PresetError
@@ -65,7 +66,7 @@ def attended(
     attention, got, at = Attention(method, build_rope(DIM), SCALE), [], 0
     for upto in pieces:
         memory.store.append(k[:, at:upto], v[:, at:upto])
-        got.append(attention(memory, q[:, at:upto]))
+        got.append(attention(memory, q[:, at:upto], QueryState()))
         at = upto
     want: list[Any] = [[] for _ in range(HEADS)]
     queries, keys, values = (reference.plain(x) for x in (q, k, v))
@@ -425,7 +426,7 @@ def test_changing_frequencies_are_computed_for_each_chunk_once(
     memory = LayerMemory(0, MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu")))
     q, k, v = (torch.randn(n, COUNT, DIM) for n in (HEADS, GROUPS, GROUPS))
     memory.store.append(k, v)
-    Attention(method, build_rope(DIM), SCALE)(memory, q)
+    Attention(method, build_rope(DIM), SCALE)(memory, q, QueryState())
     ends = [8, 18, 28, COUNT]
     assert list(dict.fromkeys(asked)) == ends
     assert asked == sorted(asked)

@@ -14,6 +14,7 @@ from conftest import copy_registries
 
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.parts import Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import builtin, plugin_loading, registry
 from esa_cli.methods.registry import register
@@ -26,12 +27,11 @@ from esa_cli.qa.settings_hash import settings_hash
 PLUGIN = """
 from dataclasses import dataclass
 import torch
-from esa_cli.methods.registry import register
+from esa_cli.methods import Score, register
 
 @register("score", "edited")
 @dataclass(frozen=True)
-class Edited:
-    features = False
+class Edited(Score):
     def scores(self, step):
         return torch.arange(step.middle) * {sign}
 """
@@ -90,9 +90,7 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     def typed() -> Callable[[], str]:
         @register("score", "typed")
         @dataclass(frozen=True)
-        class Typed:
-            features = False
-
+        class Typed(Score):
             def scores(self, step: object) -> torch.Tensor:
                 return torch.zeros(1)
 

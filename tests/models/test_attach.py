@@ -17,6 +17,7 @@ from transformers import (
 
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
@@ -300,27 +301,28 @@ def test_two_documents_of_one_model(make_model: ModelFactory) -> None:
                 assert torch.equal(model(piece, past_key_values=cache).logits, want[i])
 
 
-def test_method_can_be_replaced_between_calls(make_model: ModelFactory) -> None:
+def test_a_turn_may_run_another_method(make_model: ModelFactory) -> None:
     model, ids = make_model("llama"), tokens()
     want = model(ids).logits
     with attach(model, selective()) as attached:
-        attached.method = everything(7, 0)
-        close(model(ids, past_key_values=attached.new_cache()).logits, want)
+        cache = attached.new_cache()
+        cache.begin(QueryState(), everything(7, 0))
+        close(model(ids, past_key_values=cache).logits, want)
 
 
 def test_reading_then_asking(make_model: ModelFactory) -> None:
-    """In mode `reading` no chunk selects, in `asking` all do, in `auto` the last."""
+    """In phase PREFILL no chunk selects, in QUESTION all do, in AUTO the last."""
     model, ids = make_model("llama"), tokens()
     logits = {}
-    for mode in ("reading", "auto", "asking"):
+    for phase in Phase:
         with attach(model, selective(reading="local")) as attached:
             cache = attached.new_cache()
-            cache.mode = mode
-            logits[mode] = model(ids, past_key_values=cache).logits
-    # The last chunk of 8 tokens is the only one that `auto` does otherwise than `reading`.
-    assert torch.equal(logits["auto"][:, :-8], logits["reading"][:, :-8])
-    assert not torch.allclose(logits["auto"][:, -8:], logits["reading"][:, -8:], atol=1e-3)
-    assert not torch.allclose(logits["asking"], logits["auto"], atol=1e-3)
+            cache.begin(QueryState(phase))
+            logits[phase.value] = model(ids, past_key_values=cache).logits
+    # The last chunk of 8 tokens is the only one that AUTO does otherwise than PREFILL.
+    assert torch.equal(logits["auto"][:, :-8], logits["prefill"][:, :-8])
+    assert not torch.allclose(logits["auto"][:, -8:], logits["prefill"][:, -8:], atol=1e-3)
+    assert not torch.allclose(logits["question"], logits["auto"], atol=1e-3)
 
 
 def test_project_now_is_project_later(make_model: ModelFactory) -> None:
@@ -329,12 +331,12 @@ def test_project_now_is_project_later(make_model: ModelFactory) -> None:
     for now in (False, True):
         with attach(model, selective(reading="local")) as attached:
             cache = attached.new_cache()
-            cache.mode = "reading"
+            cache.begin(QueryState(Phase.PREFILL))
             model(ids[:, :50], past_key_values=cache)
             if now:
                 cache.project()
                 assert [cache.memory(i).store.reduced for i in range(2)] == [50, 50]
-            cache.mode = "asking"
+            cache.begin(QueryState(Phase.QUESTION))
             logits.append(model(ids[:, 50:], past_key_values=cache).logits)
     torch.testing.assert_close(*logits)
 
@@ -410,7 +412,7 @@ def test_cache_of_another_model_is_named_and_left_alone(
         with pytest.raises(UsageError, match="made for another model"):
             attached.model(tokens(), past_key_values=foreign)
         assert [layer.get_seq_length() for layer in foreign.layers] == [0, 0]
-        assert not other.arriving
+        assert other.forward_pass.cache is None
 
 
 def test_cache_from_before_detach(make_model: ModelFactory) -> None:

@@ -160,7 +160,7 @@ def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
 ) -> None:
     cache, ids = attached.new_cache(), tokens()
     attached.model(ids[:, :20], past_key_values=cache)
-    with pytest.raises(UsageError, match="do not follow the 20 cached ones"):
+    with pytest.raises(UsageError, match="must follow the 20 cached ones"):
         attached.model(
             ids[:, 20:], past_key_values=cache, position_ids=torch.arange(20)[None] + first
         )
@@ -172,6 +172,6 @@ def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
 
 def test_generate_without_its_cache_is_refused(attached: Attachment) -> None:
     cache, ids = attached.new_cache(), tokens()
-    with pytest.raises(UsageError, match="do not follow") as caught:
+    with pytest.raises(UsageError, match="must follow") as caught:
         attached.model.generate(ids, past_key_values=cache, use_cache=False, max_new_tokens=3)  # type: ignore[operator]
     assert "use_cache on" in caught.value.hint

@@ -13,6 +13,7 @@ import torch
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
+from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingest_events import IngestEvents
@@ -421,7 +422,7 @@ def test_a_method_with_a_memory_keeps_it_and_asks_one_document(
         books = [one.ingest(path) for path in paths]
         assert books[0].entry is None
         one.ask(QUESTION, books[:1])
-        assert one.session.cache.memory(0).store.memo
+        assert one.session.cache.memory(0).states[InfLLM].mass
         with pytest.raises(UsageError, match="one document at a time"):
             one.ask(QUESTION, books)
 

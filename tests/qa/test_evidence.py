@@ -15,15 +15,16 @@ from conftest import VOCABULARY, ModelFactory
 from esa_cli import models
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.selection import TopK
-from esa_cli.attention.trace import Seen
+from esa_cli.attention.trace import ChunkTrace
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
 from esa_cli.qa import preset
-from esa_cli.qa.attention_weights import Witness
+from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.evidence import FOUND, heaviest, rests_on, strength
 from esa_cli.qa.session import Session
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
@@ -35,7 +36,7 @@ DENSE = Window(initial=3, selected=9, local=6, chunk=8, dense=400)
 DISTANCE = 29
 
 
-def distances(method: Method, seen: Seen) -> list[list[tuple[int, list[tuple[int, int]]]]]:
+def distances(method: Method, seen: ChunkTrace) -> list[list[tuple[int, list[tuple[int, int]]]]]:
     """For each head and query of a chunk: what it attended to, as (absolute position, distance)."""
     position, out = method.position, []
     for head in range(seen.queries.shape[0]):
@@ -44,7 +45,7 @@ def distances(method: Method, seen: Seen) -> list[list[tuple[int, list[tuple[int
         for at in range(seen.start, seen.stop):
             near = [(key, at - key) for key in range(seen.start - seen.local, at + 1)]
             if isinstance(position, ReRoPE):
-                near = [(key, min(away, position.reach)) for key, away in near]
+                near = [(key, min(away, position.distance)) for key, away in near]
                 away = [(key, position.distance) for key in far]
             elif isinstance(position, FixedDistance):
                 away = [(key, position.distance) for key in far]
@@ -58,7 +59,9 @@ def distances(method: Method, seen: Seen) -> list[list[tuple[int, list[tuple[int
     return out
 
 
-def probabilities(method: Method, scale: float, seen: Seen) -> dict[tuple[int, int, int], float]:
+def probabilities(
+    method: Method, scale: float, seen: ChunkTrace
+) -> dict[tuple[int, int, int], float]:
     """(head, query, key) -> probability, one softmax a query over all that it attended to."""
     keys, _ = seen.store.span(0, len(seen.store))
     q, k = reference.plain(seen.queries), reference.plain(keys)
@@ -81,16 +84,16 @@ def probabilities(method: Method, scale: float, seen: Seen) -> dict[tuple[int, i
     return out
 
 
-class Checked(Witness):
+class Checked(AttentionWeights):
     """A witness whose shares are compared with the loops, chunk by chunk."""
 
     def __init__(self, attachment: Attachment, tokens: int) -> None:
-        super().__init__(attachment, tokens)
+        super().__init__(len(attachment.body.layers), tokens)
         self.attachment = attachment
         self.checked = 0
         self.weighed: dict[tuple[int, bool, int], float] = {}
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: ChunkTrace) -> None:
         super().__call__(seen)
         self._catch_up()
         if seen.start < self.tokens:
@@ -143,10 +146,16 @@ def ids_of(count: int) -> list[int]:
 
 def read(attachment: Attachment) -> Any:
     cache = attachment.new_cache()
-    cache.mode = "reading"
+    cache.begin(QueryState(Phase.PREFILL))
     feed(attachment, cache, ids_of(TOKENS))
-    cache.mode = "asking"
+    watch(cache, None)
     return cache
+
+
+def watch(cache: Any, trace: Any) -> Any:
+    """A question is asked, and its chunks are traced."""
+    cache.begin(QueryState(Phase.QUESTION, trace=trace))
+    return trace
 
 
 def ask(attachment: Attachment, cache: Any, question: Sequence[int], answer: int = 3) -> None:
@@ -162,7 +171,7 @@ def test_shares_are_the_attention_that_loops_give(
 ) -> None:
     with attach(make_model(kind), method_of(name)) as attachment:
         cache = read(attachment)
-        attachment.watch = witness = Checked(attachment, TOKENS)
+        witness = watch(cache, Checked(attachment, TOKENS))
         ask(attachment, cache, ids_of(11))
     assert witness.checked == 2 * (2 + 3), "two layers; a question of two chunks, three tokens"
     assert witness.by_head is name.startswith("by head")
@@ -174,7 +183,7 @@ def test_shares_are_the_attention_that_loops_give(
 def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory) -> None:
     with attach(make_model("llama"), method_of(name)) as attachment:
         cache = read(attachment)
-        attachment.watch = witness = Checked(attachment, TOKENS)
+        witness = watch(cache, Checked(attachment, TOKENS))
         ask(attachment, cache, ids_of(7))
     assert witness.checked == 2 * (1 + 3)
 
@@ -186,7 +195,9 @@ def test_few_queries_at_a_time_are_the_same(
     test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
 
 
-def weights_by_loops(attachment: Attachment, notes: Sequence[Seen], layers: range) -> list[float]:
+def weights_by_loops(
+    attachment: Attachment, notes: Sequence[ChunkTrace], layers: range
+) -> list[float]:
     """The rule of the witness, one number after the other."""
     most = {(layer, part): [0.0] * TOKENS for layer in layers for part in (False, True)}
     for seen in notes:
@@ -215,16 +226,16 @@ def weights_by_loops(attachment: Attachment, notes: Sequence[Seen], layers: rang
 
 @pytest.mark.parametrize("name", ["contiguous", "dense"])
 def test_weights_are_the_rule(name: str, make_model: ModelFactory) -> None:
-    notes: list[Seen] = []
+    notes: list[ChunkTrace] = []
     with attach(make_model("llama", num_hidden_layers=4), method_of(name)) as attachment:
         cache = read(attachment)
-        witness = Witness(attachment, TOKENS)
+        witness = AttentionWeights(len(attachment.body.layers), TOKENS)
 
-        def both(seen: Seen) -> None:
+        def both(seen: ChunkTrace) -> None:
             notes.append(seen)
             witness(seen)
 
-        attachment.watch = both
+        watch(cache, both)
         ask(attachment, cache, ids_of(5))
         assert witness.layers == range(1, 3), "the middle half"
         want = weights_by_loops(attachment, notes, witness.layers)
@@ -239,11 +250,11 @@ def test_what_was_read_before_the_question_does_not_count(make_model: ModelFacto
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
         feed(attachment, cache, turns)
-        attachment.watch = plain = Witness(attachment, TOKENS)
+        plain = watch(cache, AttentionWeights(2, TOKENS))
         feed(attachment, cache, question)
         want = plain.weights
         cache.truncate(TOKENS)
-        attachment.watch = witness = Witness(attachment, TOKENS)
+        witness = watch(cache, AttentionWeights(2, TOKENS))
         feed(attachment, cache, turns)
         feed(attachment, cache, ids_of(5))
         cache.truncate(TOKENS + len(turns))
@@ -255,33 +266,26 @@ def test_an_interrupted_question_leaves_nothing_for_the_next(make_model: ModelFa
     question, answer = ids_of(6), ids_of(1)
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
-        attachment.watch = fresh = Witness(attachment, TOKENS)
+        fresh = watch(cache, AttentionWeights(2, TOKENS))
         feed(attachment, cache, question)
         feed(attachment, cache, answer)
         cache.truncate(TOKENS)
-        witness = Witness(attachment, TOKENS)
+        witness = AttentionWeights(len(attachment.body.layers), TOKENS)
 
-        def stop(seen: Seen) -> None:
+        def stop(seen: ChunkTrace) -> None:
             witness(seen)
             if seen.decoding and seen.layer == 0:
                 raise KeyboardInterrupt
 
-        attachment.watch = stop
+        watch(cache, stop)
         with pytest.raises(KeyboardInterrupt):
             ask(attachment, cache, ids_of(8))
         assert float(witness.weights.sum()) > 0, "what was seen so far can be shown"
         cache.truncate(TOKENS)
-        attachment.watch = witness
+        watch(cache, witness)
         feed(attachment, cache, question)
         feed(attachment, cache, answer)
     assert torch.equal(witness.weights, fresh.weights)
-
-
-def test_reading_is_not_watched(make_model: ModelFactory) -> None:
-    with attach(make_model("llama"), method_of("contiguous")) as attachment:
-        attachment.watch = witness = Witness(attachment, TOKENS)
-        read(attachment)
-    assert float(witness.weights.sum()) == 0.0
 
 
 def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactory) -> None:
@@ -289,7 +293,7 @@ def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactor
     question = ids_of(6)
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
-        attachment.watch = one = Witness(attachment, TOKENS)
+        one = watch(cache, AttentionWeights(2, TOKENS))
         ask(attachment, cache, question, answer=0)
         cache.truncate(TOKENS)
         stores = [layer.memory.store for layer in cache.own]
@@ -304,8 +308,7 @@ def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactor
             ],
             [layer.memory.projection for layer in cache.own],
         )
-        joined.mode = "asking"
-        attachment.watch = two = Witness(attachment, TOKENS)
+        two = watch(joined, AttentionWeights(2, TOKENS))
         ask(attachment, joined, question, answer=0)
     assert torch.allclose(one.weights, two.weights, atol=1e-6)
 
@@ -323,10 +326,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 @pytest.mark.parametrize("most", [1, 5])
 def test_a_session_is_watched_whatever_the_answers_length(session: Session, most: int) -> None:
     """After one token there was no step of decoding, and the question still counts."""
-    session.attachment.watch = witness = Witness(session.attachment, session.document_tokens)
-    session.ask("What closes at dusk?", max_new_tokens=most)
-    session.ask("When does the gate open?", max_new_tokens=most)
-    session.attachment.watch = None
+    witness = AttentionWeights(session.layers, session.document_tokens)
+    session.ask("What closes at dusk?", max_new_tokens=most, trace=witness)
+    session.ask("When does the gate open?", max_new_tokens=most, trace=witness)
     assert float(witness.asked.sum()) > 0
     assert torch.equal(witness.weights, witness.asked) is (most == 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +249,9 @@ def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
         session.read(TEXT)
         length, seen = session.document_tokens, list[Any]()
-        session.attachment.watch = seen.append
+        session.ask = partial(Session.ask, session, trace=seen.append)
         first = session.ask(QUESTION, max_new_tokens=3)
-        session.attachment.watch = None
+        del session.ask
         assert session.cache.get_seq_length() == length
         layers = len(loaded.model.model.layers)
         steps = [one for one in seen if not one.decoding]
@@ -275,11 +276,11 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
     found = []
     for whole in (False, True):
         if whole:
-            monkeypatch.setattr("esa_cli.attention.scoring.VoteScore.last", None)
+            monkeypatch.setattr("esa_cli.methods.voting.VoteScore.last_layer", None)
         with Session(loaded.model, loaded.tokenizer, chosen) as session:
             session.read(TEXT)
             seen: list[Any] = []
-            session.attachment.watch = seen.append
+            session.ask = partial(Session.ask, session, trace=seen.append)
             answer = session.ask(question, max_new_tokens=3)
             asked = [(one.layer, one.start) for one in seen if not one.decoding]
             found.append((answer.text, asked, [one.far.tolist() for one in seen[-3:]]))
@@ -302,9 +303,9 @@ def test_words_put_into_the_mouth_have_no_vote(loaded: Any) -> None:
         session.read(TEXT)
         for prime in ("", "The gate opens when the market closes. " * 2):
             seen: list[Any] = []
-            session.attachment.watch = seen.append
+            session.ask = partial(Session.ask, session, trace=seen.append)
             session.ask("When?", prime=prime, max_new_tokens=2)
-            session.attachment.watch = None
+            del session.ask
             picked.append(seen[-1].far.tolist())
     assert picked[0] == picked[1]
 
@@ -315,7 +316,7 @@ def test_a_short_text_is_asked_once(loaded: Any) -> None:
     with Session(loaded.model, loaded.tokenizer, chosen) as session:
         session.read("The gate opens at nine.")
         starts: list[int] = []
-        session.attachment.watch = lambda seen: starts.append(seen.start)
+        session.ask = partial(Session.ask, session, trace=lambda seen: starts.append(seen.start))
         session.ask("When?", max_new_tokens=1)
         assert starts.count(session.document_tokens) == len(loaded.model.model.layers)
 
@@ -390,8 +391,9 @@ def test_the_layers_are_told_which_words_are_the_questions_own(session: Session)
     assert 0 < low < high < len(ids)
     session.read(TEXT)
     bounds = []
-    session.attachment.watch = lambda seen: bounds.append(session.cache.shared["own"])
-    session.ask(QUESTION, max_new_tokens=2)
+    session.ask(
+        QUESTION, max_new_tokens=2, trace=lambda _: bounds.append(session.cache.query.question)
+    )
     length = session.document_tokens
     assert set(bounds) == {(length + low, length + high)}
 
@@ -404,7 +406,7 @@ def test_the_question_stays_in_view_and_the_documents_end_does_not(
     with Session(loaded.model, loaded.tokenizer, chosen) as session:
         session.read(TEXT)
         seen: list[Any] = []
-        session.attachment.watch = seen.append
+        session.ask = partial(Session.ask, session, trace=seen.append)
         session.ask(QUESTION * 8, max_new_tokens=4)
         length = session.document_tokens
         assert len({one.start for one in seen}) > 4
@@ -436,10 +438,12 @@ def test_a_question_of_one_token_selects_for_itself(loaded: Any) -> None:
         session.read(TEXT)
         for _ in range(2):
             far: dict[tuple[int, int], list[int]] = {}
-            session.attachment.watch = lambda one, far=far: far.setdefault(  # type: ignore[misc]
-                (one.layer, one.start), one.far.tolist()
+            answer = session.ask(
+                "q",
+                max_new_tokens=4,
+                trace=lambda one, far=far: far.setdefault((one.layer, one.start), one.far.tolist()),  # type: ignore[misc]
             )
-            assert session.ask("q", max_new_tokens=4).question_tokens == 1
+            assert answer.question_tokens == 1
             seen.append({at: rows for at, rows in far.items() if at[1] == session.document_tokens})
     assert len(seen[0]) == 2
     assert seen[0] == seen[1]
@@ -498,7 +502,7 @@ def test_a_document_is_read_on_as_it_was_begun(loaded: Any) -> None:
                 session.resume(stop)
             session.use(between)
             session.resume()
-            assert session.attachment.method.reading == between.reading
+            assert session.method.reading == between.reading
             rows.append(session.cache.memory(1).store.span(1100, 1200)[0])
     assert torch.equal(*rows)
 
