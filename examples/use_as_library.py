@@ -54,12 +54,7 @@ def main() -> None:
         cache = attachment.new_cache()  # 2
         cache.begin(QueryState(Phase.PREFILL))
         for piece in document.split(READ_AT_ONCE, dim=1):
-<<<<<<< HEAD
             model.base_model(piece, past_key_values=cache)  # 3: prefill needs no logits
-        cache.mode = "asking"
-=======
-            model.base_model(piece, past_key_values=cache)  # 3: no logits are needed to read
->>>>>>> 5aedfaa (State: tests follow)
         for question in given.questions:
             cache.begin(QueryState(Phase.QUESTION))
             asked = torch.tensor([prompt.question(question)]).to(model.device)
