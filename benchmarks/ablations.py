@@ -50,9 +50,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     shares, started = [], time.perf_counter()
     for question in sample.questions:
         recall = NeedleRecall()
-        session.attachment.watch = recall
-        session.ask(question.text, max_new_tokens=1)
-        session.attachment.watch = None
+        session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
         shares.append(recall.shares([positions(spans, f.start, f.end, head) for f in facts]))
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]

@@ -21,6 +21,8 @@ from common import NEEDLES, append_line, load_lines, token_counter, tokens
 from recipe import paragraphs, planted
 from torch import Tensor
 
+from esa_cli.methods import Selector
+
 COMMON = [
     *("window.initial=64", "window.ending=null", "window.dense=null", "compressor.name=none"),
     *("reading=local", "selector.passage=0", "selector.rounds=1", "score.contrast=false"),
@@ -35,11 +37,28 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Selector):
     """A selector that records what another one selects for the question, by layer."""
 
     inner: Any
     chosen: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def sums_layers(self) -> bool:
+        return bool(self.inner.sums_layers)
+
+    @property
+    def surveys(self) -> bool:
+        return bool(self.inner.surveys)
+
+    def new_turn_state(self) -> Any:
+        return self.inner.new_turn_state()
+
+    def survey_complete(self, step: Any) -> bool:
+        return bool(self.inner.survey_complete(step))
+
+    def after_survey(self, turn: Any) -> Any:
+        return self.inner.after_survey(turn)
 
     def select(self, step: Any, budget: int) -> Tensor:
         offsets: Tensor = self.inner.select(step, budget)
@@ -57,10 +76,10 @@ def needle_tokens(session: Any, text: str, needle: str) -> range:
 def shares(session: Any, text: str, needles: list[dict[str, Any]]) -> dict[int, float]:
     """Mean share of the needles' tokens selected, by layer; nothing is generated."""
     found: dict[int, list[float]] = defaultdict(list)
-    method = session.attachment.method
+    method = session.method
     for needle in needles:
         recorded = Recorded(method.selector)
-        session.attachment.method = dataclasses.replace(method, selector=recorded)
+        session.method = dataclasses.replace(method, selector=recorded)
         session.ask(needle["question"], max_new_tokens=1)
         place = needle_tokens(session, text, needle["needle"])
         for layer, chosen in recorded.chosen.items():

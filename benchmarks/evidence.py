@@ -33,8 +33,8 @@ from common import (
 )
 from torch import Tensor
 
-from esa_cli.attention.trace import Seen
-from esa_cli.qa.attention_weights import Witness
+from esa_cli.attention.trace import ChunkTrace
+from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.evidence import FOUND, heaviest, strength
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
@@ -55,12 +55,12 @@ class Plain:
         return self
 
 
-class Study(Witness):
+class Study(AttentionWeights):
     """Attention weights that also keep every layer's and head's share of the latest question."""
 
     def __init__(self, session: Any) -> None:
-        super().__init__(session.attachment, session.document_tokens)
-        self.shipped = Witness(session.attachment, session.document_tokens)
+        super().__init__(session.layers, session.document_tokens)
+        self.shipped = AttentionWeights(session.layers, session.document_tokens)
         self.layers = range(session.model.config.num_hidden_layers)
         self.witness_s = self.study_s = 0.0
         self.clear()
@@ -69,7 +69,7 @@ class Study(Witness):
         super().clear()
         self.kept: dict[tuple[int, bool], list[Any]] = {}
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: ChunkTrace) -> None:
         started = time.perf_counter()
         self.shipped(seen)
         middle = time.perf_counter()
@@ -77,7 +77,7 @@ class Study(Witness):
         self.witness_s += middle - started
         self.study_s += time.perf_counter() - middle
 
-    def note(self, seen: Seen, share: Any) -> None:
+    def note(self, seen: ChunkTrace, share: Any) -> None:
         self.kept.setdefault((seen.layer, seen.decoding), []).append(share)
 
     def pooled(
@@ -140,11 +140,7 @@ def place_of(passages: Sequence[Any], start: int, end: int) -> int | None:
 
 def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[str, Any]:
     study = Study(session)
-    session.attachment.watch = study
-    try:
-        answer = session.ask(question["question"], max_new_tokens=most)
-    finally:
-        session.attachment.watch = None
+    answer = session.ask(question["question"], max_new_tokens=most, trace=study)
     row: dict[str, Any] = {
         "set": book.name,
         "tokens": session.document_tokens,

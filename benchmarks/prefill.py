@@ -35,11 +35,13 @@ def dense(model: Any, ids: torch.Tensor, feed: int) -> float:
 
 def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
     """Seconds for the same prefill through ESA, reduced keys included."""
+    from esa_cli.attention.query_state import Phase, QueryState
     from esa_cli.models.attach import attach
 
     with attach(model, method) as attachment:
         cache = attachment.new_cache()
-        cache.mode, started = "reading", time.perf_counter()
+        cache.begin(QueryState(Phase.PREFILL))
+        started = time.perf_counter()
         for low in range(0, ids.shape[1], feed):
             model.base_model(input_ids=ids[:, low : low + feed], past_key_values=cache)
         cache.project()

@@ -15,6 +15,7 @@ from torch import Tensor
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance import check, check_file
@@ -43,7 +44,7 @@ def test_built_in_methods_conform(kind: str, name: str) -> None:
     [
         ("selector", {"name": "topk", "proximity": 3}),
         ("score", {"name": "sum", "rotate": True}),
-        ("score", {"name": "vote", "rule": "max", "pool": "mean", "rotate": False}),
+        ("score", {"name": "vote", "rule": "max", "rotate": False}),
         ("score", {"name": "vote", "shortlist": 12}),
         ("compressor", {"name": "closed-form", "rank": 3, "fit_tokens": 5}),
     ],
@@ -68,7 +69,7 @@ def test_check_needs_a_method_there_is() -> None:
 
 def test_a_method_must_be_frozen() -> None:
     @dataclass
-    class Open:
+    class Open(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget)
 
@@ -80,19 +81,19 @@ def test_check_file_checks_everything_it_registers(tmp_path: Path) -> None:
     path = tmp_path / "two.py"
     path.write_text(
         "from dataclasses import dataclass\n"
-        "from esa_cli.methods.registry import register\n"
-        "@register('selector', 'a')\n@dataclass(frozen=True)\nclass A:\n"
+        "from esa_cli.methods import Selector, register\n"
+        "@register('selector', 'a')\n@dataclass(frozen=True)\nclass A(Selector):\n"
         "    def select(self, step, budget):\n        raise KeyError(budget)\n"
         "@register('position', 'b')\n@dataclass(frozen=True)\nclass B:\n    pass\n"
     )
     found = check_file(path)
     assert set(found) == {("selector", "a"), ("position", "b")}
     assert failed(found["selector", "a"])["runs: usual"] == "raised KeyError: 16 (two.py, line 7)"
-    assert "has distance, near and far" in failed(found["position", "b"])
+    assert "derived from PositionEncoding" in failed(found["position", "b"])
 
 
 def test_a_setting_without_a_default_is_asked_for() -> None:
-    class Needy:
+    class Needy(Selector):
         file: str
 
         def select(self, step: Step, budget: int) -> Tensor:

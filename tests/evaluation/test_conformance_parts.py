@@ -13,7 +13,8 @@ from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Moments
-from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.interfaces import Positions, Projection
+from esa_cli.attention.parts import Compressor, Score
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import check
@@ -28,51 +29,51 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scores:
     """One broken score each."""
 
-    class NotANumber:
+    class NotANumber(Score):
         features: bool = False
 
         def scores(self, step: Step) -> Tensor:
             return torch.full((step.middle,), torch.nan)
 
-    class Infinite:
+    class Infinite(Score):
         features: bool = False
 
         def scores(self, step: Step) -> Tensor:
             return torch.full((step.middle,), torch.inf)
 
-    class FirstBlockOnly:
+    class FirstBlockOnly(Score):
         features: bool = False
 
         def scores(self, step: Step) -> Tensor:
             blocks = (logits.sum(dim=(0, 1)) for _, logits in step.head_logits(False))
             return next(blocks, step.queries.new_zeros(0))
 
-    class Whole:
+    class Whole(Score):
         features: bool = False
 
         def scores(self, step: Step) -> Tensor:
             return torch.zeros(step.middle, dtype=torch.long)
 
-    class Undecided:
+    class Undecided(Score):
         features: Any = "perhaps"
 
         def scores(self, step: Step) -> Tensor:
             return torch.zeros(step.middle)
 
-    class Dice:
+    class Dice(Score):
         features: bool = False
 
         def scores(self, step: Step) -> Tensor:
             return torch.rand(step.middle)
 
-    class LastOfAll:
+    class LastOfAll(Score):
         features: bool = False
-        last: Any = "the last"
+        last_layer: Any = "the last"
 
         def scores(self, step: Step) -> Tensor:
             return torch.zeros(step.middle)
 
-    class CountsSteps:
+    class CountsSteps(Score):
         features: bool = False
         seen: list[int] = field(default_factory=list, init=False)
 
@@ -80,7 +81,7 @@ class Scores:
             self.seen.append(step.start)
             return torch.full((step.middle,), float(len(self.seen) > 9))
 
-    class ScribblesOnReducedKeys:
+    class ScribblesOnReducedKeys(Score):
         features: bool = True
 
         def scores(self, step: Step) -> Tensor:
@@ -89,7 +90,12 @@ class Scores:
                     reduced.neg_()
             return torch.zeros(step.middle)
 
-    class NeedsOne:
+    class RotatesInSilence(Score):
+        def scores(self, step: Step) -> Tensor:
+            blocks = [block.sum(dim=(0, 1)) for _, block in step.head_logits(True)]
+            return torch.cat(blocks) if blocks else torch.zeros(0)
+
+    class NeedsOne(Score):
         features: bool = True
 
         def scores(self, step: Step) -> Tensor:
@@ -103,12 +109,13 @@ WRONG_SCORES = {
     "Whole": ("floating point", "torch.int64"),
     "Undecided": ("declares features", "'perhaps'"),
     "Dice": ("deterministic", "numbers differ on the same step again"),
-    "LastOfAll": ("declares last", "last is 'the last'"),
+    "LastOfAll": ("declares last_layer", "last_layer is 'the last'"),
     "CountsSteps": ("deterministic", "numbers differ on an equal step, after others"),
     "ScribblesOnReducedKeys": (
         "leaves the store alone",
         "reduced keys: 500 of 520 numbers in the reduced keys changed",
     ),
+    "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
     "NeedsOne": ("runs: empty M", "raised"),
 }
 
@@ -122,7 +129,7 @@ def test_wrong_scores_fail(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Maps:
+class Maps(Projection):
     """A projection to R = 3 that a test may bend."""
 
     apart: int = 0
@@ -156,7 +163,7 @@ class Maps:
     ],
 )
 def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
-    class Broken:
+    class Broken(Compressor):
         fit_tokens: int = field(default=4, init=False)
 
         def fit(self, layer: int, moments: Moments) -> Maps:
@@ -168,7 +175,7 @@ def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> N
 
 
 def test_compressors_may_leave_short_documents_alone() -> None:
-    class Careful:
+    class Careful(Compressor):
         fit_tokens: int = 9
 
         def fit(self, layer: int, moments: Moments) -> Maps | None:
@@ -178,7 +185,7 @@ def test_compressors_may_leave_short_documents_alone() -> None:
 
 
 def test_what_is_fitted_on_all_the_tokens_is_looked_at_too() -> None:
-    class Broken:
+    class Broken(Compressor):
         fit_tokens: int = 9
 
         def fit(self, layer: int, moments: Moments) -> Maps:
@@ -189,7 +196,7 @@ def test_what_is_fitted_on_all_the_tokens_is_looked_at_too() -> None:
 
 @pytest.mark.parametrize("name", ["queries", "keys", "count", "seen"])
 def test_compressors_leave_the_moments_alone(name: str) -> None:
-    class Broken:
+    class Broken(Compressor):
         fit_tokens: int = 4
 
         def fit(self, layer: int, moments: Moments) -> None:
@@ -201,7 +208,7 @@ def test_compressors_leave_the_moments_alone(name: str) -> None:
 
 @pytest.mark.parametrize("count", [-1, 2.5, True])
 def test_fit_tokens_must_be_a_count(count: Any) -> None:
-    class Broken:
+    class Broken(Compressor):
         fit_tokens: int = count
 
         def fit(self, layer: int, moments: Moments) -> None:
@@ -266,26 +273,26 @@ def test_encodings_repeat_themselves_in_every_place() -> None:
 class Encodings:
     """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
 
-    class NoReach(FixedDistance):
-        reach: Any = 0
+    class NoLimit(FixedDistance):
+        max_distance: Any = 0
 
-    class SpokenReach(FixedDistance):
-        reach: Any = "far"
+    class SpokenLimit(FixedDistance):
+        max_distance: Any = "far"
 
-    class OneSharpness(FixedDistance):
-        def sharpness(self, at: Tensor) -> Tensor:
+    class OneScale(FixedDistance):
+        def query_scale(self, at: Tensor) -> Tensor:
             return torch.ones(1)
 
-    class WholeSharpness(FixedDistance):
-        def sharpness(self, at: Tensor) -> Tensor:
+    class WholeScale(FixedDistance):
+        def query_scale(self, at: Tensor) -> Tensor:
             return torch.ones_like(at)
 
-    class LostSharpness(FixedDistance):
-        def sharpness(self, at: Tensor) -> Tensor:
+    class LostScale(FixedDistance):
+        def query_scale(self, at: Tensor) -> Tensor:
             return at.float().log()
 
-    class CommonSharpness(FixedDistance):
-        def sharpness(self, at: Tensor) -> Tensor:
+    class CommonScale(FixedDistance):
+        def query_scale(self, at: Tensor) -> Tensor:
             return at.float() - at[0] + 1
 
     class EveryFrequency(FixedDistance):
@@ -310,12 +317,12 @@ class Encodings:
 
 
 WRONG_MEMBERS = {
-    "NoReach": ("declares reach", "reach is 0"),
-    "SpokenReach": ("declares reach", "reach is 'far'"),
-    "OneSharpness": ("sharpness (C,)", "the first tokens: not one factor a query: shape (1,)"),
-    "WholeSharpness": ("sharpness (C,)", "torch.int64"),
-    "LostSharpness": ("sharpness (C,)", "2 factors are not finite and above 0"),
-    "CommonSharpness": ("sharpness (C,)", "the last query's factor is 8, but alone it has 1"),
+    "NoLimit": ("declares max_distance", "max_distance is 0"),
+    "SpokenLimit": ("declares max_distance", "max_distance is 'far'"),
+    "OneScale": ("query_scale (C,)", "the first tokens: not one factor a query: shape (1,)"),
+    "WholeScale": ("query_scale (C,)", "torch.int64"),
+    "LostScale": ("query_scale (C,)", "2 factors are not finite and above 0"),
+    "CommonScale": ("query_scale (C,)", "the last query's factor is 8, but alone it has 1"),
     "EveryFrequency": ("frequencies (D / 2,)", "short: not D / 2 = 4 frequencies: shape (8,)"),
     "NoFrequency": ("frequencies (D / 2,)", "frequencies are not finite floats from 0"),
     "Overwritten": ("frequencies (D / 2,)", "changes the frequencies it is given"),
@@ -334,15 +341,14 @@ def test_wrong_optional_members_fail(name: str) -> None:
 
 def test_optional_members_are_looked_at_where_there_are_any() -> None:
     class Whole(FixedDistance):
-        reach = 7
+        max_distance: int = 7
 
-        def sharpness(self, at: Tensor) -> Tensor:
+        def query_scale(self, at: Tensor) -> Tensor:
             return torch.full(at.shape, 1.5)
 
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
             return inverse / 2, factor
 
     registry.register("position", "whole")(dataclass(frozen=True)(Whole))
-    optional = {"declares reach", "sharpness (C,)", "frequencies (D / 2,)"}
-    assert optional <= {finding.check for finding in check("position", "whole") if finding.passed}
-    assert not optional & {finding.check for finding in check("position", "esa")}
+    members = {"declares max_distance", "query_scale (C,)", "frequencies (D / 2,)"}
+    assert members <= {finding.check for finding in check("position", "whole") if finding.passed}

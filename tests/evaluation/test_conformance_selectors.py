@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
+from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import advance, make_step
 from esa_cli.evaluation.conformance.random_steps import watched
@@ -24,7 +26,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     copy_registries(monkeypatch)
 
 
-class First:
+class First(Selector):
     def select(self, step: Step, budget: int) -> Tensor:
         return first(step, budget)
 
@@ -36,80 +38,87 @@ def loud(step: Step, budget: int) -> Tensor:
     return best.sort().values
 
 
-class Uncut(list[Tensor]):
-    """A memo value that stays as it is when tokens are taken back."""
+@dataclass
+class Uncut(LayerState):
+    """A layer state that stays as it is when tokens are taken back."""
 
-    def truncate(self, length: int) -> None:
+    kept: Tensor | None = None
+
+    def crop(self, length: int) -> None:
         pass
 
 
 class Selectors:
     """One broken selector each; `WRONG_SELECTORS` is what the suite has to say."""
 
-    class Duplicates:
+    class Duplicates(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget) // 2
 
-    class Descending:
+    class Descending(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget).flip(0)
 
-    class TooFar:
+    class TooFar(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget) + 1
 
-    class Negative:
+    class Negative(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget) - 1
 
-    class Greedy:
+    class Greedy(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, step.middle)
 
-    class Narrow:
+    class Narrow(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget).int()
 
-    class Square:
+    class Square(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget)[None]
 
-    class AList:
+    class AList(Selector):
         def select(self, step: Step, budget: int) -> Any:
             return first(step, budget).tolist()
 
-    class Random:
+    class Random(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return torch.randperm(step.middle)[:budget].sort().values
 
-    class Scribbler:
+    class Scribbler(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             step.queries.mul_(2)
             return first(step, budget)
 
-    class ScribblingObserver:
+    class ScribblingObserver(Selector):
         def observe(self, step: Step) -> None:
             step.queries.mul_(2)
 
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget)
 
-    class Vandal:
+    class Vandal(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             step.store.span(0, 3)[1].mul_(2)
             return first(step, budget)
 
-    class NotEmpty:
+    class NotEmpty(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             assert step.middle > 0, "nothing to choose from"
             return first(step, budget)
 
-    class Remembers:
-        def select(self, step: Step, budget: int) -> Tensor:
-            kept: list[Tensor] = step.store.memo.setdefault("kept", Uncut([first(step, budget)]))
-            return kept[0]
+    class Remembers(Selector):
+        def new_layer_state(self) -> Uncut:
+            return Uncut()
 
-    class RemembersInItself:
+        def select(self, step: Step, budget: int) -> Tensor:
+            state = step.layer_state(self)
+            state.kept = first(step, budget) if state.kept is None else state.kept
+            return state.kept
+
+    class RemembersInItself(Selector):
         kept: dict[int, Tensor] = field(default_factory=dict, init=False)
 
         def select(self, step: Step, budget: int) -> Tensor:
@@ -117,68 +126,67 @@ class Selectors:
                 self.kept[step.layer] = loud(step, budget)
             return self.kept.get(step.layer, loud(step, budget))
 
-    class ThreeRounds(First):
-        rounds: Any = 3
+    class SurveysPerhaps(First):
+        surveys: Any = 3
 
-    class NothingAgain(First):
-        rounds: int = 2
+    class NothingAfter(First):
+        surveys: bool = True
 
-    class NoneAgain(NothingAgain):
-        def again(self, shared: dict[str, Any]) -> None:
-            return None
+        def after_survey(self, turn: Any) -> Any:
+            return turn.agreements
 
     class SumsPerhaps(First):
         sums_layers: Any = "perhaps"
 
-    class RandomInLateLayers:
+    class RandomInLateLayers(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             some = torch.randperm(step.middle)[:budget].sort().values
             return some if step.layer > 20 else first(step, budget)
 
-    class TwoHeads:
+    class TwoHeads(Selector):
         def select(self, step: Step, budget: int) -> list[Tensor]:
             return [first(step, budget)] * 2
 
-    class OneHeadTooFar:
+    class OneHeadTooFar(Selector):
         def select(self, step: Step, budget: int) -> list[Tensor]:
             rows = [first(step, budget)] * (step.queries.shape[0] - 1)
             return [*rows, first(step, budget) + 1]
 
-    class OneHeadSquare:
+    class OneHeadSquare(Selector):
         def select(self, step: Step, budget: int) -> list[Tensor]:
             rows = [first(step, budget)] * (step.queries.shape[0] - 1)
             return [first(step, budget)[None], *rows]
 
-    class OneHeadRandom:
+    class OneHeadRandom(Selector):
         def select(self, step: Step, budget: int) -> list[Tensor]:
             some = torch.randperm(step.middle)[:budget].sort().values
             return [some] + [first(step, budget)] * (step.queries.shape[0] - 1)
 
-    class Fraction:
+    class Fraction(Selector):
         def allowance(self, step: Step, budget: int) -> Any:
             return budget / 2
 
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget)
 
-    class OverItsAllowance:
+    class OverItsAllowance(Selector):
         def allowance(self, step: Step, budget: int) -> int:
             return budget // 2
 
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, 2 * budget)
 
-    class EarlyLayersOnly:
+    class EarlyLayersOnly(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             assert step.layer < 30, "no such layer"
             return first(step, budget)
 
-    class NotForAnswers:
+    class NotForAnswers(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             assert not step.decoding, "an answer"
             return first(step, budget)
 
-    class Idle:
+    class Idle(Selector):
         pass
 
 
@@ -207,11 +215,10 @@ WRONG_SELECTORS = {
     "Remembers": ("works after the store is cropped", "M = 6: not within the budget"),
     "RemembersInItself": ("deterministic", "an answer's token: "),
     "RandomInLateLayers": ("deterministic", "a late layer: "),
-    "ThreeRounds": ("declares its optional members", "rounds is 3, not 1 or 2"),
-    "NothingAgain": ("declares its optional members", "no attribute 'again'"),
-    "NoneAgain": ("declares its optional members", "again gives None, not a dict"),
-    "SumsPerhaps": ("declares its optional members", "sums_layers is 'perhaps'"),
-    "Idle": ("has select(step, budget)", "no such method"),
+    "SurveysPerhaps": ("declares its members", "surveys is 3, not True or False"),
+    "NothingAfter": ("declares its members", "no attribute 'agreements'"),
+    "SumsPerhaps": ("declares its members", "sums_layers is 'perhaps'"),
+    "Idle": ("builds", "abstract method"),
 }
 
 
@@ -243,7 +250,7 @@ def test_make_step_has_the_shapes_it_says() -> None:
 class Right:
     """Selectors that use all that the protocol allows."""
 
-    class Ragged:
+    class Ragged(Selector):
         def allowance(self, step: Step, budget: int) -> int:
             return step.middle if step.layer == 0 else budget
 
@@ -251,7 +258,7 @@ class Right:
             heads = step.queries.shape[0]
             return [first(step, budget * head // heads) for head in range(heads)]
 
-    class Observing:
+    class Observing(Selector):
         def observe(self, step: Step) -> None:
             assert step.lse is not None
             assert step.lse.shape == step.queries.shape[:2]
@@ -260,10 +267,15 @@ class Right:
             assert step.lse is None
             return first(step, budget)
 
-    class SharedByLayers:
+    class SharedByLayers(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
-            kept: Tensor = step.shared.setdefault("kept", first(step, budget))
-            return kept[:budget]
+            kept: list[Tensor] = step.turn_state(self)
+            if not kept:
+                kept.append(first(step, budget))
+            return kept[0][:budget]
+
+        def new_turn_state(self) -> list[Tensor]:
+            return []
 
 
 @pytest.mark.parametrize("name", ["Ragged", "Observing", "SharedByLayers"])

@@ -169,13 +169,7 @@ def test_a_span_inside_a_segment_is_the_mapped_file_itself(tmp_path: Path) -> No
 
 def test_what_is_on_disk_cannot_be_taken_back(tmp_path: Path) -> None:
     stored, plain, _ = pair(tmp_path, 40, 6)
-<<<<<<< HEAD
-    stored.memo["rows"], stored.memo["other"] = GrowingRows(1, torch.float32, CPU), 1
-    stored.memo["rows"].append(torch.zeros(46, 1))
     with pytest.raises(ValueError, match="at least -6, got -7"):
-=======
-    with pytest.raises(ValueError, match="cannot be taken back"):
->>>>>>> f0d8666 (State: tests follow)
         stored.crop(-7)
     assert len(stored) == 46
     stored.crop(-2)
