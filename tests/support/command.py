@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -21,3 +23,21 @@ class Result(NamedTuple):
 
 
 Esa = Callable[..., Result]
+ROOT = Path(__file__).parents[2]
+TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
+
+
+def fail(result: Result, code: int, *words: str) -> None:
+    """The exit code, nothing on stdout, one message and one hint, which say these words."""
+    assert result.code == code, result.err
+    assert result.out == ""
+    lines = [line for line in result.err.splitlines() if line != "esa: starting"]
+    assert lines[0].startswith("esa: ")
+    assert 1 <= len(lines) <= 2
+    assert all(line.startswith("     ") for line in lines[1:])
+    for word in words:
+        assert word in result.err
+
+
+def listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

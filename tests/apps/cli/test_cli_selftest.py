@@ -14,13 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_fixtures import cache, esa, note, surroundings
+from command import ROOT, TINY, Esa, fail, listen
 from rich.console import Console
-from test_commands import ROOT, TINY, Esa, cache, esa, fail, listen, note, surroundings
 
 from esa_cli.apps.cli.progress_display import SelftestDisplay
 from esa_cli.apps.cli.terminal import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 SMALL = [*TINY, "--no-dense", "--quiet", "--samples", "2"]
 

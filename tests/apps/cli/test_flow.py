@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Esa
-from test_commands import TINY, cache, esa, surroundings
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa
 
 __all__ = ["cache", "esa", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
 
 TEXTS = {"one.md": "The gate opens at nine. " * 40, "two.md": "The boat leaves at noon. " * 30}
 

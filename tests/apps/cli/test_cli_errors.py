@@ -1,0 +1,166 @@
+"""What is wrong with documents, models, memory and words: messages, hints and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, esa, note, surroundings
+from command import TINY, Esa, fail
+
+from esa_cli.__main__ import main
+from esa_cli.qa import session
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["no document and no question"]),
+        (("note.md",), ["the question is missing", "note.md"]),
+        (("-",), ["the question is missing"]),
+        (("Who is Ahab?",), ["the document is missing"]),
+        (("note.md", "note.md"), ["the question is missing"]),
+        (("note.md", ""), ["the question is empty"]),
+        (("note.md", " \n"), ["the question is empty"]),
+        (("note.md", "caf\udce9?"), ["the question is not UTF-8"]),
+        (("-", "-", "What?"), ["only once"]),
+        (("note.md", "What?", "--device", "toaster"), ["toaster"]),
+        (("note.md", "What?", "--dtype", "int8"), ["int8"]),
+        (("note.md", "What?", "--max-new-tokens", "0"), ["--max-new-tokens", "esa ask --help"]),
+        (("note.md", "What?", "--temperature", "-1"), ["--temperature"]),
+        (("note.md", "What?", "--nosuch"), ["--nosuch"]),
+    ],
+)
+def test_usage(esa: Esa, note: str, arguments: tuple[str, ...], words: list[str]) -> None:
+    fail(esa("ask", *arguments, *([] if "--device" in arguments else TINY[:2])), 2, *words)
+
+
+def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
+    fast = ("--set", "window.chunk=256")
+    assert esa("ask", note, "why? " * 1000, *TINY, *fast, "--quiet").code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, ["doc.txt"]),
+        (b"", ["empty"]),
+        (b" \n\t", ["white space"]),
+        (b"\x7fELF\0\0\1", ["program"]),
+        (b"text\0text", ["binary"]),
+        (b"caf\x8e au lait", ["UTF-8", "iconv"]),
+        ("folder", ["nothing to read", "no file"]),
+    ],
+)
+def test_documents(esa: Esa, tmp_path: Path, content: Any, words: list[str]) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / "doc.txt").write_bytes(content)
+    elif content == "folder":
+        (tmp_path / "doc.txt").mkdir()
+    fail(esa("ask", "doc.txt", "What?", *TINY), 3, *words)
+
+
+def test_a_document_refused_by_the_system(
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("esa_cli.documents.file_bytes.open", refuse, raising=False)
+    fail(esa("ask", note, "What?", *TINY), 3, "may not be read")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-p", "tiny-randm"], ["unknown preset", "tiny-random"]),
+        (["-p", "nosuch.yaml"], ["no preset file"]),
+        (["-p", "~no-such-user/p.yaml"], ["no home folder ~no-such-user"]),
+        ([*TINY, "--set", "window.seleted=3"], ["window.seleted", "selected"]),
+        ([*TINY, "--set", "window"], ["KEY=VALUE"]),
+        ([*TINY, "--selector", "topp"], ["unknown selector 'topp'", "topk"]),
+        ([*TINY, "--score", "summ"], ["unknown score 'summ'", "sum"]),
+        ([*TINY, "--position", "eas"], ["unknown position 'eas'", "esa"]),
+        ([*TINY, "--set", "context=1024"], ["trained on 512", "--set context=512"]),
+        ([*TINY, "--plugin", "nosuch.py"], ["no plugin file"]),
+        ([*TINY, "--plugin", "broken.py"], ["ZeroDivisionError"]),
+    ],
+)
+def test_presets_and_plugins(
+    esa: Esa, note: str, tmp_path: Path, options: list[str], words: list[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    fail(esa("ask", note, "What?", *options), 4, *words)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./nosuch", ["no folder ./nosuch"]),
+        ("nosuch/model", ["nosuch/model"]),
+        ("./empty", ["config.json"]),
+        ("nosuch.gguf", ["nosuch.gguf"]),
+        ("random:gpt", ["random:llama"]),
+        ("a b", ["not a model reference"]),
+        ("~no-such-user/m", ["no home folder ~no-such-user"]),
+    ],
+)
+def test_models(esa: Esa, note: str, tmp_path: Path, model: str, words: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    fail(esa("ask", note, "What?", *TINY, "--model", model), 5, *words)
+
+
+def test_an_unsupported_architecture_is_refused_before_loading(
+    esa: Esa, note: str, cache: Path, tmp_path: Path
+) -> None:
+    from esa_cli.models import resolve
+
+    config = json.loads((resolve("random:llama") / "config.json").read_text())
+    config |= {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    tokenizer = (resolve("random:llama") / "tokenizer.json").read_bytes()
+    (tmp_path / "other/tokenizer.json").write_bytes(tokenizer)
+    result = esa("ask", note, "What?", *TINY, "--model", "./other")
+    fail(result, 5, "gpt_neox", "llama")
+
+
+def test_a_document_that_does_not_fit(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "64MiB")
+    fail(esa("ask", note, "What?", *TINY), 6, "64.0 MiB", "a smaller model")
+
+
+def test_memory_that_runs_out(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes")
+
+    monkeypatch.setattr(session.Session, "resume", fill)
+    result = esa("ask", note, "What?", *TINY, "--quiet")
+    fail(result, 6, "the memory ran out", "esa plan")
+
+
+def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trip(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(session.Session, "resume", trip)
+    fail(esa("ask", note, "What?", *TINY, "-q"), 1, "ZeroDivisionError", "ESA_DEBUG=1")
+    monkeypatch.setenv("ESA_DEBUG", "1")
+    assert main(["ask", note, "What?", *TINY, "-q"]) == 1
+
+
+def test_a_message_is_one_line_whatever_the_file_is_called(esa: Esa) -> None:
+    fail(esa("ask", "no\nsuch\x1b[2J.txt", "What?", *TINY), 3, "no such")
+
+
+def test_debug_shows_the_traceback(
+    note: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESA_DEBUG", "1")
+    assert main(["ask", note, "", *TINY]) == 2
+    assert "Traceback" in capsys.readouterr().err

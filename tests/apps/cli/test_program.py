@@ -1,0 +1,146 @@
+"""The program itself: help, completion, the reference, and Ctrl-C in another process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, esa, note, surroundings
+from command import ROOT, TINY, Esa, fail, listen
+
+from esa_cli.apps.cli.cli_app import command
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+def walk(group: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Every command of the program, with the words that call it."""
+    found = [(path, group)]
+    for name, child in getattr(group, "commands", {}).items():
+        found += walk(child, (*path, name))
+    return found
+
+
+COMMANDS = walk(command())
+
+
+def test_version_and_help_without_a_command(esa: Esa) -> None:
+    assert re.fullmatch(r"esa \d+\.\d+\.\d+\n", esa("--version").out)
+    assert "Commands:" in esa().out
+    fail(esa("aks"), 2, "aks")
+    fail(esa("presets"), 2, "esa presets --help")
+
+
+@pytest.mark.parametrize("path", [path for path, _ in COMMANDS], ids=" ".join)
+def test_the_reference_mentions_everything(path: tuple[str, ...]) -> None:
+    text = (ROOT / "docs/cli.md").read_text("utf-8")
+    found = dict(COMMANDS)[path]
+    assert " ".join(("esa", *path)) in text
+    for parameter in found.params:
+        for option in (o for o in parameter.opts if o.startswith("--")):
+            assert f"`{option}" in text, option
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "esa_cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Whoever runs the tests in the background of a shell passes on that SIGINT is ignored.
+        preexec_fn=None if os.name == "nt" else listen,
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    calls = [[*path, "--help"] for path, _ in COMMANDS]
+    code = (
+        "import functools, sys\nfrom esa_cli.__main__ import main\n"
+        "from esa_cli.apps.cli import cli_app\n"
+        "cli_app.command = functools.cache(cli_app.command)\n"
+        f"for call in {calls!r}:\n    assert main(call) == 0\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich'}\n"
+        "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("esa li", {"library"}),
+        ("esa cha", {"chat"}),
+        ("esa library pr", {"prune"}),
+        ("esa ask --no-such", set()),
+        ("esa ask --temp", {"--temperature"}),
+    ],
+)
+def test_the_shell_completes_commands_and_options(words: str, wanted: set[str]) -> None:
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "_ESA_COMPLETE": "complete_bash",
+        "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "esa_cli"], capture_output=True, text=True, env=environment,
+        check=False,
+    )  # fmt: skip
+    assert set(done.stdout.split()) == wanted, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:
+    """Seconds until it ended, and what it last said."""
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    return time.monotonic() - started, err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
+@pytest.mark.process
+def test_ctrl_c_while_reading(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("All work and no play. " * 2_000)
+    process = start("ask", "long.txt", "What?", *TINY, "--set", "window.chunk=1")
+    assert process.stderr is not None
+    while "reading" not in (line := process.stderr.readline()):
+        assert line, "it ended by itself"
+    took, err = interrupt(process)
+    assert process.returncode == 130
+    assert err == "esa: interrupted\n"
+    assert took < 10
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
+@pytest.mark.process
+def test_ctrl_c_while_answering(note: str) -> None:
+    process = start("ask", note, "What?", *TINY, "--quiet", "--max-new-tokens", "1000000")
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    took, err = interrupt(process)
+    assert process.returncode == 130
+    assert err == "esa: interrupted\n"
+    assert took < 10
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
+def test_ctrl_c_during_imports(note: str) -> None:
+    process = start("ask", note, "What?", *TINY)
+    assert process.stderr is not None
+    assert "starting" in process.stderr.readline()
+    _, err = interrupt(process)
+    assert process.returncode == 130
+    assert err == "esa: interrupted\n"

@@ -1,0 +1,44 @@
+"""One run of a command in this process, in a folder of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import Esa, Result
+
+from esa_cli.__main__ import main
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache folder, so that the tiny model is made once."""
+    return tmp_path_factory.mktemp("esa-home")
+
+
+@pytest.fixture
+def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ESA_HOME", str(cache))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
+    def run(*arguments: str) -> Result:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> str:
+    path = tmp_path / "note.md"
+    path.write_text("The gate opens at nine. " * 40, "utf-8")
+    return str(path)
