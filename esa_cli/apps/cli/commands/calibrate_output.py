@@ -48,14 +48,16 @@ def options_for(given: Preset, made: Preset, file: Path) -> str:
     return shlex.join(words)
 
 
-def outcome(wanted: CalibrationRequest, preset: Preset, done: CalibrationStudy) -> dict[str, Any]:
+def outcome(
+    wanted: CalibrationRequest, training: dict[str, Any], preset: Preset, done: CalibrationStudy
+) -> dict[str, Any]:
     """The JSON object; writes it, the picture and the page, where they are asked for.
 
     Raises:
         ResourceError, DocumentError: as `output_paths.writing`.
     """
     result = {"model": preset.model, "preset": preset.name, "for": wanted.aim, **done.as_dict()}
-    result["training"] = wanted.training
+    result["training"] = training
     result["written"] = {"file": str(wanted.out), "method": done.best}
     if wanted.recall_out:
         files.write(wanted.recall_out, json.dumps(result, indent=2) + "\n")

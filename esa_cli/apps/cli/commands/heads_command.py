@@ -29,39 +29,39 @@ if TYPE_CHECKING:
 
 SHOWN = 16
 """Heads in the table."""
-Length = Annotated[str, typer.Option("--length", help="Tokens of the text, as 32k.")]
-Questions = Annotated[
-    int, typer.Option("--questions", min=8, max=32, help="How many needles are asked for.")
-]
-HaystackFile = Annotated[
-    Path | None,
-    typer.Option("--haystack", help="A text file, or a folder of them; else a generated text."),
-]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Other places, other text.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set.")
-]
 
 
 @dataclass(frozen=True)
 class HeadsRequest:
-    """Options of `esa heads`."""
+    """Options of `esa heads` besides those of the model."""
 
-    model: ModelOptions
-    tokens: int
-    questions: int
-    haystack: Path | None
-    seed: int
-    out: Path | None
+    length: Annotated[str, typer.Option(help="Tokens of the text, as 32k.")] = "16k"
+    questions: Annotated[
+        int, typer.Option(min=8, max=32, help="How many needles are asked for.")
+    ] = 32
+    haystack: Annotated[
+        Path | None, typer.Option(help="A text file, or a folder of them; else a generated text.")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Other places, other text.")] = 0
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
+    ] = None
+
+    @property
+    def tokens(self) -> int:
+        """Raises UsageError."""
+        from esa_cli.evaluation.selftest.run_plan import tokens
+
+        return tokens(self.length)
+
+
+DEFAULT_REQUEST = HeadsRequest()
 
 
 @options.command
 def heads(
-    length: Length = "16k",
-    questions: Questions = 32,
-    haystack: HaystackFile = None,
-    seed: Seed = 0,
-    out: Out = None,
+    wanted: HeadsRequest = DEFAULT_REQUEST,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -71,24 +71,22 @@ def heads(
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.evaluation.selftest.run_plan import tokens
 
-    wanted = HeadsRequest(model, tokens(length), questions, haystack, seed, out)
     reporter = Reporter(quiet)
     try:
-        _run(wanted, reporter, as_json)
+        _run(wanted, model, reporter, as_json)
     finally:
         reporter.settle()
 
 
-def _run(wanted: HeadsRequest, reporter: Reporter, as_json: bool) -> None:
+def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json: bool) -> None:
     from esa_cli.apps.cli.terminal import print_json
     from esa_cli.errors import ModelError
 
-    chosen = wanted.model.load_preset()
-    found, result = _steps(wanted, chosen, _check(wanted), reporter)
+    chosen, hay = model.load_preset(), _check(wanted, model)
+    found, result = _steps(wanted, model, chosen, hay, reporter)
     if wanted.out is not None and not found.weak:
-        _write(wanted.out, wanted, found)
+        _write(wanted.out, model, found)
         result["written"] = str(wanted.out)
     if as_json:
         print_json(result)
@@ -98,22 +96,22 @@ def _run(wanted: HeadsRequest, reporter: Reporter, as_json: bool) -> None:
         raise ModelError(f"no heads to put into {wanted.out}", "nothing was written")
 
 
-def _check(wanted: HeadsRequest) -> Haystack:
-    """Checks the files before anything is loaded; returns the haystack."""
+def _check(wanted: HeadsRequest, model: ModelOptions) -> Haystack:
+    """Checks length and files before anything is loaded; returns the haystack."""
     from esa_cli.apps.cli import output_paths as files
     from esa_cli.evaluation.tasks import Haystack
 
-    if wanted.out is not None:
+    if wanted.tokens and wanted.out is not None:
         from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
 
         files.check("--out", wanted.out)
-        refuse_foreign(wanted.out, wanted.model.preset)
+        refuse_foreign(wanted.out, model.preset)
     given = wanted.haystack
     return Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
 
 
 def _steps(
-    wanted: HeadsRequest, chosen: Preset, hay: Haystack, reporter: Reporter
+    wanted: HeadsRequest, model: ModelOptions, chosen: Preset, hay: Haystack, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
@@ -122,11 +120,11 @@ def _steps(
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     voting(chosen)
-    place = ModelPlace.of(wanted.model)
-    model = inspect_model(chosen, place, reporter)
-    model.check([chosen], wanted.tokens)
+    place = ModelPlace.of(model)
+    known = inspect_model(chosen, place, reporter)
+    known.check([chosen], wanted.tokens)
     with quiet_transformers():
-        loaded = model.load(reporter)
+        loaded = known.load(reporter)
         reporter.settle()
         started = time.perf_counter()
         found = _find(loaded, chosen, wanted, hay, reporter)
@@ -188,13 +186,13 @@ def _use(found: RetrievalHeads) -> str:
     return shlex.join(["--set", f"score.heads={heads}"])
 
 
-def _write(path: Path, wanted: HeadsRequest, found: RetrievalHeads) -> None:
+def _write(path: Path, model: ModelOptions, found: RetrievalHeads) -> None:
     from esa_cli.apps.cli.output_paths import writing
     from esa_cli.evaluation.calibration.heads_preset import write
 
     about = f"{found.hits} of {found.held_out} held-out needles first, all heads {found.all_hits}"
     with writing(path):
-        write(path, wanted.model.preset, wanted.model.overrides(), found.chosen, about)
+        write(path, model.preset, model.overrides(), found.chosen, about)
 
 
 def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
