@@ -69,20 +69,11 @@ _FORMS = {
     ),
 }
 _NAMES = {
-    "niah_single_1": "S-NIAH-1",
-    "niah_single_2": "S-NIAH-2",
-    "niah_single_3": "S-NIAH-3",
-    "niah_multikey_1": "MK-NIAH-1",
-    "niah_multikey_2": "MK-NIAH-2",
-    "niah_multikey_3": "MK-NIAH-3",
-    "niah_multivalue": "MV-NIAH",
-    "niah_multiquery": "MQ-NIAH",
-    "vt": "VT",
-    "cwe": "CWE",
-    "fwe": "FWE",
-    "qa_1": "QA-1",
-    "qa_2": "QA-2",
-}
+    "niah_single_1": "S-NIAH-1", "niah_single_2": "S-NIAH-2", "niah_single_3": "S-NIAH-3",
+    "niah_multikey_1": "MK-NIAH-1", "niah_multikey_2": "MK-NIAH-2", "niah_multikey_3": "MK-NIAH-3",
+    "niah_multivalue": "MV-NIAH", "niah_multiquery": "MQ-NIAH", "vt": "VT", "cwe": "CWE",
+    "fwe": "FWE", "qa_1": "QA-1", "qa_2": "QA-2",
+}  # fmt: skip
 TASKS: tuple[BenchTask, ...] = tuple(
     BenchTask(name, title, "RULER", None) for name, title in _NAMES.items()
 )

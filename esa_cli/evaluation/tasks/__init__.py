@@ -23,26 +23,13 @@ from esa_cli.evaluation.tasks.task_sample import Fact, Task, TaskQuestion, TaskR
 from esa_cli.system.registry import nearest
 
 __all__ = [
-    "TASKS",
-    "Fact",
-    "Haystack",
-    "Task",
-    "TaskQuestion",
-    "TaskRequest",
-    "TaskSample",
-    "find_task",
-]
+    "TASKS", "Fact", "Haystack", "Task", "TaskQuestion", "TaskRequest", "TaskSample", "find_task",
+]  # fmt: skip
 
 _ALL: tuple[Task, ...] = (
-    SingleNeedle(),
-    ManyNeedles(),
-    CountingStars(),
-    PASSKEY,
-    NUMBER,
-    KeyValue(),
-    MagicNumbers(),
+    SingleNeedle(), ManyNeedles(), CountingStars(), PASSKEY, NUMBER, KeyValue(), MagicNumbers(),
     OwnDocument(),
-)
+)  # fmt: skip
 TASKS: dict[str, Task] = {one.name: one for one in _ALL}
 """Every self-test by name."""
 
