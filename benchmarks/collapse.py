@@ -9,10 +9,8 @@ for the question, with each layer selecting for itself and with `consensus`.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from common import NEEDLES, append_line, load_lines, token_counter, tokens
 from recipe import paragraphs, planted
 from torch import Tensor
 
-from esa_cli.methods import Selector
+from esa_cli.attention.trace import ChunkTrace
 
 COMMON = [
     *("window.initial=64", "window.ending=null", "window.dense=null", "compressor.name=none"),
@@ -36,36 +34,6 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Recorded(Selector):
-    """A selector that records what another one selects for the question, by layer."""
-
-    inner: Any
-    chosen: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def sums_layers(self) -> bool:
-        return bool(self.inner.sums_layers)
-
-    @property
-    def surveys(self) -> bool:
-        return bool(self.inner.surveys)
-
-    def new_turn_state(self) -> Any:
-        return self.inner.new_turn_state()
-
-    def survey_complete(self, step: Any) -> bool:
-        return bool(self.inner.survey_complete(step))
-
-    def after_survey(self, turn: Any) -> Any:
-        return self.inner.after_survey(turn)
-
-    def select(self, step: Any, budget: int) -> Tensor:
-        offsets: Tensor = self.inner.select(step, budget)
-        self.chosen[step.layer] = offsets + step.low
-        return offsets
-
-
 def needle_tokens(session: Any, text: str, needle: str) -> range:
     """Positions of the needle's tokens in the document."""
     start = text.index(needle.rstrip("."))
@@ -76,15 +44,16 @@ def needle_tokens(session: Any, text: str, needle: str) -> range:
 def shares(session: Any, text: str, needles: list[dict[str, Any]]) -> dict[int, float]:
     """Mean share of the needles' tokens selected, by layer; nothing is generated."""
     found: dict[int, list[float]] = defaultdict(list)
-    method = session.method
     for needle in needles:
-        recorded = Recorded(method.selector)
-        session.method = dataclasses.replace(method, selector=recorded)
-        session.ask(needle["question"], max_new_tokens=1)
+        chosen: dict[int, Tensor] = {}
+
+        def record(trace: ChunkTrace, chosen: dict[int, Tensor] = chosen) -> None:
+            chosen[trace.layer] = torch.cat(list(trace.far_rows))
+
+        session.ask(needle["question"], max_new_tokens=1, trace=record)
         place = needle_tokens(session, text, needle["needle"])
-        for layer, chosen in recorded.chosen.items():
-            inside = ((chosen >= place.start) & (chosen < place.stop)).sum()
-            found[layer].append(float(inside) / len(place))
+        for layer, at in chosen.items():
+            found[layer].append(float(((at >= place.start) & (at < place.stop)).sum()) / len(place))
     return {layer: sum(values) / len(values) for layer, values in sorted(found.items())}
 
 
