@@ -1,8 +1,6 @@
-"""Reads the documents a question is about, from files, folders, patterns or standard input.
+"""Documents as read: from files, folders, patterns or standard input to `Document`.
 
-`readers` makes text of their bytes; here is where the bytes come from, and where in a document a
-character of its text stands. It does not know formats, nor what the text means or how long it is in
-tokens.
+A `Document` knows the page, line and chapter of each character of its text.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ NO_TEXT = "give a document with text in it"
 
 
 class Place(NamedTuple):
-    """Where a character stands: page and chapter where there are any; line from 1 in the text."""
+    """The location of a character: page and chapter, if any; line of the text, from 1."""
 
     page: int | None
     line: int
@@ -52,9 +50,9 @@ class Place(NamedTuple):
 class Document:
     """One document: its text with \\n line endings, and where it came from.
 
-    `source` is the path as given, or "-" for standard input; `bytes` is its length before it was
-    read; `encoding` is the Python name of the encoding a plain text was decoded from. `marks` say
-    where pages and chapters begin; `missing` what the document has and the text has not.
+    `source` is the path as given, or "-" for standard input; `bytes` the file's length; `encoding`
+    the Python name of a plain text's encoding. `marks` are the starts of pages and chapters;
+    `missing` says what the text lacks of the file.
     """
 
     name: str
@@ -66,7 +64,7 @@ class Document:
     missing: tuple[str, ...] = ()
 
     def place(self, offset: int) -> Place:
-        """Where the character at `offset` in `text` stands.
+        """The location of the character at `offset` in `text`.
 
         Raises:
             IndexError: it is outside the text; its length itself is inside.
@@ -117,13 +115,13 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
 
 @dataclass(frozen=True)
 class GatheredDocuments:
-    """The documents that names mean, in order; and what was left out, and why."""
+    """The documents that names mean, in order, and what was left out."""
 
     documents: tuple[Document, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
     def without_copies(self) -> GatheredDocuments:
-        """Each text once: a copy would be read, and asked about, for nothing."""
+        """Each text once; copies are listed as left out."""
         first: dict[str, Document] = {}
         copies = []
         for document in self.documents:
@@ -134,7 +132,7 @@ class GatheredDocuments:
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads what is meant: every command comes to its documents here.
+    """Reads the files; every command gets its documents here.
 
     A file of a folder or pattern that cannot be read is left out; what is named never is.
 

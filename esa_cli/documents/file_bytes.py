@@ -1,7 +1,6 @@
 """The bytes of a document, from a file or from standard input, within a limit.
 
-Pipes and devices are refused before they are opened: opening one would wait for whoever writes to
-it. It does not know formats.
+Pipes and devices are refused before they are opened: opening one would wait for its writer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A text's sentences and lines, as characters: what can be quoted whole.
 
 A newline ends a line of verse, code or a table, but not one of prose that was broken to a width.
-Knows nothing about tokens, weights or files.
 """
 
 from __future__ import annotations

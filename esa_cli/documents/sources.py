@@ -96,7 +96,7 @@ class FoundFiles:
 
 
 def _reason(why: str, paths: list[str], source: str) -> str:
-    """How many were left out and why; the first of them by name, where one may be missed."""
+    """How many were left out and why; the first by name, where one may be missed."""
     said = f"{len(paths):,} {why.replace('folder', 'folders') if len(paths) > 1 else why}"
     if why in _UNNAMED:
         return said
@@ -115,11 +115,7 @@ def is_several(source: str) -> bool:
 
 
 def find(source: str) -> FoundFiles:
-    """The files that a folder or pattern means, sorted.
-
-    Raises:
-        DocumentError: there are none, or more than MOST_FILES.
-    """
+    """The files of a folder or pattern, sorted. Raises DocumentError: none, or too many."""
     found = FoundFiles()
     several = _below(source, found) if os.path.isdir(source) else _matches(source, found)
     for path in several:

@@ -1,8 +1,7 @@
-"""What every reader gives: text, marks for pages and chapters, and what the text lacks.
+"""A reader's result (text, page and chapter marks, what is missing), and the builder that makes it.
 
-`TextBuilder` puts text together from the pieces of a marked-up document: white space inside a
-paragraph flows, paragraphs stand apart, and a mark begins at the first letter it holds for. It does
-not know any format.
+`TextBuilder` assembles text from the pieces of a marked-up document: white space inside a paragraph
+collapses, an empty line separates paragraphs, a mark starts at the first character it holds for.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 from esa_cli.errors import DocumentError
 
 UNPACKED_LIMIT = 1 << 30
-"""The most bytes a packed document may unpack to."""
+"""Bytes that a packed document may unpack to."""
 XML_LIMIT = 1 << 26
-"""The most bytes of one XML or HTML part of it: as a tree a part takes eight times its size, the
-worst one forty times."""
+"""Bytes of one XML or HTML part of it; the tree of a part takes 8 to 40 times its size."""
 
 STDIN = "standard input"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0]")
@@ -28,7 +26,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
-    """From character `start` of the extracted text on, this page and chapter hold."""
+    """Page and chapter of the text from character `start` on."""
 
     start: int
     page: int | None = None
@@ -40,8 +38,8 @@ class ExtractedText:
     """A document's text.
 
     Args:
-        text: with \\n line endings. marks: ascending starts, no two alike.
-        missing: what the document has and the text has not, in words, as "page 7 has no text".
+        text: with \\n line endings. marks: strictly ascending starts.
+        missing: what the text lacks of the document, in words, as "page 7 has no text".
         encoding: the Python name of the encoding of a plain text; empty for other formats.
     """
 
@@ -65,7 +63,7 @@ class TextBuilder:
         self._chapter: str | None = None
 
     def flow(self, text: str) -> None:
-        """Words of a paragraph: any white space between them is one space."""
+        """Appends words of a paragraph; any white space becomes one space."""
         words = " ".join(text.split())
         self._space |= text[:1].isspace()
         if words:
@@ -73,34 +71,34 @@ class TextBuilder:
             self._space = text[-1].isspace()
 
     def exact(self, text: str) -> None:
-        """Text whose white space counts."""
+        """Appends text with its white space."""
         if text:
             self._put(text.replace("\r\n", "\n").replace("\r", "\n"))
 
     def lead(self, text: str) -> None:
-        """What stands before the next piece, on its line, as a list's bullet."""
+        """Puts text before the next piece, on its line, as a list's bullet."""
         self._lead = text
 
     def raised(self, text: str) -> None:
-        """`text` comes next and stands above the line; 10^6 would else become 106."""
+        """Writes ^ if `text`, which comes next, is a raised number: 10^6 would else become 106."""
         last = "" if self._gap or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
             self._put("^")
 
     def line(self) -> None:
-        """Ends the line; twice is an empty line."""
+        """Ends the line; twice gives an empty line."""
         self._gap = min(2, self._gap + 1)
 
     def end_line(self) -> None:
-        """What comes next stands on a line of its own."""
+        """Starts a new line for the next piece."""
         self._gap = max(1, self._gap)
 
     def paragraph(self) -> None:
-        """What comes next stands behind an empty line."""
+        """Separates the next piece by an empty line."""
         self._gap = 2
 
     def page(self, number: int | None) -> None:
-        """What comes next is on this page."""
+        """Sets the page of the next piece."""
         self._page = number
 
     @property
@@ -110,11 +108,11 @@ class TextBuilder:
 
     @property
     def here(self) -> str | None:
-        """The chapter that what comes next is in."""
+        """The chapter of the next piece."""
         return self._chapter
 
     def chapter(self, title: str | None) -> None:
-        """What comes next is in this chapter."""
+        """Sets the chapter of the next piece."""
         self._chapter = title
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
@@ -140,12 +138,12 @@ class TextBuilder:
 
 
 def printable(text: str) -> str:
-    """As long as `text`; control characters and no-break spaces become spaces."""
+    """`text` with spaces for control characters and no-break spaces; its length is the same."""
     return _SURROGATE.sub("\ufffd", _UNPRINTABLE.sub(" ", text))
 
 
 def label(name: str) -> str:
-    """How a message begins that is about the document `name`."""
+    """The subject of a message about the document `name`."""
     return "standard input" if name == STDIN else f"the document {name}"
 
 
@@ -164,7 +162,7 @@ def no_text_error(name: str, what: str) -> DocumentError:
 
 
 def path_in_hint(name: str) -> str:
-    """How commands in hints call it."""
+    """The document as the commands in hints name it."""
     return "FILE" if name == STDIN else name
 
 

@@ -1,9 +1,8 @@
-"""Tables in CSV: one line a row, every value with its column's name.
+"""Tables in CSV: a line for each row, every value with its column's name.
 
-The delimiter is the one that cuts the rows of the beginning into equally many cells. Lines above
-the table stay as they are. Without a heading row, or where it has too few names, the columns are
-numbered. A file that is no table after all is read as plain text, so that nothing is lost. It does
-not know types.
+The delimiter is the one that cuts the first rows into equally many cells. Lines above the table are
+kept as they are. Without a heading row, or where it has too few names, columns are numbered. A file
+that is not a table is read as plain text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The page numbers of a Word document, from the marks that the program that saved it left.
+"""Page numbers of a Word document, from the marks of the program that saved it.
 
 A docx has no pages of its own. Its program may have marked where its pages began; sections say
-where numbering starts anew, so that the numbers are those printed on the pages and in the table of
-contents. Marks are lacking where a page ends between two rows of a table; there the table of
-contents sets the count right. An author's page breaks tell the pages only if there are no others,
-which the count of pages that the program left behind shows. Else there are no page numbers.
+where numbering restarts, so that the numbers are those printed on the pages. There are no marks
+where a page ends between two rows of a table; the table of contents corrects the count there. An
+author's page breaks are used only if there are as many as the program's own count of pages says.
+Otherwise there are no page numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHOWN = frozenset(f"{W}{tag}" for tag in ("t", "drawing", "pict", "object", "sy
 
 
 class Pages:
-    """Where in a document, and so on which page, its text is."""
+    """The current page while a document is walked through."""
 
     def __init__(self, root: Any, counted: str | None) -> None:
         """`counted`: how many pages the program counted that saved the document."""
@@ -36,21 +36,21 @@ class Pages:
         return by_hand + sum(_kind(section) != "continuous" for section in self._sections[1:])
 
     def shows(self, tag: str) -> None:
-        """What is shown stands on the page; a mark before it is of the same page break."""
+        """An element is shown: the next mark is a page break of its own."""
         if tag in _SHOWN:
             self._bare = False
 
     def marked(self) -> None:
-        """The program that saved it began a page here."""
+        """A page began here in the program that saved the document."""
         if self._marked and not self._bare:
             self._turn()
 
     def by_hand(self) -> None:
-        """The author began a page here."""
+        """The author's page break."""
         self._turn()
 
     def heading(self, paragraph: Any) -> None:
-        """A heading, which the table of contents may know to be further on."""
+        """A heading; the table of contents may give it a later page."""
         if self.number is None:
             return
         for bookmark in paragraph.iter(f"{W}bookmarkStart"):
@@ -58,7 +58,7 @@ class Pages:
             self.number = max(self.number, listed)
 
     def section(self) -> None:
-        """A section ends here, and the next begins as it says."""
+        """The end of a section; the next one says how it begins."""
         self._section += 1
         kind = _kind(self._sections[self._section])
         if self.number is None:

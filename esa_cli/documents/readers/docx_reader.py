@@ -1,7 +1,8 @@
-"""Word documents (docx): paragraphs, tables, notes and numbers of headings; headings are chapters.
+"""Word documents (docx): paragraphs, tables, notes and numbered headings; headings are chapters.
 
-Read from the XML itself, because what stands in content controls, text boxes and notes belongs to
-the text too. Deleted text is left out; headers, footers and comments are, and it is said.
+Read from the XML itself: python-docx has no numbers of headings and lists, no notes, no restarts of
+page numbers, and skips text in content controls, text boxes and tracked insertions. Deleted text is
+left out; headers, footers and comments are left out and reported.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Docx:
 
 
 def walk(root: Any, writer: _Writer, name: str) -> None:
-    """Shows every element of a tree to the writer, in order."""
+    """Passes every element of a tree to the writer, in order."""
     etree = optional_import("lxml.etree", "lxml", name)
     events = etree.iterwalk(root, events=("start", "end"))
     for event, element in events:
@@ -73,7 +74,7 @@ def walk(root: Any, writer: _Writer, name: str) -> None:
 
 
 class _Writer:
-    """What an element means for the text."""
+    """Writes the text of elements."""
 
     def __init__(self, parts: Parts, pages: Pages) -> None:
         self.out = TextBuilder()

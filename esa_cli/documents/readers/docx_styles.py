@@ -1,8 +1,8 @@
-"""What a Word document's styles and lists say: which paragraphs are headings, and their numbers.
+"""Styles and lists of a Word document: which paragraphs are headings, and the numbers before them.
 
 Word computes the numbers of headings and lists when it shows a document; they are not in its text.
-Here they are counted the same way: a level's counter goes on with each paragraph and starts again
-below a higher one.
+Here they are counted the same way: each paragraph increases its level's counter and resets those
+of the levels below.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """EPUB books: the text in reading order, chapters from the table of contents or from headings.
 
-Page numbers are those of the printed book where the file marks them. Pictures give their
-description. It does not know how any program lays the book out.
+Page numbers are those of the printed book where the file marks them.
 """
 
 from __future__ import annotations

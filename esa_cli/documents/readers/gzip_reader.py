@@ -1,7 +1,4 @@
-"""Files packed with gzip: unpacked, then read as what they are called without `.gz`.
-
-Unpacking stops at a limit, so that a small file cannot fill the memory.
-"""
+"""Files packed with gzip: unpacked within a limit, then read by their name without `.gz`."""
 
 from __future__ import annotations
 

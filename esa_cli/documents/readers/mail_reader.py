@@ -1,8 +1,7 @@
-"""Mail (eml): who, when and what about, then the text as it was written.
+"""Mail (eml), by the standard library's email: sender, addressees, date, subject, then the text.
 
-Of a text that comes in several forms the plain one is read, unless it is far shorter than the page
-beside it. A mail inside a mail is read where it stands, as a chapter of its own. Attached files are
-named and not read. It does not know mailboxes, and opens no encryption.
+Of a text in several forms the plain one is read, unless it is far shorter than the HTML beside it.
+A mail inside a mail is read in place, as a chapter of its own. Attached files are named, not read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Jupyter notebooks: Markdown cells with their headings for chapters, code cells, outputs' text.
+"""Jupyter notebooks: Markdown cells with their headings for chapters, code cells, text of outputs.
 
-Code and outputs stand between fences, as Markdown has them, so that they can be told from the words
-around. An output that comes in several forms is read in one: plain text, unless that only names an
-object of Python. It does not know what a widget or a plot shows.
+Code and outputs are fenced as in Markdown. Of an output in several forms one is read: plain text,
+unless that only names a Python object. Pictures and widgets are counted.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def _language(notebook: Any) -> str:
 
 
 class _Writer:
-    """What a cell and its outputs mean for the text."""
+    """Writes the text of cells and their outputs."""
 
     def __init__(self, name: str, language: str) -> None:
         self.out = TextBuilder()

@@ -1,7 +1,7 @@
-"""What an OpenDocument text's styles say: numbers of headings and lists, new pages, raised letters.
+"""Styles of an OpenDocument text: numbers of headings and lists, new pages, raised characters.
 
-Numbers are not in the text; they are counted as programs that show it do: a level's counter goes on
-with each paragraph and starts again below a higher one.
+Numbers are not in the file; they are counted as office programs do: each paragraph increases its
+level's counter and resets those of the levels below.
 """
 
 from __future__ import annotations

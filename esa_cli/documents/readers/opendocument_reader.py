@@ -1,8 +1,8 @@
 """OpenDocument texts (odt): paragraphs, tables, lists and notes; headings are chapters.
 
-`odt_styles` counts the numbers of headings and lists. Pages are those that the program marked that
-saved the document last. Deleted text is no text; comments, headers and footers are left out, and it
-is said.
+Pages are those marked by the program that saved the document last. Deleted text, comments, headers
+and footers are left out; all but the first are reported. Read from the XML itself: odfdo's text has
+no numbers, pages or cells, and keeps the white space between tags.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _refuse_locked(parts: Parts, name: str) -> None:
 
 
 def _walk(body: Any, writer: _Writer, name: str) -> None:
-    """Shows every element to the writer, and the text in and behind it, in order."""
+    """Passes every element to the writer, and the text in and behind it, in order."""
     etree = optional_import("lxml.etree", "lxml", name)
     events = etree.iterwalk(body, events=("start", "end", "comment", "pi"))
     for event, element in events:
@@ -93,7 +93,7 @@ def _walk(body: Any, writer: _Writer, name: str) -> None:
 
 
 class _Writer:
-    """What an element means for the text."""
+    """Writes the text of elements."""
 
     def __init__(self, parts: Parts, styles: Styles, body: Any) -> None:
         self.out = TextBuilder()
@@ -156,7 +156,7 @@ class _Writer:
             self.out.flow(" ") if self._cells else self.out.end_line()
 
     def text(self, inside: Any, text: str) -> None:
-        """White space between paragraphs is none of the text."""
+        """Text of an element; white space between paragraphs is left out."""
         if text.strip() or inside.tag in _WORDS:
             self.out.flow(text)
 

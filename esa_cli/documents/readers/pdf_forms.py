@@ -1,7 +1,6 @@
-"""What was filled in or typed onto a PDF's pages: fields of forms, and boxes of text.
+"""Values of a PDF's form fields, and text boxes typed onto its pages.
 
-Neither is part of a page's own text, and a contract without them is an empty one. A filled-in field
-becomes a line `name: value`. Comments are counted, not read.
+Neither is part of a page's own text. A field becomes a line `name: value`. Comments are counted.
 """
 
 from __future__ import annotations

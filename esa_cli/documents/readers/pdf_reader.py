@@ -1,8 +1,8 @@
-"""PDF files: text page by page, chapters from the bookmarks.
+"""PDF files, by PDFium: text page by page, chapters from the bookmarks.
 
-PDFium gives the letters in the order of the file. Words cut at a line's end are put together again
-where the rest of the document shows how they are written. What is filled into a form stands below
-its page's text. It does not know tables, columns or headings, nor letters in pictures.
+The order is that of the file. Words hyphenated at a line's end are joined where the rest of the
+document shows how they are written. Values of form fields follow their page's text. Tables, columns
+and headings are not recognised, and pictures are not read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Readers by name, and which of them reads a document.
 
-A reader is a class with the members of `Reader`; `@register("name")` makes it known. A plugin file
-(`--plugin FILE`) and a package's `esa.readers` entry point use the same door as the built-in ones.
-What was registered later is asked first. Content decides where it can be nothing else; then the
-file's name; what is left is plain text.
+A reader is a class with the members of `Reader`; `@register("name")` adds it: a built-in one,
+one of a plugin file (`--plugin FILE`) or of a package's `esa.readers` entry point. The last
+registered is asked first. A binary format is chosen by content, then the file's name counts; all
+else is plain text.
 """
 
 from __future__ import annotations

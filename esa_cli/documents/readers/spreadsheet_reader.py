@@ -1,7 +1,7 @@
-"""Excel workbooks (xlsx): every sheet a chapter, its rows given as those of CSV.
+"""Excel workbooks (xlsx), by openpyxl: every sheet a chapter, its rows as those of CSV.
 
-Values are those that were stored with the file: formulas are not computed. Dates are ISO's, shares
-have their percent sign; other formats of numbers are not applied. It does not know charts.
+Values are those stored in the file: formulas are not computed. Dates are ISO's, percentages have
+their sign; other number formats are not applied. Charts are left out and counted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Sheets:
 
 
 class _Missing:
-    """What a workbook has and its cells have not."""
+    """Parts of a workbook that are not cells, for the list of what is missing."""
 
     def __init__(self) -> None:
         self.formulas = 0

@@ -1,8 +1,8 @@
-"""Documents that are zip files inside: their parts, read within limits.
+"""Parts of a zipped document, unpacked within limits.
 
-A few kilobytes can unpack to terabytes; nothing is unpacked further than the limit, whatever the
-sizes in the file say. All parts that are read are XML or HTML, whose trees take far more memory
-than their text: one part has a lower limit.
+A few kilobytes can unpack to terabytes: unpacking stops at the limit, whatever sizes the file
+declares. XML and HTML parts have a lower limit, because their trees take far more memory than
+their text.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Parts:
 
 
 def holds(head: bytes, part: str) -> bool:
-    """Whether a zip has a part of this name; of a zip whose end is not there, whether it may.
+    """Whether a zip has a part of this name; if its end is missing, whether it may have.
 
-    What is packed inside it does not count: a text may hold a workbook.
+    Parts of files inside it do not count: a text may embed a workbook.
     """
     if not head.startswith(b"PK\3\4"):
         return False
@@ -123,7 +123,7 @@ def holds(head: bytes, part: str) -> bool:
 
 
 def old_office_error(data: bytes, name: str, new: str, old: str) -> DocumentError:
-    """The error for an old Office file, or an encrypted one, that is called as the zipped are."""
+    """The error for an old or encrypted Office file that has a zipped format's name."""
     if _LOCKED in data:
         return DocumentError(
             f"{label(name)} is protected by a password",
