@@ -1,4 +1,4 @@
-"""`esa heads`: who finds, who is enough, what is heard; the preset that is written; the command."""
+"""`esa heads`: votes, ranking, the smallest set, the preset that is written, the command."""
 
 from __future__ import annotations
 
@@ -154,27 +154,27 @@ def test_a_set_has_heads_of_two_layers_where_good_ones_are() -> None:
     assert enough([*best, head(1, 0, 4)], hits, 9) == 4, "a poor one is not waited for"
 
 
-# What is heard
+# Votes of one question
 
 
 def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteScore]:
     """Two layers' steps of 6 heads over 2 key heads, contrasting own words with others."""
     score = VoteScore(contrast=True)
-    heard, steps = NeedleVotes(range(24, 30), size, sets, score), []
+    needle_votes, steps = NeedleVotes(range(24, 30), size, sets, score), []
     for layer in range(2):
         step = build_step(
             torch.randn(6, 5, 8), 2 * torch.randn(2, 40, 8), low=3, after=2, score=score
         )
         own = (step.start + 1, step.start + 4)
         step = replace(step, layer=layer, query=QueryState(question=own))
-        heard(step)
+        needle_votes.select(step, 0)
         steps.append(step)
-    return heard, steps, score
+    return needle_votes, steps, score
 
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
-    heard, steps, score = votes_of(8, [])
-    found, margin = heard.each()
+    needle_votes, steps, score = votes_of(8, [])
+    found, margin = needle_votes.each()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
         for number in range(6):
@@ -194,11 +194,13 @@ def test_every_head_votes_alone_as_the_score_has_it() -> None:
 
 def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     sets = [ALL, ((0, 1), (1, 4)), ((0, 1),), ((0, 1), (0, 2), (1, 4))]
-    heard, steps, score = votes_of(8, sets)
-    for one, row in zip(sets, torch.stack([*heard.together.values()]).sum(dim=0), strict=True):
+    needle_votes, steps, score = votes_of(8, sets)
+    for one, row in zip(
+        sets, torch.stack([*needle_votes.together.values()]).sum(dim=0), strict=True
+    ):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, window_sums(votes, 8))
-    assert heard.hits().shape == (4,)
+    assert needle_votes.hits().shape == (4,)
 
 
 # A model in which one head finds
@@ -249,13 +251,13 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    hear = head_votes.QuestionReader.hear
+    collect = head_votes.PrefilledText.collect
 
     def told(self: Any, one: Any, question: str) -> Any:
         ASKED[:] = [sum(one.needle) // len(one.needle)]
-        return hear(self, one, question)
+        return collect(self, one, question)
 
-    monkeypatch.setattr(head_votes.QuestionReader, "hear", told)
+    monkeypatch.setattr(head_votes.PrefilledText, "collect", told)
     return finder
 
 
@@ -291,7 +293,7 @@ def test_needles_stand_where_the_tokens_say(loaded: Loaded) -> None:
     prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
     ids = prompt.document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
-    asked = finding._asked(prompt, sample)
+    asked = finding._needle_questions(prompt, sample)
     assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)
     for one in asked:
         words = loaded.tokenizer.decode(ids[one.needle.start : one.needle.stop])
@@ -556,5 +558,5 @@ def test_an_interruption(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(head_votes.QuestionReader, "hear", interrupted)
+    monkeypatch.setattr(head_votes.PrefilledText, "collect", interrupted)
     assert esa(*TINY, *FEW, *SHORT).code == 130

@@ -6,7 +6,7 @@ is selected meanwhile, as in the survey pass of `consensus`. Only sums over toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -28,20 +28,11 @@ ALL: HeadSet = ()
 """The set of all heads, as `score.heads` has it."""
 
 
-@dataclass(frozen=True)
-class StepListener(Selector):
-    """A selector that lets somebody hear each step, and selects nothing."""
+@dataclass(eq=False)
+class NeedleVotes(Selector):
+    """Collects all layers' votes for one question, and selects nothing.
 
-    hear: Callable[[Step], None]
-
-    def select(self, step: Step, budget: int) -> Tensor:
-        self.hear(step)
-        return torch.arange(0, device=step.queries.device)
-
-
-@dataclass
-class NeedleVotes:
-    """All layers' votes for one question; of several chunks the last counts, as in selection.
+    Of several chunks the last counts, as in selection.
 
     Args:
         needle: absolute positions. size: tokens of a window. sets: heads that vote together.
@@ -57,12 +48,13 @@ class NeedleVotes:
     low: int = 0
     middle: int = 0
 
-    def __call__(self, step: Step) -> None:
+    def select(self, step: Step, budget: int) -> Tensor:
         self.low, self.middle = step.low, step.middle
         every = [((step.layer, head),) for head in range(step.queries.shape[0])]
         self.alone[step.layer] = self._judged(self._sums(step, every))
         if self.sets:
             self.together[step.layer] = self._sums(step, self.sets)
+        return torch.arange(0, device=step.queries.device)
 
     def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Each set's votes in this layer, in windows (X, 2, W)."""
@@ -92,8 +84,8 @@ class NeedleVotes:
 
 
 @dataclass(frozen=True)
-class QuestionReader:
-    """A prefilled text of `tokens` tokens, to process questions behind."""
+class PrefilledText:
+    """A text of `tokens` tokens in a cache, behind which questions are processed."""
 
     attachment: Attachment
     method: Method
@@ -101,20 +93,20 @@ class QuestionReader:
     prompt: PromptTokens
     tokens: int
 
-    def hear(self, hearing: NeedleVotes, question: str) -> NeedleVotes:
-        """Reads a question behind the text, and takes it back."""
+    def collect(self, votes: NeedleVotes, question: str) -> NeedleVotes:
+        """Processes a question behind the text with `votes` as selector, and crops it again."""
         first, last = self.prompt.own(question)
         ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)
         query = QueryState(Phase.QUESTION, question=(self.tokens + first, self.tokens + last))
-        self.cache.begin(query, replace(self.method, selector=StepListener(hearing)))
+        self.cache.begin(query, replace(self.method, selector=votes))
         try:
             self.attachment.body(input_ids=ids, past_key_values=self.cache)
         finally:
             self.cache.truncate(self.tokens)
-        return hearing
+        return votes
 
 
-def read(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
+def prefill(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
     """A new cache, prefilled with these ids by the attached method."""
     cache = attachment.new_cache()
     cache.begin(QueryState(Phase.PREFILL))

@@ -29,8 +29,8 @@ from esa_cli.evaluation.calibration.head_ranking import (
 from esa_cli.evaluation.calibration.head_votes import (
     ALL,
     NeedleVotes,
-    QuestionReader,
-    read,
+    PrefilledText,
+    prefill,
 )
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.voting import VoteScore
@@ -128,12 +128,14 @@ def find(
     method = voting(preset)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
-    asked = _selected(_asked(prompt, sample), method.window, len(ids))
+    asked = _selectable(_needle_questions(prompt, sample), method.window, len(ids))
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
-        cache = read(attachment, ids, reading)
-        reader = QuestionReader(attachment, _unlisted(method), cache, prompt, len(ids))
-        return _compared(_HeadTrial(reader, size, len(asked), asking), asked, len(sample.questions))
+        cache = prefill(attachment, ids, reading)
+        prefilled = PrefilledText(attachment, _unlisted(method), cache, prompt, len(ids))
+        return _compared(
+            _HeadTrial(prefilled, size, len(asked), asking), asked, len(sample.questions)
+        )
 
 
 def _unlisted(method: Method) -> Method:
@@ -146,37 +148,37 @@ def _unlisted(method: Method) -> Method:
 class _HeadTrial:
     """Collects the votes for one question after another. size: tokens of a window."""
 
-    reader: QuestionReader
+    prefilled: PrefilledText
     size: int
     questions: int
     progress: Progress | None
     done: int = 0
 
-    def hear(
+    def votes(
         self, asked: Sequence[NeedleQuestion], sets: Sequence[HeadSet] = ()
     ) -> Iterator[NeedleVotes]:
         for one in asked:
-            score = self.reader.method.score
+            score = self.prefilled.method.score
             assert isinstance(score, VoteScore)
             votes = NeedleVotes(one.needle, self.size, sets, score)
-            yield self.reader.hear(votes, one.question)
+            yield self.prefilled.collect(votes, one.question)
             self.done += 1
             if self.progress:
                 self.progress(self.done, self.questions)
 
 
-def _compared(panel: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) -> RetrievalHeads:
+def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) -> RetrievalHeads:
     """Ranks the heads by every other question, and tries sets of them on the rest."""
     first, second = asked[::2], asked[1::2]
-    found, margin = _counted(one.each() for one in panel.hear(first))
+    found, margin = _totals(one.each() for one in trial.votes(first))
     sets = prefixes(ranked(found, found, margin))
     hits, apart = [], []
-    for one in panel.hear(second, [ALL, *sets.values()]):
+    for one in trial.votes(second, [ALL, *sets.values()]):
         hits.append(one.hits())
         apart.append(one.each())
     all_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = ranked(found, _counted(apart)[0], margin)
+    heads = ranked(found, _totals(apart)[0], margin)
     count = enough(heads, by_size, all_hits)
     return RetrievalHeads(
         heads=heads,
@@ -186,19 +188,21 @@ def _compared(panel: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) 
         hits=by_size[count],
         all_hits=all_hits,
         by_size=by_size,
-        tokens=panel.reader.tokens,
-        passage=panel.size,
+        tokens=trial.prefilled.tokens,
+        passage=trial.size,
         left_out=planted - len(asked),
     )
 
 
-def _counted(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _totals(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """How often each head found the needle, and its mean margin: (layers, H) both."""
     found, margins = zip(*judged, strict=True)
     return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)
 
 
-def _selected(asked: Sequence[NeedleQuestion], window: Window, tokens: int) -> list[NeedleQuestion]:
+def _selectable(
+    asked: Sequence[NeedleQuestion], window: Window, tokens: int
+) -> list[NeedleQuestion]:
     """Questions whose needle is in view only if it is selected. Raises UsageError."""
     near = window.local if window.ending is None else window.ending
     there = range(window.initial, tokens - near)
@@ -218,7 +222,7 @@ def _within(inner: range, outer: range) -> bool:
     return outer.start <= inner.start < inner.stop <= outer.stop
 
 
-def _asked(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
+def _needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
     """The questions, in the order of their needles in the text."""
     spans, head = prompt.offsets(sample.text), len(prompt.head())
     starts, ends = [low for low, _ in spans], [high for _, high in spans]

@@ -34,7 +34,7 @@ class SelectionCounts:
     counts: Tensor
 
     def __call__(self, seen: ChunkTrace) -> None:
-        """Counts a chunk's selected tokens; what every layer sees, I and L, is not selected."""
+        """Counts a chunk's selected tokens, without I and L, which are always in view."""
         if seen.layer == 0 and seen.start == self.counts.shape[0]:
             self.counts.zero_()  # the question begins again: what came before was the survey pass
         for row in seen.far_rows:

@@ -18,7 +18,7 @@ from esa_cli.attention.step import Step
 
 @dataclass(frozen=True)
 class ObservedSelector(Selector):
-    """A selector beside which others look on, so that what they keep is there when they ask."""
+    """A selector that lets others observe, which have their layer states at question time then."""
 
     inner: Selector
     others: tuple[Selector, ...]
@@ -34,9 +34,8 @@ class ObservedSelector(Selector):
 def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
     """The base method, with prefill by I and L only, observed by all methods that observe, and with
     the methods' compressor (they have the same one)."""
-    lookers = [m.selector for m in methods if hasattr(m.selector, "observe")]
-    distinct = tuple(dict.fromkeys(lookers))
-    selector = ObservedSelector(base.selector, distinct) if distinct else base.selector
+    others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
+    selector = ObservedSelector(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
         base,
