@@ -2,7 +2,7 @@
 
     from esa_cli.methods import Selector, Step, register, top_k
 
-The names below are looked up when they are first used; `builtin` lists the registered files.
+The names below are looked up when they are first used; `plugin_loading` lists the registered files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLACES = {
     "Step": "esa_cli.attention.step",
     "proximity": "esa_cli.attention.selection",
     "recipe": "esa_cli.methods.recipes",
-    "register": "esa_cli.methods.registry",
+    "register": "esa_cli.methods.part_registry",
     "top_k": "esa_cli.attention.selection",
 }
 """Name -> the module that defines it."""

@@ -28,8 +28,8 @@ from esa_cli.attention.parts import Selector
 from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.paper import ATTENDED
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import Base, recipe
-from esa_cli.methods.registry import register
 from esa_cli.methods.token_windows import best_windows
 from esa_cli.methods.voting import PLAIN, esa_vote
 

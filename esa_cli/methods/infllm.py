@@ -18,6 +18,10 @@ Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
 - a block of which no r is known, its chunks having been read under another method, is represented
   by the mean of all its keys.
 n_local - 1 is the position encoding's `distance`, which the recipe sets.
+
+Positions: far queries at n_local - 1, far keys at 0; near ones at true distances. InfLLM cuts its
+window off at n_local tokens for each query; here a chunk's last queries see near tokens up to
+l_C - 1 further away.
 """
 
 from __future__ import annotations
@@ -28,15 +32,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.interfaces import LayerState, Positions
 from esa_cli.attention.parts import Selector
+from esa_cli.attention.positions import ROTATED, FixedDistance
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import AT_ONCE, BlockRows, tokens_of
 from esa_cli.methods.infllm_mass import AttentionMass
 from esa_cli.methods.paper import ATTENDED
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
-from esa_cli.methods.registry import register
 from esa_cli.storage.growing_rows import GrowingRows
 
 
@@ -161,3 +166,24 @@ def infllm(base: Base) -> dict[str, Any]:
         "position": {"name": "infllm", "distance": max(base.window.local - 1, 0)},
         "reading": "select",
     }
+
+
+@register(
+    "position",
+    "infllm",
+    about="far tokens at one distance, the last inside L",
+    source="Xiao et al., InfLLM, arXiv 2402.04617",
+    cost=ROTATED,
+)
+@dataclass(frozen=True)
+class InfLLMPositions(FixedDistance):
+    """Far queries at l_L - 1 and far keys at 0, near ones in order.
+
+    Args:
+        distance: where a far token is taken to be when it is scored; InfLLM scores at n_local - 1.
+    """
+
+    distance: int = 4095
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        return FixedDistance(max(local - 1, 0)).far(at, local, chunk, start)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.step import Step
-from esa_cli.methods.by_head import most_at_once
+from esa_cli.methods.per_head_scores import most_at_once
 from esa_cli.storage.growing_rows import GrowingRows
 
 MARKS = 8

@@ -12,6 +12,9 @@ Models", arXiv 2308.16137, and its published code. Unlike the original,
 - I and L are the preset's (it has 10 or 100 sinks), and L moves by whole chunks;
 - "the last query" is that of a chunk, which is a whole forward call there.
 Layers below `first_layer` leave the budget unspent, as in the original.
+
+Positions of lm-infinite: far queries at l_L, far keys at 0. InfLLM's own version of LM-Infinite has
+its query one lower: that is position `infllm`.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding, Selector
-from esa_cli.attention.positions import ROTATED, consecutive
+from esa_cli.attention.positions import ROTATED, FixedDistance, consecutive
 from esa_cli.attention.step import Step
-from esa_cli.methods.by_head import best_by_head, loudest
+from esa_cli.methods.part_registry import register
+from esa_cli.methods.per_head_scores import best_by_head, loudest
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
-from esa_cli.methods.registry import register
 
 SOURCE = (
     "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "
@@ -138,3 +141,24 @@ def lm_infinite_topk(base: Base) -> dict[str, Any]:
         "position": {"name": "lm-infinite-topk", **placed},
         "reading": "select",
     }
+
+
+@register(
+    "position",
+    "lm-infinite",
+    about="far tokens at one distance, the first beyond L",
+    source="Han et al., LM-Infinite, arXiv 2308.16137",
+    cost=ROTATED,
+)
+@dataclass(frozen=True)
+class LMInfinitePositions(FixedDistance):
+    """Far queries at l_L and far keys at 0, near ones in order.
+
+    Args:
+        distance: where a far token is taken to be when it is scored.
+    """
+
+    distance: int = 2048
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        return FixedDistance(local).far(at, local, chunk, start)

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED
-from esa_cli.methods.origin_positions import FULL_COST, everything, whole_stretch
+from esa_cli.methods.full_attention import FULL_COST, everything, whole_stretch
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import Base, recipe
-from esa_cli.methods.registry import register
-from esa_cli.methods.stretched import Stretched, base_of, series
+from esa_cli.methods.rope_interpolation import StretchedPositions, base_of, series
 
 
 def _of_larger_base(base: float, stretch: float, inverse: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def _of_larger_base(base: float, stretch: float, inverse: Tensor) -> Tensor:
     cost=ROTATED,
 )
 @dataclass(frozen=True)
-class NTK(Stretched):
+class NTK(StretchedPositions):
     """True positions, the base enlarged for a text `factor` times the trained window.
 
     Args:
@@ -66,7 +66,7 @@ class NTK(Stretched):
     cost=ROTATED,
 )
 @dataclass(frozen=True)
-class DynamicNTK(Stretched):
+class DynamicNTK(StretchedPositions):
     """True positions, the base enlarged as the text grows beyond the trained window.
 
     Args:

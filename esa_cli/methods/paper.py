@@ -13,8 +13,8 @@ from esa_cli.attention.learned_maps import Learned
 from esa_cli.attention.positions import ROTATED, Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import Base, recipe
-from esa_cli.methods.registry import register
 
 PAPER = (
     "Wang et al., Unshackling Context Length: An Efficient Selective Attention Approach through "

@@ -14,10 +14,41 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from esa_cli.errors import PluginError
-from esa_cli.methods import builtin
+from esa_cli.methods import (
+    consensus,
+    full_attention,
+    infllm,
+    lm_infinite,
+    loki,
+    ntk,
+    paper,
+    quest,
+    rerope,
+    rope_interpolation,
+    streaming_llm,
+    tokenselect,
+    voting,
+    yarn,
+)
 from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
 
-__all__ = ["builtin", "load_file", "load_installed"]
+BUILTIN = (
+    consensus,
+    full_attention,
+    infllm,
+    lm_infinite,
+    loki,
+    ntk,
+    paper,
+    quest,
+    rerope,
+    rope_interpolation,
+    streaming_llm,
+    tokenselect,
+    voting,
+    yarn,
+)
+"""The files of this package that register parts and recipes; importing them registers these."""
 
 
 @cache

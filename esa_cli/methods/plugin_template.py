@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from esa_cli.errors import PluginError
-from esa_cli.methods import registry
+from esa_cli.methods import part_registry as registry
 
 LONGEST = 32
 """Characters in a name, so that the lines it goes into stay short."""

@@ -30,10 +30,10 @@ from esa_cli.attention.parts import Selector
 from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import BlockRows, tokens_of
-from esa_cli.methods.by_head import best_by_head, loudest, most_at_once
 from esa_cli.methods.paper import far_away
+from esa_cli.methods.part_registry import register
+from esa_cli.methods.per_head_scores import best_by_head, loudest, most_at_once
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
-from esa_cli.methods.registry import register
 from esa_cli.storage.growing_rows import GrowingRows
 
 

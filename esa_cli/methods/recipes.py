@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.attention.method import Window
 from esa_cli.errors import UsageError
-from esa_cli.methods import registry
+from esa_cli.methods import part_registry as registry
 from esa_cli.system.registry import Registry, nearest, origin_of
 
 

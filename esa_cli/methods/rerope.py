@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED, FixedDistance
-from esa_cli.methods.registry import register
+from esa_cli.methods.part_registry import register
 
 
 @register(

@@ -9,12 +9,23 @@ Unlike the original,
 - its window moves with every token; here with every chunk, whose queries all see the same L;
 - what left the window is forgotten there; here it stays in memory and is not looked at.
 InfLLM's comparison numbers the sinks otherwise: that is the position encoding `streaming`.
+
+Position `streaming`, the form in InfLLM's published code: far keys at 0 .. n - 1, all queries at
+n_local + n - 1, so that the sinks are seen in order, a whole window away.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.parts import PositionEncoding
+from esa_cli.attention.positions import ROTATED, consecutive
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 
 
@@ -33,3 +44,29 @@ def streaming_llm(base: Base) -> dict[str, Any]:
         "position": {"name": "contiguous"},
         "reading": "local",
     }
+
+
+@register(
+    "position",
+    "streaming",
+    about="far tokens in order, a whole L away",
+    source="Xiao et al., StreamingLLM, arXiv 2309.17453, as InfLLM compares it",
+    cost=ROTATED,
+)
+@dataclass(frozen=True)
+class StreamingPositions(PositionEncoding):
+    """Far keys in order from 0, far queries l_L behind the last of them; near ones in order.
+
+    Args:
+        distance: where a far token is taken to be when it is scored; with sinks alone none is.
+    """
+
+    distance: int = 2048
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+        return consecutive(local, chunk)
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        count = at.shape[0]
+        stand = max(local + count - 1, 0)
+        return Positions(torch.full((chunk,), stand), torch.arange(count))

@@ -19,8 +19,8 @@ from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, esa
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import Base, recipe
-from esa_cli.methods.registry import register
 
 PLAIN: dict[str, Any] = {
     "shortlist": 0,

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.positions import ROTATED
-from esa_cli.methods.origin_positions import FULL_COST, everything, whole_stretch
+from esa_cli.methods.full_attention import FULL_COST, everything, whole_stretch
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import Base, recipe
-from esa_cli.methods.registry import register
-from esa_cli.methods.stretched import Stretched, base_of, series
+from esa_cli.methods.rope_interpolation import StretchedPositions, base_of, series
 
 
 @register(
@@ -33,7 +33,7 @@ from esa_cli.methods.stretched import Stretched, base_of, series
     cost=ROTATED,
 )
 @dataclass(frozen=True)
-class YaRN(Stretched):
+class YaRN(StretchedPositions):
     """True positions at YaRN's frequencies for a text `factor` times the trained window.
 
     Args:

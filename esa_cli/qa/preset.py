@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from esa_cli.errors import PresetError
-from esa_cli.methods.registry import KINDS
+from esa_cli.methods.part_registry import KINDS
 from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import dump_yaml, load_yaml

@@ -11,18 +11,18 @@ from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
 from esa_cli.attention.rope import Angles, Rope
-from esa_cli.methods.infllm_positions import InfLLM
-from esa_cli.methods.lm_infinite_positions import LMInfinite
+from esa_cli.methods.infllm import InfLLMPositions
+from esa_cli.methods.lm_infinite import LMInfinitePositions
 from esa_cli.methods.ntk import NTK, DynamicNTK
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.methods.rope_interpolation import Interpolation
-from esa_cli.methods.streaming_positions import Streaming
+from esa_cli.methods.streaming_llm import StreamingPositions
 from esa_cli.methods.yarn import YaRN
 
 STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]
 ENCODINGS = [
     *(FixedDistance(70), Contiguous(), TruePositions()),
-    *(InfLLM(), LMInfinite(), Streaming(), ReRoPE(), *STRETCHED),
+    *(InfLLMPositions(), LMInfinitePositions(), StreamingPositions(), ReRoPE(), *STRETCHED),
 ]
 CASES = [(0, 1, 0), (0, 5, 9), (4, 1, 9), (4, 5, 9), (8, 8, 100)]
 AT = torch.tensor([0, 1, 2, 10, 11, 40, 57, 58])
@@ -95,9 +95,9 @@ def test_true_is_exact(local: int, chunk: int) -> None:
 def test_one_fixed_distance_for_all_far_tokens(local: int, chunk: int) -> None:
     """By the window's length, or w; whatever the scoring distance is."""
     rules = {
-        InfLLM(77): max(local - 1, 0),
+        InfLLMPositions(77): max(local - 1, 0),
         # Their minimum with all the tokens there are, less one.
-        LMInfinite(77): min(local, 100 + chunk - 1),
+        LMInfinitePositions(77): min(local, 100 + chunk - 1),
         ReRoPE(77): 77,
     }
     for encoding, distance in rules.items():
@@ -110,11 +110,11 @@ def test_one_fixed_distance_for_all_far_tokens(local: int, chunk: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 5])
 def test_streaming_puts_sinks_in_order_a_window_away(local: int, chunk: int) -> None:
     sinks = torch.arange(6)
-    far = Streaming().far(sinks, local, chunk, 100)
+    far = StreamingPositions().far(sinks, local, chunk, 100)
     assert far.key.tolist() == [0, 1, 2, 3, 4, 5]
     assert far.query.tolist() == [local + 6 - 1] * chunk
     # Selected tokens close up behind the sinks.
-    assert Streaming().far(AT, local, chunk, 100).key.tolist() == list(range(len(AT)))
+    assert StreamingPositions().far(AT, local, chunk, 100).key.tolist() == list(range(len(AT)))
 
 
 def test_rerope_reaches_as_far_as_w() -> None:

@@ -19,7 +19,8 @@ from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance import check, check_file
-from esa_cli.methods import recipes, registry
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods import recipes
 
 BUILT_IN = [
     (kind, name)

@@ -21,7 +21,7 @@ from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
-from esa_cli.methods import registry
+from esa_cli.methods import part_registry as registry
 from esa_cli.methods.consensus import Consensus, passages
 from esa_cli.methods.token_windows import best_windows
 from esa_cli.methods.voting import VoteScore

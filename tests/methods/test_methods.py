@@ -20,7 +20,7 @@ import torch
 from conftest import build_rope, build_step, copy_registries
 
 import esa_cli.methods
-import esa_cli.methods.builtin
+import esa_cli.methods.plugin_loading
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
@@ -30,7 +30,8 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
-from esa_cli.methods import recipes, registry
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods import recipes
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.methods.infllm_mass import MARKS
 from esa_cli.methods.loki import Loki

@@ -18,7 +18,8 @@ from esa_cli.attention.positions import FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import plugin_loading, registry
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods import plugin_loading
 from esa_cli.methods.plugin_template import template, write_template
 from esa_cli.models.attach import attach
 

@@ -23,14 +23,15 @@ from esa_cli.attention.rope import Angles
 from esa_cli.attention.scoring import SumScore
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
-from esa_cli.methods import recipes, registry
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods import recipes
 from esa_cli.methods.full_attention import Full
-from esa_cli.methods.infllm_positions import InfLLM
-from esa_cli.methods.lm_infinite_positions import LMInfinite
+from esa_cli.methods.infllm import InfLLMPositions
+from esa_cli.methods.lm_infinite import LMInfinitePositions
 from esa_cli.methods.ntk import NTK, DynamicNTK
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.methods.rope_interpolation import Interpolation
-from esa_cli.methods.streaming_positions import Streaming
+from esa_cli.methods.streaming_llm import StreamingPositions
 from esa_cli.methods.yarn import YaRN
 from esa_cli.models.attach import attach
 from esa_cli.qa import method_presets
@@ -115,9 +116,9 @@ def test_rerope_is_attention_at_clipped_distances(
 
 
 FIXED: dict[str, tuple[PositionEncoding, Callable[[int, int], int]]] = {
-    "infllm": (InfLLM(77), lambda far, j: 5 - 1),
-    "lm-infinite": (LMInfinite(77), lambda far, j: 5),
-    "streaming": (Streaming(77), lambda far, j: 5 + far - 1 - j),
+    "infllm": (InfLLMPositions(77), lambda far, j: 5 - 1),
+    "lm-infinite": (LMInfinitePositions(77), lambda far, j: 5),
+    "streaming": (StreamingPositions(77), lambda far, j: 5 + far - 1 - j),
 }
 """The encoding, and the distance at L = 5 of far token j, the far tokens being 0 .. far - 1."""
 

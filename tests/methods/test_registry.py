@@ -13,14 +13,15 @@ import torch
 from conftest import copy_registries
 
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.methods import builtin, plugin_loading, recipes, registry
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods import plugin_loading, recipes
 from esa_cli.system.registry import nearest
 
 Write = Callable[[str], Path]
 
 HEAD = """
 from dataclasses import dataclass
-from esa_cli.methods.registry import register
+from esa_cli.methods.part_registry import register
 """
 GOOD = (
     HEAD
@@ -44,7 +45,7 @@ def all_of_it(base):
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert builtin
+    assert plugin_loading
     copy_registries(monkeypatch)
 
 

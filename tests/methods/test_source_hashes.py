@@ -16,8 +16,9 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.attention.parts import Score
 from esa_cli.errors import PresetError
-from esa_cli.methods import builtin, plugin_loading, registry
-from esa_cli.methods.registry import register
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods import plugin_loading
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.source_hashes import without_file
 from esa_cli.qa import preset
 from esa_cli.qa.archive import hindrance
@@ -40,7 +41,7 @@ class Edited(Score):
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes back what a test registers; the built-in methods are there before."""
-    assert builtin
+    assert plugin_loading
     copy_registries(monkeypatch)
 
 

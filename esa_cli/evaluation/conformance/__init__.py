@@ -21,7 +21,7 @@ from esa_cli.evaluation.conformance.random_steps import PlainRotary, advance, ma
 from esa_cli.evaluation.conformance.recipe_checks import check_recipe
 from esa_cli.evaluation.conformance.score_checks import check_score
 from esa_cli.evaluation.conformance.selector_checks import check_selector
-from esa_cli.methods import registry
+from esa_cli.methods import part_registry as registry
 from esa_cli.methods.plugin_loading import load_file, load_installed
 from esa_cli.methods.recipes import RECIPES
 from esa_cli.system.registry import nearest

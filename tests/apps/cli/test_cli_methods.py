@@ -69,7 +69,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with a score that says nothing of itself, and one that does."""
     copy_registries(monkeypatch)
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
+        "from dataclasses import dataclass\nfrom esa_cli.methods.part_registry import register\n\n"
         '@register("score", "silent")\n@dataclass(frozen=True)\n'
         'class Silent:\n    """A line of its own."""\n\n'
         '@register("score", "told", about="as told", source="A paper", cost="F M")\n'
@@ -158,7 +158,7 @@ def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("own_registry")
 def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n"
+        "from dataclasses import dataclass\nfrom esa_cli.methods.part_registry import register\n"
         "from esa_cli.attention.selection import TopK\n\n"
         "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
         "    proximity: int = 1\n"

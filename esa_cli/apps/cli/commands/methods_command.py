@@ -17,7 +17,8 @@ def methods(
 ) -> None:
     """List the methods that can be compared, and their parts."""
     from esa_cli.apps.cli.terminal import print_json, print_table
-    from esa_cli.methods import recipes, registry
+    from esa_cli.methods import part_registry as registry
+    from esa_cli.methods import recipes
 
     options.load_plugins(plugins)
     whole = recipes.known()
