@@ -161,7 +161,7 @@ def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 def _below(folder: str, found: FoundFiles) -> Iterator[str]:
     root = os.path.realpath(folder)
-    ignored = _Ignored(root)
+    ignored = _IgnoreRules(root)
 
     def refused(error: OSError) -> None:
         if error.filename == folder:
@@ -201,7 +201,7 @@ def _hidden_or_linked(where: str, name: str, root: str) -> str:
     return "" if inside and not os.path.isdir(path) else _ELSEWHERE
 
 
-class _Ignored:
+class _IgnoreRules:
     """What the .gitignore files above a path say about it; the nearest has the last word."""
 
     def __init__(self, root: str) -> None:

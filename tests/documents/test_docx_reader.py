@@ -9,7 +9,7 @@ import sample_files as make
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.documents.readers.docx_styles import Lists
+from esa_cli.documents.readers.docx_styles import WordLists
 from esa_cli.errors import DocumentError
 
 
@@ -206,6 +206,6 @@ def test_list_numbers(kind: str, counts: list[str]) -> None:
             '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>',
         )
     )
-    lists = Lists.of(root)
+    lists = WordLists.of(root)
     assert [lists.next("5", 0, "") for _ in counts] == counts
     assert lists.next("6", 0, "") == "", "no such list"

@@ -27,7 +27,7 @@ _LONGEST_NAME = 80
 
 
 @register("csv")
-class Csv:
+class CsvReader:
     """Comma-, semicolon- or tab-separated values."""
 
     what: ClassVar[str] = "CSV"

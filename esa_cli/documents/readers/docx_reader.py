@@ -11,9 +11,17 @@ import re
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.docx_pages import Pages, begins_with_mark
-from esa_cli.documents.readers.docx_styles import BULLET, Lists, Style, W, styles, value, whole
+from esa_cli.documents.readers.docx_styles import (
+    BULLET,
+    ParagraphStyle,
+    W,
+    WordLists,
+    styles,
+    value,
+    whole,
+)
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, old_office_error
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, holds, old_office_error
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -37,7 +45,7 @@ _SIGNS = {
 
 
 @register("docx")
-class Docx:
+class WordReader:
     """Word documents since 2007."""
 
     what: ClassVar[str] = "a Word document"
@@ -50,9 +58,9 @@ class Docx:
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
             raise old_office_error(data, name, "docx", "doc")
-        parts = Parts(data, name, self.what, _STRICT)
+        parts = ZipParts(data, name, self.what, _STRICT)
         root = parts.xml(_MAIN)
-        writer = _Writer(parts, Pages(root, _counted(parts)))
+        writer = _WordWriter(parts, Pages(root, _counted(parts)))
         walk(root, writer, name)
         extracted = writer.out.result(_missing(parts, root))
         if not extracted.text.strip():
@@ -60,7 +68,7 @@ class Docx:
         return extracted
 
 
-def walk(root: Any, writer: _Writer, name: str) -> None:
+def walk(root: Any, writer: _WordWriter, name: str) -> None:
     """Passes every element of a tree to the writer, in order."""
     etree = optional_import("lxml.etree", "lxml", name)
     events = etree.iterwalk(root, events=("start", "end"))
@@ -73,14 +81,14 @@ def walk(root: Any, writer: _Writer, name: str) -> None:
             writer.open(element)
 
 
-class _Writer:
+class _WordWriter:
     """Writes the text of elements."""
 
-    def __init__(self, parts: Parts, pages: Pages) -> None:
+    def __init__(self, parts: ZipParts, pages: Pages) -> None:
         self.out = TextBuilder()
         self._styles = styles(parts.xml("word/styles.xml")) if "word/styles.xml" in parts else {}
         numbering = "word/numbering.xml"
-        self._lists = Lists.of(parts.xml(numbering)) if numbering in parts else Lists()
+        self._lists = WordLists.of(parts.xml(numbering)) if numbering in parts else WordLists()
         self._notes = {kind: _notes(parts, kind) for kind in ("footnote", "endnote")}
         self._pages = pages
         self._cells: list[int] = []  # of the current row, for each table around
@@ -135,7 +143,7 @@ class _Writer:
 
     def _paragraph(self, element: Any) -> None:
         name = value(element, "pPr/pStyle") or ""
-        style = self._styles.get(name, Style())
+        style = self._styles.get(name, ParagraphStyle())
         number = value(element, "pPr/numPr/numId") or style.number
         level = value(element, "pPr/numPr/ilvl") or style.level
         at = None if level is None else whole(level)
@@ -181,7 +189,7 @@ class _Writer:
             self.out.exact("\ufffd")
 
 
-def _counted(parts: Parts) -> str | None:
+def _counted(parts: ZipParts) -> str | None:
     """How many pages the program counted that saved the document last."""
     if "docProps/app.xml" not in parts:
         return None
@@ -189,7 +197,7 @@ def _counted(parts: Parts) -> str | None:
     return pages
 
 
-def _notes(parts: Parts, kind: str) -> dict[str, str]:
+def _notes(parts: ZipParts, kind: str) -> dict[str, str]:
     """Text of every footnote or endnote by its number in the file."""
     part = f"word/{kind}s.xml"
     if part not in parts:
@@ -203,7 +211,7 @@ def _notes(parts: Parts, kind: str) -> dict[str, str]:
     return notes
 
 
-def _missing(parts: Parts, root: Any) -> list[str]:
+def _missing(parts: ZipParts, root: Any) -> list[str]:
     """Text of the file that is not part of the running text."""
     missing = []
     edges = [p for p in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", p)]

@@ -30,7 +30,7 @@ def value(element: Any, path: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Style:
+class ParagraphStyle:
     """What matters of a paragraph's style."""
 
     heading: bool = False
@@ -39,13 +39,13 @@ class Style:
     contents: bool = False  # a line of a table of contents
 
 
-def styles(root: Any) -> dict[str, Style]:
+def styles(root: Any) -> dict[str, ParagraphStyle]:
     """Every paragraph style by its id; what it does not say, it has from the one it stands on."""
     elements = {s.get(f"{W}styleId", ""): s for s in root.iterfind(f"{W}style")}
     return {name: _style(name, elements) for name in elements}
 
 
-def _style(name: str, elements: dict[str, Any]) -> Style:
+def _style(name: str, elements: dict[str, Any]) -> ParagraphStyle:
     outline = number = level = None
     contents = (value(elements[name], "name") or "").lower().startswith("toc ")
     for _ in range(_DEEPEST):
@@ -58,7 +58,7 @@ def _style(name: str, elements: dict[str, Any]) -> Style:
         number = number or value(element, "pPr/numPr/numId")
         level = level or value(element, "pPr/numPr/ilvl")
         name = value(element, "basedOn") or ""
-    return Style(outline is not None and outline != "9", number, level, contents)
+    return ParagraphStyle(outline is not None and outline != "9", number, level, contents)
 
 
 def whole(text: str | None) -> int:
@@ -67,7 +67,7 @@ def whole(text: str | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Level:
+class _WordLevel:
     start: int
     kind: str
     text: str
@@ -75,15 +75,15 @@ class _Level:
 
 
 @dataclass
-class Lists:
+class WordLists:
     """The lists of a document, and how far each has counted."""
 
     _of_list: dict[str, str] = field(default_factory=dict)
-    _levels: dict[str, dict[int, _Level]] = field(default_factory=dict)
+    _levels: dict[str, dict[int, _WordLevel]] = field(default_factory=dict)
     _counts: dict[str, list[int | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, root: Any) -> Lists:
+    def of(cls, root: Any) -> WordLists:
         """From numbering.xml."""
         lists = cls()
         for number in root.iterfind(f"{W}num"):
@@ -124,16 +124,16 @@ class Lists:
 
         def shown(found: re.Match[str]) -> str:
             of = int(found[1]) - 1
-            other = levels.get(of, _Level(1, "decimal", ""))
+            other = levels.get(of, _WordLevel(1, "decimal", ""))
             count = counts[of]
             return written(other.start if count is None else count, other.kind)
 
         return "" if here.kind == "none" else re.sub(r"%([1-9])", shown, here.text)
 
 
-def _level(element: Any) -> _Level:
+def _level(element: Any) -> _WordLevel:
     start = value(element, "start") or ""
-    return _Level(
+    return _WordLevel(
         int(start) if start.isdecimal() else 1,
         value(element, "numFmt") or "decimal",
         value(element, "lvlText") or "",

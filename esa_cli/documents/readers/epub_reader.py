@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from esa_cli.documents.readers.html_reader import decode_markup
 from esa_cli.documents.readers.html_text import parse_xhtml, write_html
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import Parts
+from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, no_text_error
 from esa_cli.errors import DocumentError
 
@@ -26,7 +26,7 @@ Chapters = dict[str, dict[str, str]]
 
 
 @register("epub")
-class Epub:
+class EpubReader:
     """Electronic books."""
 
     what: ClassVar[str] = "an EPUB book"
@@ -39,7 +39,7 @@ class Epub:
         )
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        parts = Parts(data, name, self.what)
+        parts = ZipParts(data, name, self.what)
         package, spine, contents = _package(parts, name)
         _refuse_locked(parts, spine, name)
         chapters = _chapters(parts, contents)
@@ -63,12 +63,12 @@ class Epub:
         return extracted
 
 
-def _page(parts: Parts, file: str, name: str) -> Any:
+def _page(parts: ZipParts, file: str, name: str) -> Any:
     data = parts.read(file)
     return parse_xhtml(data, decode_markup(data, name)[0], name) if data.strip() else None
 
 
-def _package(parts: Parts, name: str) -> tuple[str, list[str], list[str]]:
+def _package(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
     """The folder of the package file; the files in reading order; the tables of contents."""
     found = parts.xml(_CONTAINER).find(".//{*}rootfile")
     path = "" if found is None else found.get("full-path", "")
@@ -83,7 +83,7 @@ def _package(parts: Parts, name: str) -> tuple[str, list[str], list[str]]:
         if kind in _PAGES or (file and not kind):
             spine.append(file)
     if not spine:
-        raise damage_error(name, Epub.what, "it names no pages")
+        raise damage_error(name, EpubReader.what, "it names no pages")
     navigation = [file for file, _, properties in items.values() if "nav" in properties.split()]
     older = [file for file, kind, _ in items.values() if kind == "application/x-dtbncx+xml"]
     return folder or ".", spine, [file for file in [*navigation, *older] if file in parts]
@@ -93,7 +93,7 @@ def _file(folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0])))
 
 
-def _chapters(parts: Parts, contents: list[str]) -> Chapters:
+def _chapters(parts: ZipParts, contents: list[str]) -> Chapters:
     """From the first table of contents that has entries; empty when there is none."""
     for file in contents:
         try:
@@ -124,7 +124,7 @@ def _entries(root: Any) -> Iterator[tuple[str, str]]:
             yield content.get("src"), title
 
 
-def _refuse_locked(parts: Parts, spine: list[str], name: str) -> None:
+def _refuse_locked(parts: ZipParts, spine: list[str], name: str) -> None:
     """Fonts may be scrambled; text that is has been locked by its seller."""
     if _ENCRYPTION not in parts:
         return

@@ -16,7 +16,7 @@ _PIECE = 1 << 14
 
 
 @register("gzip")
-class Gzip:
+class GzipReader:
     """A file packed with gzip, of any kind that is read."""
 
     what: ClassVar[str] = "gzip-compressed data"
@@ -65,10 +65,10 @@ def unpack(data: bytes, name: str) -> bytes:
             try:
                 part = member.decompress(piece, _STEP)
             except zlib.error as error:
-                raise damage_error(name, Gzip.what, str(error)) from error
+                raise damage_error(name, GzipReader.what, str(error)) from error
             at += len(piece) - len(member.unconsumed_tail) - len(member.unused_data)
             if not part and not piece and not member.eof:
-                raise damage_error(name, Gzip.what, "the end is missing")
+                raise damage_error(name, GzipReader.what, "the end is missing")
             parts.append(part)
             left -= len(part)
             if left < 0:

@@ -24,7 +24,7 @@ _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.
 
 
 @register("html")
-class Html:
+class HtmlReader:
     """Web pages."""
 
     what: ClassVar[str] = "HTML"

@@ -89,7 +89,7 @@ def write_html(
         chapters: chapter titles by the id of the element they begin at; None takes headings.
     """
     etree = optional_import("lxml.etree", "lxml", name)
-    walker = _Walker(out, chapters)
+    walker = _HtmlWriter(out, chapters)
     events = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
     for event, element in events:
         if event == "start":
@@ -102,7 +102,7 @@ def write_html(
             walker.text(element.tail)
 
 
-class _Walker:
+class _HtmlWriter:
     """What a tag means for the text around it."""
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:

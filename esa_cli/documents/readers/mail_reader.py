@@ -40,7 +40,7 @@ _MOST_NAMES = 20
 
 
 @register("mail")
-class Mail:
+class MailReader:
     """One mail, with what was forwarded in it."""
 
     what: ClassVar[str] = "a mail"
@@ -61,12 +61,12 @@ class Mail:
                 f"{label(name)} is an encrypted mail, or one that is packed with its signature",
                 "open it in a mail program, save its text, and give that",
             )
-        reading = _Reading(name)
+        reading = _MailWriter(name)
         reading.message(message)
         return reading.out.result(reading.missing())
 
 
-class _Reading:
+class _MailWriter:
     """The text of a mail's parts, and what is left out of it."""
 
     def __init__(self, name: str) -> None:

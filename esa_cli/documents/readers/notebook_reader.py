@@ -33,7 +33,7 @@ _EMBEDDED = re.compile(r"data:[\w.+/-]+;base64,[A-Za-z0-9+/=]{64,}")
 
 
 @register("ipynb")
-class Notebook:
+class NotebookReader:
     """Notebooks of nbformat 3 and 4."""
 
     what: ClassVar[str] = "a Jupyter notebook"
@@ -58,7 +58,7 @@ class Notebook:
         cells = _cells(notebook)
         if cells is None:
             return ExtractedText(text, encoding=encoding)
-        writer = _Writer(name, _language(notebook))
+        writer = _CellWriter(name, _language(notebook))
         for cell in cells:
             writer.cell(cell)
         extracted = writer.out.result(writer.missing())
@@ -96,7 +96,7 @@ def _language(notebook: Any) -> str:
     return ""
 
 
-class _Writer:
+class _CellWriter:
     """Writes the text of cells and their outputs."""
 
     def __init__(self, name: str, language: str) -> None:
@@ -200,7 +200,9 @@ class _Writer:
         return "".join(lines).replace("\r\n", "\n")
 
     def _odd(self, what: str) -> DocumentError:
-        return damage_error(self._name, Notebook.what, f"{what} of a cell is not what it should be")
+        return damage_error(
+            self._name, NotebookReader.what, f"{what} of a cell is not what it should be"
+        )
 
 
 def _shown(text: str) -> str:

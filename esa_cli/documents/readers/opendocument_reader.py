@@ -13,9 +13,16 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.html_text import formula_text
-from esa_cli.documents.readers.odt_styles import OFFICE, STYLE, TEXT, Numbers, Styles, whole
+from esa_cli.documents.readers.opendocument_styles import (
+    OFFICE,
+    STYLE,
+    TEXT,
+    OpenDocumentStyles,
+    ParagraphNumbers,
+    whole,
+)
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import Parts
+from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -39,7 +46,7 @@ _WORDS = (*_PARAGRAPHS, f"{TEXT}span", f"{TEXT}a")
 
 
 @register("odt")
-class Odt:
+class OpenDocumentReader:
     """OpenDocument texts and their templates."""
 
     what: ClassVar[str] = "an OpenDocument text"
@@ -50,14 +57,14 @@ class Odt:
         return head.startswith(b"PK\3\4") and head[30:].startswith(_MIMETYPE)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        parts = Parts(data, name, self.what)
+        parts = ZipParts(data, name, self.what)
         _refuse_locked(parts, name)
         root = parts.xml(_CONTENT)
         body = root.find(f"{OFFICE}body/{OFFICE}text")
         if body is None:
             raise damage_error(name, self.what, f"{_CONTENT} holds no text document")
         styles = [parts.xml(_STYLES)] if _STYLES in parts else []
-        writer = _Writer(parts, Styles(*styles, root), body)
+        writer = _OpenDocumentWriter(parts, OpenDocumentStyles(*styles, root), body)
         _walk(body, writer, name)
         extracted = writer.out.result(_missing(writer, styles))
         if not extracted.text.strip():
@@ -65,7 +72,7 @@ class Odt:
         return extracted
 
 
-def _refuse_locked(parts: Parts, name: str) -> None:
+def _refuse_locked(parts: ZipParts, name: str) -> None:
     if _MANIFEST not in parts:
         return
     if next(parts.xml(_MANIFEST).iter("{*}encryption-data"), None) is not None:
@@ -75,7 +82,7 @@ def _refuse_locked(parts: Parts, name: str) -> None:
         )
 
 
-def _walk(body: Any, writer: _Writer, name: str) -> None:
+def _walk(body: Any, writer: _OpenDocumentWriter, name: str) -> None:
     """Passes every element to the writer, and the text in and behind it, in order."""
     etree = optional_import("lxml.etree", "lxml", name)
     events = etree.iterwalk(body, events=("start", "end", "comment", "pi"))
@@ -92,16 +99,16 @@ def _walk(body: Any, writer: _Writer, name: str) -> None:
             writer.text(element.getparent(), element.tail)
 
 
-class _Writer:
+class _OpenDocumentWriter:
     """Writes the text of elements."""
 
-    def __init__(self, parts: Parts, styles: Styles, body: Any) -> None:
+    def __init__(self, parts: ZipParts, styles: OpenDocumentStyles, body: Any) -> None:
         self.out = TextBuilder()
         self.left_out: Counter[str] = Counter()
         self._parts, self._styles = parts, styles
         marked = next(body.iter(f"{TEXT}soft-page-break"), None) is not None
         self._page = 1 if marked else None
-        self._numbers = Numbers(styles)
+        self._numbers = ParagraphNumbers(styles)
         self._cells: list[int] = []  # of the current row, for each table around
         self._notes = 0
         self.out.page(self._page)
@@ -238,7 +245,7 @@ def _words(paragraph: Any) -> str:
     return " ".join("".join(one if isinstance(one, str) else " " for one in found).split())
 
 
-def _missing(writer: _Writer, styles: list[Any]) -> Iterator[str]:
+def _missing(writer: _OpenDocumentWriter, styles: list[Any]) -> Iterator[str]:
     """What the document has and the text has not."""
     for what, count in writer.left_out.items():
         yield f"{what} are left out: {count}"

@@ -36,7 +36,7 @@ _NAMED = 12  # pages that a message lists one by one
 
 
 @register("pdf")
-class Pdf:
+class PdfReader:
     """PDF files with text in them."""
 
     what: ClassVar[str] = "a PDF"
@@ -87,12 +87,12 @@ def _unopened(error: Exception, name: str) -> DocumentError:
             f"{label(name)} is protected by a password",
             f"save it without one: qpdf --decrypt --password=... {path_in_hint(name)} open.pdf",
         )
-    return damage_error(name, Pdf.what, str(error))
+    return damage_error(name, PdfReader.what, str(error))
 
 
 def _no_text(name: str, pages: int, broken: int) -> DocumentError:
     if broken or not pages:
-        return damage_error(name, Pdf.what, f"{broken} of its {pages} pages cannot be opened")
+        return damage_error(name, PdfReader.what, f"{broken} of its {pages} pages cannot be opened")
     return DocumentError(
         f"{label(name)} has no text: its pages ({pages}) are pictures, as from a scanner",
         f"recognise its characters first: ocrmypdf {path_in_hint(name)} text.pdf",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, old_office_error
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, holds, old_office_error
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -24,7 +24,7 @@ _MAIN = "ppt/presentation.xml"
 
 
 @register("presentation")
-class PowerPoint:
+class PresentationReader:
     """PowerPoint presentations since 2007."""
 
     what: ClassVar[str] = "a PowerPoint presentation"
@@ -37,7 +37,7 @@ class PowerPoint:
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
             raise old_office_error(data, name, "pptx", "ppt")
-        Parts(data, name, self.what).check()
+        ZipParts(data, name, self.what).check()
         pptx = optional_import("pptx", "python-pptx", name, extra="office")
         try:
             slides = [*pptx.Presentation(io.BytesIO(data)).slides]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, Parts, holds, old_office_error
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, holds, old_office_error
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
@@ -49,7 +49,7 @@ _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 
 
 @register("sheets")
-class Sheets:
+class SpreadsheetReader:
     """Excel workbooks since 2007."""
 
     what: ClassVar[str] = "an Excel workbook"
@@ -62,7 +62,7 @@ class Sheets:
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):
             raise old_office_error(data, name, "xlsx", "xls")
-        parts, missing, out = Parts(data, name, self.what, _STRICT), _Missing(), TextBuilder()
+        parts, missing, out = ZipParts(data, name, self.what, _STRICT), _OtherParts(), TextBuilder()
         cells = _of_the_cells(parts, name, missing)
         titles = _write_sheets(cells, out, name)
         missing.sheets = [title for title in _named(parts) if title not in titles]
@@ -76,7 +76,7 @@ class Sheets:
         return extracted
 
 
-class _Missing:
+class _OtherParts:
     """Parts of a workbook that are not cells, for the list of what is missing."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Missing:
             self.formulas += sum(not _EMPTY_ON_PURPOSE.search(how) for how in empty)
             self.edges |= _EDGES.search(data) is not None
 
-    def lines(self, parts: Parts) -> Iterator[str]:
+    def lines(self, parts: ZipParts) -> Iterator[str]:
         if self.formulas:
             yield (
                 f"formulas without a stored value are left out: {self.formulas} (saving the file "
@@ -115,7 +115,7 @@ class _Missing:
             yield "headers and footers are left out"
 
 
-def _of_the_cells(parts: Parts, name: str, missing: _Missing) -> io.BytesIO:
+def _of_the_cells(parts: ZipParts, name: str, missing: _OtherParts) -> io.BytesIO:
     """A zip of the parts that the cells depend on, each within the limits.
 
     openpyxl would unpack without a limit, expand entities, and stumble over what else is there.
@@ -129,7 +129,9 @@ def _of_the_cells(parts: Parts, name: str, missing: _Missing) -> io.BytesIO:
                 continue
             data = parts.read(part)
             if b"<!DOCTYPE" in data.replace(b"\0", b""):  # in UTF-16, too
-                raise damage_error(name, Sheets.what, f"{part}: it has entities of its own")
+                raise damage_error(
+                    name, SpreadsheetReader.what, f"{part}: it has entities of its own"
+                )
             missing.look(part, data)
             for strict, usual in _STRICT.items():
                 data = data.replace(strict, usual)
@@ -138,7 +140,7 @@ def _of_the_cells(parts: Parts, name: str, missing: _Missing) -> io.BytesIO:
     return out
 
 
-def _named(parts: Parts) -> list[str]:
+def _named(parts: ZipParts) -> list[str]:
     """The sheets of cells that a workbook says it has."""
     links = parts.xml("xl/_rels/workbook.xml.rels")
     kinds = {link.get("Id"): link.get("Type", "") for link in links}
@@ -160,7 +162,9 @@ def _write_sheets(cells: io.BytesIO, out: TextBuilder, name: str) -> list[str]:
             raise
         except Exception as error:  # openpyxl raises what it meets, some with advice around it
             why = error.__cause__ or error
-            raise damage_error(name, Sheets.what, f"{type(why).__name__}: {why}") from error
+            raise damage_error(
+                name, SpreadsheetReader.what, f"{type(why).__name__}: {why}"
+            ) from error
 
 
 def _write(sheet: Any, out: TextBuilder, name: str) -> None:
@@ -169,7 +173,9 @@ def _write(sheet: Any, out: TextBuilder, name: str) -> None:
     sheet.reset_dimensions()  # some programs write wrong ones
     for number, cells in enumerate(sheet.iter_rows(), 1):
         if number > _ROWS:
-            raise damage_error(name, Sheets.what, f"the sheet {sheet.title} has too many rows")
+            raise damage_error(
+                name, SpreadsheetReader.what, f"the sheet {sheet.title} has too many rows"
+            )
         row = {at: text for at, cell in enumerate(cells) if (text := _shown(cell))}
         if row or (rows and rows[-1]):  # of empty rows one, which may part a title from a table
             rows.append(row)

@@ -25,7 +25,7 @@ def plain_text(data: bytes, name: str) -> tuple[str, str]:
 
 
 @register(PLAIN)
-class Text:
+class TextReader:
     """Everything that no other reader serves, source code included."""
 
     what: ClassVar[str] = "text"
@@ -45,7 +45,7 @@ class Text:
 
 
 @register("markdown")
-class Markdown:
+class MarkdownReader:
     """Markdown as it is; its headings are chapters."""
 
     what: ClassVar[str] = "Markdown"

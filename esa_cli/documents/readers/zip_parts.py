@@ -24,7 +24,7 @@ _STEP = 1 << 20
 _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 
 
-class Parts:
+class ZipParts:
     """The parts of a zipped document by name.
 
     Args:

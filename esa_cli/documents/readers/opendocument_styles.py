@@ -29,7 +29,7 @@ def whole(text: str | None, most: int = _LEVELS) -> int:
 
 
 @dataclass(frozen=True)
-class _Level:
+class _ListLevel:
     """How one level of a list is numbered; without a kind it has a bullet, or nothing."""
 
     kind: str = ""
@@ -41,10 +41,10 @@ class _Level:
 
 
 @dataclass
-class Lists:
+class ListStyles:
     """How lists are numbered, and how far each has counted."""
 
-    _levels: dict[str, dict[int, _Level]] = field(default_factory=dict)
+    _levels: dict[str, dict[int, _ListLevel]] = field(default_factory=dict)
     _counts: dict[str, list[int | None]] = field(default_factory=dict)
 
     def add(self, name: str, style: Any) -> None:
@@ -78,7 +78,7 @@ class Lists:
             return ""
         numbers = []
         for of in range(max(1, level - here.shown + 1), level + 1):
-            other = levels.get(of, _Level("1"))
+            other = levels.get(of, _ListLevel("1"))
             count = counts[of]
             if other.kind:
                 number = other.start if count is None else count
@@ -86,8 +86,8 @@ class Lists:
         return f"{here.before}{'.'.join(numbers)}{here.behind}".strip()
 
 
-def _level(element: Any) -> _Level:
-    return _Level(
+def _level(element: Any) -> _ListLevel:
+    return _ListLevel(
         element.get(f"{STYLE}num-format") or "",
         element.get(f"{STYLE}num-prefix") or "",
         element.get(f"{STYLE}num-suffix") or "",
@@ -97,11 +97,11 @@ def _level(element: Any) -> _Level:
     )
 
 
-class Styles:
+class OpenDocumentStyles:
     """The styles of a document, those of its own paragraphs and those they stand on."""
 
     def __init__(self, *roots: Any) -> None:
-        self.lists = Lists()
+        self.lists = ListStyles()
         self._styles: dict[tuple[str, str], Any] = {}
         for root in roots:
             for style in root.iter(f"{STYLE}style", f"{TEXT}list-style", f"{TEXT}outline-style"):
@@ -151,10 +151,10 @@ class Styles:
             name = style.get(f"{STYLE}parent-style-name", "")
 
 
-class Numbers:
+class ParagraphNumbers:
     """What stands before paragraphs, from the lists and items that are open around them."""
 
-    def __init__(self, styles: Styles) -> None:
+    def __init__(self, styles: OpenDocumentStyles) -> None:
         self._styles = styles
         self._open: list[str] = []  # the styles of the lists around
         self._item = False  # its first paragraph is to come
