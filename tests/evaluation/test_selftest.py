@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from esa_cli.evaluation.selftest.run_plan import (
     tokens,
 )
 from esa_cli.evaluation.selftest.selftest_run import SelftestRun
+from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.evaluation.tasks import Haystack
+from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa import preset
 from esa_cli.qa.books import AskedBook
 from esa_cli.qa.resolved import resolve
@@ -334,13 +337,8 @@ def test_facts_in_several_places_have_no_depth(loaded: Any) -> None:
 
 def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
     """Blocks of 64 and of 16 keep one account of what was attended to."""
-    from esa_cli.evaluation.selftest.shared_prefill import shared_reading
-    from esa_cli.methods.infllm import InfLLM
-
     base = resolve(preset.load("tiny-random")).method
     infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
-    from dataclasses import replace
-
     other = replace(infllm, selector=InfLLM(block=16))
     sums = []
     for methods in ([infllm], [infllm, other]):
@@ -350,6 +348,13 @@ def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
             sums.append(mass.of(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
+
+
+def test_a_shared_prefill_is_observed_only_by_methods_that_observe() -> None:
+    base = resolve(preset.load("tiny-random")).method
+    assert shared_reading(base, [base, base]).selector == base.selector
+    infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
+    assert shared_reading(base, [base, infllm]).selector.others == (infllm.selector,)
 
 
 def test_what_a_rehearsal_selected_is_not_counted() -> None:
