@@ -8,6 +8,7 @@ from typing import Any
 from esa_cli.attention.method import Window
 from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
 from esa_cli.methods import recipes
+from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.methods.recipes import LAID, Base
 from esa_cli.qa.preset import Preset, merge, validated
 from esa_cli.system.registry import nearest
@@ -29,6 +30,7 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         UsageError: no such method. PluginError: its recipe fails, or gives what none may set.
         PresetError: its settings do not hold, or it takes more tokens.
     """
+    load_installed()
     found = recipes.find(name)
     settings = _given(found, base_of(preset, length))
     # What is published sees the last tokens before the current ones, whatever a preset does.

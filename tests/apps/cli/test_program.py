@@ -79,6 +79,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
+def test_methods_lists_the_built_in_ones_in_a_new_process() -> None:
+    """Here something else has registered them already."""
+    out, err = start("methods").communicate(timeout=60)
+    assert "\ninfllm " in out, err
+    assert "\nvote  " in out
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [

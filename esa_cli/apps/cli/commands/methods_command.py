@@ -19,7 +19,9 @@ def methods(
     from esa_cli.apps.cli.terminal import print_json, print_table
     from esa_cli.methods import part_registry as registry
     from esa_cli.methods import recipes
+    from esa_cli.methods.plugin_loading import load_installed
 
+    load_installed()
     options.load_plugins(plugins)
     whole = recipes.known()
     parts = registry.parts()
