@@ -30,6 +30,7 @@ _ARCHIVES = frozenset(("zip", "tar", "bz2", "xz", "zst", "7z", "rar", "lz", "ar"
 _PACKED_TEXTS = frozenset(("rtf", "odt", "ods", "odp", "doc", "xls", "ppt"))
 _BY_HAND = (
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office file (doc, xls, ppt)", _SAVE),
+    (b"\x7fELF", "a program (ELF)", _NO_TEXT),
     (b"GGUF", "a GGUF model", "models are named with --model"),
     (b"{\\rtf", "an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
 )

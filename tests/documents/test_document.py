@@ -155,7 +155,7 @@ def zipped(name: str) -> bytes:
         (zipped("a.txt"), "ZIP", "unpack"),
         (bytes(257) + b"ustar" + bytes(50), "TAR", "unpack"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old Office", "docx"),
-        (b"\x7fELF\x02\x01" + bytes(60), "ELF", ""),
+        (b"\x7fELF\x02\x01", "ELF", ""),
         (b"\x89PNG\r\n\x1a\n", "PNG", ""),
         (b"{\\rtf1 words}", "RTF", "pandoc"),
         (b"GGUF\3\0\0\0", "GGUF", "--model"),
