@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ import reference
 import torch
 from conftest import VOCABULARY, ModelFactory, copy_registries
 
+from esa_cli import methods
 from esa_cli.attention.method import Method, Window
 from esa_cli.attention.positions import FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
@@ -207,3 +209,25 @@ def test_template_refuses_what_is_there(tmp_path: Path) -> None:
         template("topk")
     with pytest.raises(PluginError, match="cannot write"):
         write_template("mine", tmp_path / "no" / "folder")
+
+
+def blocks_of_the_page() -> list[str]:
+    text = (PLUGINS.parent / "docs" / "plugins.md").read_text("utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_page_lists_the_members_of_the_base_classes() -> None:
+    (listed,) = [block for block in blocks_of_the_page() if block.startswith("class Selector:")]
+    for name, body in re.findall(r"class (\w+):\n((?:    .*\n)+)", listed):
+        base = getattr(methods, name)
+        members = {one for one in {**vars(base), **base.__annotations__} if one[0] != "_"}
+        told = set(re.findall(r"^    (?:def )?(\w+)", body, re.MULTILINE))
+        assert told == members - {"observes", "at"}, "which follow from others"
+
+
+def test_the_examples_of_the_page_conform(tmp_path: Path) -> None:
+    examples = [block for block in blocks_of_the_page() if "\n@re" in block]
+    assert len(examples) == 2
+    path = tmp_path / "page.py"
+    path.write_text("\n".join(examples), "utf-8")
+    assert complaints(path) == []
