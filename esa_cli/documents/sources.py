@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.encoding import is_binary
 from esa_cli.documents.readers.reader_registry import choose
-from esa_cli.documents.text_builder import listed, optional_import
+from esa_cli.documents.text_builder import first_names, optional_import
 from esa_cli.errors import DocumentError, UsageError
 
 MOST_FILES = 10_000
@@ -102,7 +102,7 @@ def _reason(why: str, paths: list[str], source: str) -> str:
         return said
     if os.path.isdir(source):
         paths = [os.path.relpath(path, source) for path in paths]
-    return f"{said} ({listed(sorted(paths))})"
+    return f"{said} ({first_names(sorted(paths))})"
 
 
 def is_several(source: str) -> bool:

@@ -147,7 +147,7 @@ def label(name: str) -> str:
     return "standard input" if name == STDIN else f"the document {name}"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def first_names(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are: "a.png, b.png and 3 more"."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

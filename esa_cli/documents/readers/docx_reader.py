@@ -21,7 +21,7 @@ from esa_cli.documents.readers.docx_styles import (
     whole,
 )
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, holds, old_office_error
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, has_part, old_office_error
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -53,7 +53,7 @@ class WordReader:
     binary: ClassVar[bool] = True
 
     def sniff(self, head: bytes) -> bool:
-        return holds(head, _MAIN)
+        return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):

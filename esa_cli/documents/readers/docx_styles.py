@@ -126,7 +126,7 @@ class WordLists:
             of = int(found[1]) - 1
             other = levels.get(of, _WordLevel(1, "decimal", ""))
             count = counts[of]
-            return written(other.start if count is None else count, other.kind)
+            return number_text(other.start if count is None else count, other.kind)
 
         return "" if here.kind == "none" else re.sub(r"%([1-9])", shown, here.text)
 
@@ -141,8 +141,8 @@ def _level(element: Any) -> _WordLevel:
     )
 
 
-def written(count: int, kind: str) -> str:
-    """A number as a list shows it."""
+def number_text(count: int, kind: str) -> str:
+    """A number as a list of this kind shows it."""
     if kind in ("lowerLetter", "upperLetter") and count > 0:
         letter = chr(ord("a") + (count - 1) % 26) * min(1 + (count - 1) // 26, _LEVELS)
         return letter.upper() if kind == "upperLetter" else letter

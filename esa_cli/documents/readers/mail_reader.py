@@ -21,7 +21,13 @@ from esa_cli.documents.readers.html_reader import WIDER, decode_markup
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, listed, path_in_hint
+from esa_cli.documents.text_builder import (
+    ExtractedText,
+    TextBuilder,
+    first_names,
+    label,
+    path_in_hint,
+)
 from esa_cli.errors import DocumentError
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
@@ -88,7 +94,7 @@ class _MailWriter:
     def missing(self) -> Iterator[str]:
         """What the mail has and the text has not."""
         if self._attached:
-            yield f"attached files are not read: {listed(self._attached, _MOST_NAMES)}"
+            yield f"attached files are not read: {first_names(self._attached, _MOST_NAMES)}"
         for words, count in self._said.items():
             yield f"{words}: {count}" if count > 1 else words
 

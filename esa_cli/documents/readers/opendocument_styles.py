@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from esa_cli.documents.readers.docx_styles import BULLET, written
+from esa_cli.documents.readers.docx_styles import BULLET, number_text
 
 OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
 STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
@@ -82,7 +82,7 @@ class ListStyles:
             count = counts[of]
             if other.kind:
                 number = other.start if count is None else count
-                numbers.append(written(number, _KINDS.get(other.kind, "decimal")))
+                numbers.append(number_text(number, _KINDS.get(other.kind, "decimal")))
         return f"{here.before}{'.'.join(numbers)}{here.behind}".strip()
 
 
@@ -126,7 +126,7 @@ class OpenDocumentStyles:
         return None
 
     def raised(self, name: str) -> bool:
-        """Whether letters of this style stand above the line."""
+        """Whether characters of this style are raised above the line."""
         for style in self._and_below("text", name):
             for properties in style.iterfind(f"{STYLE}text-properties"):
                 place = properties.get(f"{STYLE}text-position")

@@ -14,7 +14,7 @@ _UNSEEN = 2 | 32  # flags of what is not shown
 _PART = re.compile(r"\[\d+\]$")
 
 
-def written(page: Any, raw: Any) -> tuple[list[str], int]:
+def typed_lines(page: Any, raw: Any) -> tuple[list[str], int]:
     """The lines of one page, in the order of the file, and how many comments it has.
 
     Args:

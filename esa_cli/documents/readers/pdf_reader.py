@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.pdf_forms import written
+from esa_cli.documents.readers.pdf_forms import typed_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
@@ -116,7 +116,7 @@ def _pages(document: Any, pdfium: Any) -> tuple[list[str], list[int], list[int],
                 text_page.close()
                 if not text.strip() and next(iter(page.get_objects(max_depth=1)), None):
                     empty.append(number)
-                lines, more = written(page, pdfium.raw)
+                lines, more = typed_lines(page, pdfium.raw)
                 text, comments = "\n".join([text, *lines]), comments + more
             finally:
                 page.close()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, holds, old_office_error
+from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, has_part, old_office_error
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
@@ -57,7 +57,7 @@ class SpreadsheetReader:
     binary: ClassVar[bool] = True
 
     def sniff(self, head: bytes) -> bool:
-        return holds(head, _MAIN)
+        return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         if data.startswith(OLD_OFFICE):

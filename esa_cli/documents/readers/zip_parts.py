@@ -108,7 +108,7 @@ class ZipParts:
         )
 
 
-def holds(head: bytes, part: str) -> bool:
+def has_part(head: bytes, part: str) -> bool:
     """Whether a zip has a part of this name; if its end is missing, whether it may have.
 
     Parts of files inside it do not count: a text may embed a workbook.
