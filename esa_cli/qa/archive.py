@@ -1,8 +1,5 @@
-"""What is left of a reading in the library: the layout of its rows, its compressor, and where text
-and rows came from.
-
-Knows nothing about files.
-"""
+"""A prefilled document as the library stores it: whether it can be stored, the layout of its cached
+tokens, its fitted projections, and its provenance."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ from esa_cli.version import __version__
 
 
 def gathers(method: Method) -> bool:
-    """Whether the selector keeps side data of what it saw while one document was read."""
+    """Whether the selector gathers data during the prefill, of one document at a time."""
     return method.selector.observes
 
 
 def hindrance(method: Method) -> str:
-    """Why a reading cannot be stored; empty where it can.
+    """Why a prefilled document cannot be stored; empty where it can.
 
-    Rows are stored a segment at a time, the first one with the compressor that was fitted on it.
+    The first segment is stored with the projections that were fitted on it.
     """
     if gathers(method):
         return "its selector gathers what it sees while it reads, which is not stored"
@@ -42,7 +39,7 @@ def hindrance(method: Method) -> str:
 
 
 def storable(method: Method) -> bool:
-    """Whether a reading can be stored; `hindrance` says why not."""
+    """Whether a prefilled document can be stored; `hindrance` says why not."""
     return not hindrance(method)
 
 
@@ -67,7 +64,7 @@ def layout(method: Method, shape: Mapping[str, Any], dtype: str, rows: str) -> L
 
 
 def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
-    """Projections as the library can keep them. Raises UsageError where it cannot."""
+    """Projections that the library can store. Raises UsageError for others."""
     out: list[Linear | None] = []
     for one in projections:
         if one is not None and not isinstance(one, Linear):
@@ -80,7 +77,7 @@ def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
 
 
 def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
-    """Where a text and its rows came from, as JSON data: for people, not for finding it again."""
+    """Where a document came from and what read it, as JSON data for people; no part of its key."""
     return {
         "name": document.name,
         "source": document.source,

@@ -1,7 +1,4 @@
-"""Books that are asked together: each text once, under a name of its own, and where its tokens are.
-
-Knows nothing about questions.
-"""
+"""Books that are asked together: each text once, with a name of its own, placed in the cache."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from esa_cli.storage.prefilled_document import text_rows
 
 @dataclass(frozen=True)
 class AskedBook:
-    """A book among those asked.
+    """A book with its place in the cache.
 
     Args:
-        document: under a name that no other of them has. spans: (n, 2) first and last character of
-            each token of its text. rows: its tokens' places in the cache.
+        document: with a name that no other book of the question has. spans: (n, 2) first and last
+            character of each token of its text. rows: the cached tokens of its text.
     """
 
     document: Document
@@ -30,7 +27,7 @@ class AskedBook:
 
 
 def distinct(books: Sequence[Book]) -> list[Book]:
-    """The books, each text once: a copy would only take room from what else could be selected."""
+    """The books, each text once: a copy would take selected tokens from other texts."""
     out: dict[str, Book] = {}
     for book in books:
         out.setdefault(book.document.text, book)
@@ -38,7 +35,7 @@ def distinct(books: Sequence[Book]) -> list[Book]:
 
 
 def together(books: Sequence[Book]) -> list[AskedBook]:
-    """The books as they are asked, one behind the other."""
+    """The books in the order of the question, concatenated."""
     rows = text_rows([book.held for book in books])
     return [
         AskedBook(replace(book.document, name=name), book.spans, at)

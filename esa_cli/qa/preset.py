@@ -2,8 +2,8 @@
 
     extends -> merged mapping -> overrides (--set) -> validated, frozen Preset
 
-Unknown keys are errors that name the nearest known one, and so are keys that are given twice. A
-preset cannot run code: methods are looked up by name, and only the command line loads plugin files.
+Unknown keys and keys that are given twice are errors. A preset cannot run code: methods are looked
+up by name, and only the command line loads plugin files.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Preset(_Strict):
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid upon `base`, mapping by mapping; a part with another name starts afresh."""
+    """`base` updated with `over`, mapping by mapping; a part with another name replaces the old."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
@@ -105,7 +105,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`merge` of two presets: heads that were found in one model do not vote in another."""
+    """`merge` of two presets; `score.heads` of one model are not taken over to another model."""
     out = merge(base, over)
     own = over.get("score")
     elsewhere = "model" in over and "model" in base and over["model"] != base["model"]
@@ -124,7 +124,7 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     if parent is None:
         return data
     if not isinstance(parent, str):
-        raise PresetError(f"{path}: extends must be the name of one preset", "")
+        raise PresetError(f"{path}: extends must be the name of one preset, got {parent!r}", "")
     chain = (*chain, path)
     below = find(parent, near=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
@@ -141,12 +141,12 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise PresetError(
-            f"--set {text!r} is not KEY=VALUE", "for example --set window.selected=2048"
+            f"--set must be KEY=VALUE, got {text!r}", "for example --set window.selected=2048"
         )
     try:
         parsed = load_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise PresetError(f"--set {text!r}: the value is not readable", "quote it") from error
+        raise PresetError(f"the value of --set must be YAML, got {text!r}", "quote it") from error
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
     assert isinstance(parsed, dict)
@@ -175,9 +175,9 @@ def _explain(error: ValidationError, source: str) -> PresetError:
         return PresetError(
             f"preset {source} lacks {where!r}", "set it, or extend a preset that does"
         )
-    message = first["msg"][0].lower() + first["msg"][1:]
+    message = first["msg"].replace("Input should", "must")
     return PresetError(
-        f"preset {source}: {where} = {first['input']!r}: {message}", "see `esa presets show`"
+        f"preset {source}: {where} {message}, got {first['input']!r}", "see `esa presets show`"
     )
 
 
@@ -188,7 +188,7 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
         name: a shipped or user preset's name, or a path. overrides: `key.path=value` strings.
 
     Raises:
-        PresetError: it is missing, malformed, or does not hold.
+        PresetError: it is missing or malformed, or a setting is wrong.
     """
     path = find(name)
     # An override of one setting keeps the default part's name.
@@ -205,7 +205,7 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
     """The preset `name` with these settings.
 
     Raises:
-        PresetError: they are malformed, or do not hold together.
+        PresetError: one is malformed, or they contradict each other.
     """
     try:
         preset = Preset.model_validate({**data, "name": name})
@@ -215,19 +215,20 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
     total = window.initial + window.selected + window.local + window.chunk
     if total > preset.context:
         raise PresetError(
-            f"preset {preset.name}: a step attends to {total} tokens (initial + selected + local "
-            f"+ chunk), more than the model's window of {preset.context}",
+            f"preset {preset.name}: window.initial + selected + local + chunk must be at most the "
+            f"model's window of {preset.context}, got {total}",
             "lower window.selected or window.local",
         )
     if (window.dense or 0) > preset.context:
         raise PresetError(
-            f"preset {preset.name}: window.dense = {window.dense} lies beyond the model's window "
-            f"of {preset.context}",
-            "plain attention is noise there; lower window.dense",
+            f"preset {preset.name}: window.dense must be at most the model's window of "
+            f"{preset.context}, got {window.dense}",
+            "full attention beyond the window is noise; lower window.dense",
         )
-    if preset.prompt.after.count("{question}") != 1:
+    if (count := preset.prompt.after.count("{question}")) != 1:
         raise PresetError(
-            f"preset {preset.name}: prompt.after must hold {{question}} once", "add it"
+            f"preset {preset.name}: prompt.after must have {{question}} once, got {count}",
+            "see `esa presets show`",
         )
     return preset
 

@@ -1,4 +1,4 @@
-"""Where preset files are, and what stands in one; what the settings mean is `preset`'s business."""
+"""Preset files: where they are, and their settings as plain data; `preset` validates them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def read_file(path: Path) -> dict[str, Any]:
             "YAML needs spaces, not tabs" if "\\t" in str(problem) else "",
         ) from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise PresetError(f"preset {path} is not a mapping of settings", "see `esa presets show`")
+        raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
     if "name" in data:
         raise PresetError(
             f"preset {path} has the key 'name', but a preset is named by its file",

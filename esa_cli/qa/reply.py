@@ -1,7 +1,6 @@
-"""What asking gives back: an answer, and the passages it rests on; and who can be asked.
+"""An answer with the passages it rests on, and the protocol of whatever answers.
 
-Plain data. Knows nothing about models, files or screens, so that chat, batch, server and tests can
-be written against it alone.
+Plain data, so that chat, batch, server and tests can be written against it alone.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Reply:
 
 
 def lacking(books: Sequence[Any]) -> list[str]:
-    """What the documents have and their texts have not, each as `NAME: what`."""
+    """What of the documents is missing in their texts, each as `NAME: what`."""
     documents = [book.document for book in books if hasattr(book, "document")]
     return [f"{document.name}: {what}" for document in documents for what in document.missing]
 

@@ -212,7 +212,7 @@ def test_no_file_of_the_data_is_written_over(esa: Esa, monkeypatch: pytest.Monke
         esa(*words, "--out", str(esa.data / "lcc.jsonl"), code=2)
         assert "not a results file" in esa.err
         esa(*words, "--out", "same.x", "--markdown", "same.x", code=2)
-        assert "--out and --markdown are both same.x" in esa.err
+        assert "--out and --markdown must be two files, got same.x" in esa.err
     assert (esa.data / "lcc.jsonl").read_bytes() == before
     for _ in range(2):
         esa(*words, "--markdown", str(esa.data / "table.md"), "--out", str(esa.data / "o.jsonl"))

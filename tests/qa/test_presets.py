@@ -146,9 +146,9 @@ def test_broken_overrides_are_refused(text: str) -> None:
     [
         (["windows.selected=3"], "windows", "window"),
         (["window.seleted=3"], "window.seleted", "selected"),
-        (["window.chunk=0"], "window.chunk = 0", ""),
+        (["window.chunk=0"], "window.chunk must be greater than or equal to 1, got 0", ""),
         (["window.local=many"], "window.local", ""),
-        (["window.selected=5000"], "more than the model's window of 512", "window.selected"),
+        (["window.selected=5000"], "at most the model's window of 512, got 5100", "window.selected"),
         (["reading=fast"], "reading", ""),
         (["prompt.after=hello"], "{question}", ""),
         (["model=[1]"], "model", ""),
@@ -190,7 +190,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     ("text", "message"),
     [
         ("a: [", "not valid YAML (line"),
-        ("- 1", "not a mapping"),
+        ("- 1", "must be a mapping"),
         ("context: 5", "lacks 'model'"),
         ("extends: [a]", "extends must be"),
         ("extends: nosuch", "unknown preset 'nosuch'"),

@@ -1,4 +1,5 @@
-"""Files that a command writes at its end: what would hinder that is found at its beginning."""
+"""Output paths are checked before a long run: the folder exists and is writable, and the file is
+neither an input nor another output."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def check(option: str, path: Path | None, *, makes_folders: bool = False) -> Non
     if path is None:
         return
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder", "name a file in it")
+        raise UsageError(f"{option} must be a file, got the folder {path}", "name a file in it")
     folder = path.absolute().parent
     while makes_folders and not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -57,7 +58,9 @@ def apart(options: Mapping[str, Path | None]) -> None:
             if path.resolve() == before.resolve() or (
                 path.exists() and before.exists() and path.samefile(before)
             ):
-                raise UsageError(f"{other} and {option} are both {path}", "name two files")
+                raise UsageError(
+                    f"{other} and {option} must be two files, got {path} twice", "name another file"
+                )
         taken.append((option, path))
 
 

@@ -68,7 +68,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
             tied=bool(config.get("tie_word_embeddings", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"the model's config.json does not hold up: {error}") from error
+        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     lost = str(tmp_path / "nowhere" / "page.html")
     fail(esa("selftest", "needle", "--report", lost, *SMALL), 2, "nowhere")
     for option in ("--report", "--png", "--out"):
-        fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "is a folder")
+        fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "got the folder")
     fail(esa("selftest", "needle", "--set", "context=100000", *SMALL), 4, "was trained on")
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
     fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
@@ -126,12 +126,12 @@ def test_nothing_of_the_persons_own_is_written_over(
 
 def test_two_files_to_be_written_must_be_two(esa: Esa, tmp_path: Path) -> None:
     words = ("selftest", "needle", "--len", "900", *SMALL)
-    fail(esa(*words, "--out", "same.x", "--report", "same.x"), 2, "--out and --report are both")
-    fail(esa(*words, "--report", "a.x", "--png", f"{tmp_path}/./a.x"), 2, "are both")
+    fail(esa(*words, "--out", "same.x", "--report", "same.x"), 2, "--out and --report must be two files")
+    fail(esa(*words, "--report", "a.x", "--png", f"{tmp_path}/./a.x"), 2, "must be two files")
     assert not Path("same.x").exists()
     Path("rows.x").touch()
     Path("page.x").hardlink_to("rows.x")
-    fail(esa(*words, "--out", "rows.x", "--report", "page.x"), 2, "are both")
+    fail(esa(*words, "--out", "rows.x", "--report", "page.x"), 2, "must be two files")
 
 
 def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,10 +128,10 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
     [
         ([], "no documents"),
         (["a.txt", "--host", "0.0.0.0"], "needs a token"),
-        (["a.txt", "--token", ""], "empty"),
-        (["a.txt", "--token", "a b"], "spaces"),
-        (["a.txt", "--token", "\u00e9"], "letters"),
-        (["--allow", "nowhere"], "not a folder"),
+        (["a.txt", "--token", ""], "one word"),
+        (["a.txt", "--token", "a b"], "without spaces"),
+        (["a.txt", "--token", "\u00e9"], "printable ASCII"),
+        (["--allow", "nowhere"], "must be a folder"),
         (["a.txt", "--max-body", "much"], "must be a size"),
     ],
 )

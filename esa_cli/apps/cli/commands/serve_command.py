@@ -45,7 +45,7 @@ Timeout = Annotated[
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """The server that was asked for."""
+    """Options of `esa serve` besides the model's."""
 
     documents: Sequence[str] = ()
     allow: Sequence[Path] = ()
@@ -102,9 +102,9 @@ def check(wanted: ServeRequest) -> None:
     from esa_cli.apps.server.access import is_loopback
 
     if wanted.token is not None and not (wanted.token.isascii() and wanted.token.isprintable()):
-        raise UsageError("the token has letters that a header cannot hold", "use ASCII letters")
+        raise UsageError("the token must be printable ASCII", "a header holds no other letters")
     if wanted.token is not None and len(wanted.token.split()) != 1:
-        raise UsageError("the token is empty or has spaces in it", "choose another")
+        raise UsageError("the token must be one word without spaces", "choose another")
     if wanted.token is None and not is_loopback(wanted.host):
         raise UsageError(
             f"--host {wanted.host} lets other machines in, so it needs a token",
@@ -118,7 +118,9 @@ def check(wanted: ServeRequest) -> None:
         inputs.check(wanted.documents, questions_on_stdin=False)
     for folder in wanted.allow:
         if not folder.is_dir():
-            raise UsageError(f"--allow {folder} is not a folder", "give a folder that is there")
+            raise UsageError(
+                f"--allow must be a folder, got {folder}", "give a folder that is there"
+            )
 
 
 def run(
