@@ -148,7 +148,11 @@ def test_broken_overrides_are_refused(text: str) -> None:
         (["window.seleted=3"], "window.seleted", "selected"),
         (["window.chunk=0"], "window.chunk must be greater than or equal to 1, got 0", ""),
         (["window.local=many"], "window.local", ""),
-        (["window.selected=5000"], "at most the model's window of 512, got 5100", "window.selected"),
+        (
+            ["window.selected=5000"],
+            "at most the model's window of 512, got 5100",
+            "window.selected",
+        ),
         (["reading=fast"], "reading", ""),
         (["prompt.after=hello"], "{question}", ""),
         (["model=[1]"], "model", ""),

@@ -162,7 +162,11 @@ def test_ctrl_c_keeps_what_was_read(
         (["note.md", "--work", "other.md"], 2, "--work other.md is not a folder"),
         (["note.md", "--work", "other.md/work"], 2, "there is no folder"),
         (["note.md", "--out", "a.x", "--recall-out", "./a.x"], 2, "--out and --recall-out must be"),
-        (["note.md", "--plot", "a.x", "--report", "a.x"], 2, "--plot and --report must be two files, got a.x"),
+        (
+            ["note.md", "--plot", "a.x", "--report", "a.x"],
+            2,
+            "--plot and --report must be two files, got a.x",
+        ),
         (["note.md", "--out", "maps.work"], 2, "--out and --work must be two files, got maps.work"),
         (["note.md", "--work", "a", "--out", "a"], 2, "--out and --work must be two files, got a"),
         (["note.md", "--tokens", "20"], 2, "at least 64 tokens"),

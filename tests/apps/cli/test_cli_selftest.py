@@ -126,7 +126,11 @@ def test_nothing_of_the_persons_own_is_written_over(
 
 def test_two_files_to_be_written_must_be_two(esa: Esa, tmp_path: Path) -> None:
     words = ("selftest", "needle", "--len", "900", *SMALL)
-    fail(esa(*words, "--out", "same.x", "--report", "same.x"), 2, "--out and --report must be two files")
+    fail(
+        esa(*words, "--out", "same.x", "--report", "same.x"),
+        2,
+        "--out and --report must be two files",
+    )
     fail(esa(*words, "--report", "a.x", "--png", f"{tmp_path}/./a.x"), 2, "must be two files")
     assert not Path("same.x").exists()
     Path("rows.x").touch()
