@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.attention.method import Method, Window
+    from esa_cli.attention.method import Method
+    from esa_cli.attention.window import Window
     from esa_cli.documents.document import Document, read_document
     from esa_cli.models.attach import attach
     from esa_cli.qa.api import Esa
@@ -51,7 +52,7 @@ _PLACES = {
     "Reply": ("esa_cli.qa.reply", "Reply"),
     "Session": ("esa_cli.qa.session", "Session"),
     "Turn": ("esa_cli.qa.reply", "Turn"),
-    "Window": ("esa_cli.attention.method", "Window"),
+    "Window": ("esa_cli.attention.window", "Window"),
     "attach": ("esa_cli.models.attach", "attach"),
     "load_preset": ("esa_cli.qa.preset", "load"),
     "read_document": ("esa_cli.documents.document", "read_document"),

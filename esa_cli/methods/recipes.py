@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from esa_cli.attention.method import Window
+from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.methods import part_registry as registry
 from esa_cli.system.registry import Registry, nearest, origin_of

@@ -22,7 +22,7 @@ from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.qa.archive import gathers
 from esa_cli.qa.attention_weights import AttentionWeights
-from esa_cli.qa.books import AskedBook, distinct, together
+from esa_cli.qa.books import PlacedBook, distinct, placed
 from esa_cli.qa.evidence import rests_on
 from esa_cli.qa.ingest import Book, DocumentIngest
 from esa_cli.qa.ingest_events import IngestEvents
@@ -195,7 +195,7 @@ class Esa:
             trace=weights,
         )
         self._weights = weights.weights
-        passages, found = rests_on(weights, self.asked(books), evidence)
+        passages, found = rests_on(weights, self.placed(books), evidence)
         return Reply(
             answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
             answer.first_token_s, answer.total_s, answer.cut,
@@ -208,7 +208,7 @@ class Esa:
         books = distinct(books)
         if self._weights is None or [id(book) for book in books] != [id(b) for b in self._open]:
             raise UsageError("a report is of the last answer", "ask about these books first")
-        return evidence_page(reply, question, self.asked(books), self._weights)
+        return evidence_page(reply, question, self.placed(books), self._weights)
 
     def _use(self, books: Sequence[Book]) -> None:
         if len(books) == len(self._open) and all(
@@ -219,9 +219,9 @@ class Esa:
         self.session.open([book.held for book in books])
         self._open = list(books)
 
-    def asked(self, books: Sequence[Book]) -> list[AskedBook]:
+    def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
         """Where each book's tokens are in the cache while these books are asked."""
-        return together(books)
+        return placed(books)
 
 
 class _ProgressEvents(IngestEvents):

@@ -13,7 +13,7 @@ from esa_cli.storage.prefilled_document import text_rows
 
 
 @dataclass(frozen=True)
-class AskedBook:
+class PlacedBook:
     """A book with its place in the cache.
 
     Args:
@@ -34,11 +34,11 @@ def distinct(books: Sequence[Book]) -> list[Book]:
     return list(out.values())
 
 
-def together(books: Sequence[Book]) -> list[AskedBook]:
+def placed(books: Sequence[Book]) -> list[PlacedBook]:
     """The books in the order of the question, concatenated."""
     rows = text_rows([book.held for book in books])
     return [
-        AskedBook(replace(book.document, name=name), book.spans, at)
+        PlacedBook(replace(book.document, name=name), book.spans, at)
         for book, name, at in zip(books, _told_apart(books), rows, strict=True)
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from esa_cli.attention.kernels import KERNELS
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import part_registry as registry
@@ -59,7 +59,7 @@ def method(preset: Preset) -> Method:
             "about three quarters of the window works best; see docs/results.md",
         )
     return Method(
-        window=Window(**preset.window.model_dump()),
+        window=preset.window,
         selector=parts["selector"],
         score=parts["score"],
         compressor=parts["compressor"],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -55,7 +56,9 @@ def identity(
         model: of `model_facts`. head: ids of the prompt's head. preset: what `method` was built
             from. layout: how it is stored.
     """
-    window = preset.window.model_dump(exclude={"ending", "selected"})
+    window = asdict(preset.window)
+    selected = window.pop("selected")
+    del window["ending"]
     facts: dict[str, Any] = {
         "format": FORMAT,
         "model": model,
@@ -77,7 +80,7 @@ def identity(
         facts["window"] = window = {**window, "dense": method.window.dense_below}
     if preset.reading == "select":
         facts |= {"selector": preset.selector, "score": preset.score}
-        facts["window"] = {**window, "selected": preset.window.selected}
+        facts["window"] = {**window, "selected": selected}
     return json.dumps(facts, sort_keys=True)
 
 

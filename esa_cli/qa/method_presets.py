@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from esa_cli.attention.method import Window
 from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
 from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
@@ -16,8 +15,7 @@ from esa_cli.system.registry import nearest
 
 def base_of(preset: Preset, length: int = 0) -> Base:
     """What a recipe may use of a preset; `length` in tokens, 0 where it is not known."""
-    window = Window(**preset.window.model_dump())
-    return Base(window, preset.context, preset.position, length)
+    return Base(preset.window, preset.context, preset.position, length)
 
 
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
@@ -40,9 +38,10 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         # Read by I and L alone, the text's keys would know nothing of what came before.
         laid["reading"] = "select"
     made = validated(preset.name, laid)
-    if not found.full and budget(made) != budget(preset):
+    if not found.full and made.window.budget != preset.window.budget:
         raise PresetError(
-            f"method {name!r} takes {budget(made)} tokens where the preset has {budget(preset)}",
+            f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
+            f"{made.window.budget}",
             "a recipe must keep initial + selected + local",
         )
     return made
@@ -98,9 +97,3 @@ def stretches(name: str, preset: Preset) -> bool:
         UsageError: no such method. PresetError: its settings do not hold.
     """
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)
-
-
-def budget(preset: Preset) -> int:
-    """Cached tokens attended to in a step: I + K + L."""
-    window = preset.window
-    return window.initial + window.selected + window.local

@@ -96,7 +96,7 @@ def fits(method: Method, model: Any) -> None:
         )
 
 
-class Reading:
+class Prefill:
     """What one attached model has read.
 
     Args:

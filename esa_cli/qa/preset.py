@@ -9,12 +9,14 @@ up by name, and only the command line loads plugin files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods.part_registry import KINDS
 from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
@@ -40,17 +42,6 @@ __all__ = [
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class WindowSettings(_Strict):
-    """Tokens of each kind; see `method.Window`."""
-
-    initial: int = Field(default=64, ge=0)
-    selected: int = Field(default=1024, ge=0)
-    local: int = Field(default=1024, ge=0)
-    chunk: int = Field(default=512, ge=1)
-    dense: int | None = Field(default=None, ge=0)
-    ending: int | None = Field(default=None, ge=0)
 
 
 class Prompt(_Strict):
@@ -80,7 +71,7 @@ class Preset(_Strict):
     model: str
     context: int = Field(ge=1)
     """The model's trained window, in tokens."""
-    window: WindowSettings = WindowSettings()
+    window: Window = Window()
     selector: dict[str, Any] = {"name": "topk"}
     score: dict[str, Any] = {"name": "sum"}
     compressor: dict[str, Any] = {"name": "closed-form"}
@@ -89,6 +80,14 @@ class Preset(_Strict):
     kernel: str = "auto"
     prompt: Prompt = Prompt()
     generation: Generation = Generation()
+
+
+_sizes: dict[str, Any] = {
+    one.name: (get_type_hints(Window)[one.name], one.default) for one in fields(Window)
+}
+_WINDOW: Any = create_model("Window", __base__=_Strict, **_sizes)
+"""The fields of `Window`, for pydantic: in strict mode it makes no dataclass of a mapping."""
+_HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +156,8 @@ def _known_keys(model: type[BaseModel], where: Sequence[str | int]) -> list[str]
     keys = [key for key in model.model_fields if not (model is Preset and key == "name")]
     for part in where:
         annotation = model.model_fields[str(part)].annotation
+        if annotation is Window:
+            annotation = _WINDOW
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return keys
         model = annotation
@@ -208,9 +209,12 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
         PresetError: one is malformed, or they contradict each other.
     """
     try:
-        preset = Preset.model_validate({**data, "name": name})
+        window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
+        preset = Preset.model_validate({**data, "window": Window(**window), "name": name})
     except ValidationError as error:
         raise _explain(error, name) from error
+    except ValueError as error:
+        raise PresetError(f"preset {name}: {error}", "see `esa presets show`") from error
     window = preset.window
     total = window.initial + window.selected + window.local + window.chunk
     if total > preset.context:

@@ -117,7 +117,7 @@ class PromptTokens:
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
-    def own(self, text: str, later: bool = False) -> tuple[int, int]:
+    def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
         """First of the question's own words among the ids of `question`, and behind the last.
 
         Args:

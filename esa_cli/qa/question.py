@@ -5,43 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esa_cli.attention.method import Window
+from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError
-from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.reply import Turn
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedQuestion:
     """Ids behind the documents.
 
     Args:
         before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
-        own: absolute positions [first, last) of the question's own words.
+        span: absolute positions [first, last) of the question's own words.
         prime: how many of `ids`, the last ones, are the answer's first words.
         start: cached tokens before all of them.
     """
 
     before: list[int]
     ids: list[int]
-    own: tuple[int, int]
+    span: tuple[int, int]
     prime: int = 0
     start: int = 0
 
     @property
-    def heard(self) -> list[int]:
+    def ids_before_answer(self) -> list[int]:
         """`ids` without the answer's first words: those are no part of what is asked."""
         return self.ids[: len(self.ids) - self.prime]
 
     @classmethod
     def of(
         cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
-    ) -> Asked:
+    ) -> EncodedQuestion:
         """The question behind `start` cached tokens. Raises UsageError when it is empty."""
         later = bool(history)
         ids, before = prompt.question(question, prime, later), prompt.history(history)
-        first, last = (start + len(before) + at for at in prompt.own(question, later))
+        first, last = (start + len(before) + at for at in prompt.question_span(question, later))
         prime_ids = len(ids) - len(prompt.question(question, "", later))
         return cls(before, ids, (first, last), prime_ids, start)
 
@@ -49,7 +48,7 @@ class Asked:
         """Where the last chunk of the question's turn begins; earlier turns are read apart."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
-    def check(self, preset: Preset, answer: int) -> None:
+    def check(self, window: Window, context: int, answer: int) -> None:
         """Holds them, what they are seen beside and the answer to the window.
 
         Beside all of the text where attention is plain; else beside what is selected, and only
@@ -59,12 +58,12 @@ class Asked:
         Raises:
             HistoryError: they are beyond it, with earlier turns. LengthError: without any.
         """
-        window, asked = preset.window, len(self.before) + len(self.ids) + answer
-        if self.last(window.chunk) <= Window(**window.model_dump()).dense_below:
-            room, what = preset.context - self.start, "the document, all of it in view"
+        asked = len(self.before) + len(self.ids) + answer
+        if self.last(window.chunk) <= window.dense_below:
+            room, what = context - self.start, "the document, all of it in view"
         elif window.ending is not None:
             seen = window.initial + window.selected + window.ending
-            room, what = preset.context - seen, "what is selected"
+            room, what = context - seen, "what is selected"
         else:
             return
         if asked <= room:

@@ -17,10 +17,10 @@ from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.qa.prefill import Reading, fits, has_reduced, serves
+from esa_cli.qa.prefill import Prefill, fits, has_reduced, serves
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.question import Asked
+from esa_cli.qa.question import EncodedQuestion
 from esa_cli.qa.reply import Turn
 from esa_cli.qa.resolved import Resolved, resolve
 
@@ -37,7 +37,7 @@ class Answer:
     cut: bool = False
 
 
-class Session(Reading):
+class Session(Prefill):
     """Asks questions about one document, or several, with one attached model.
 
     Use as a context manager: the model is put back as it was on leaving.
@@ -123,8 +123,8 @@ class Session(Reading):
                 f"temperature {heat} and top_p {nucleus} cannot be",
                 "temperature is at least 0, top_p above 0 and at most 1",
             )
-        asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
-        asked.check(self.preset, tokens)
+        asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
+        asked.check(self.method.window, self.preset.context, tokens)
         if seed is not None:
             torch.manual_seed(seed)
         length, started = len(self._ids), time.perf_counter()
@@ -133,8 +133,8 @@ class Session(Reading):
         self.cache.begin(query, self.method)
         try:
             self._process(asked.before)
-            query.question = asked.own
-            query.answer_start = length + len(asked.before) + len(asked.heard)
+            query.question = asked.span
+            query.answer_start = length + len(asked.before) + len(asked.ids_before_answer)
             self._survey(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
@@ -165,8 +165,8 @@ class Session(Reading):
         Raises:
             UsageError: the question is empty. LengthError: it does not fit.
         """
-        asked = Asked.of(self.prompt, question, prime, history, len(self._ids))
-        asked.check(self.preset, self._tokens(max_new_tokens))
+        asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
+        asked.check(self.method.window, self.preset.context, self._tokens(max_new_tokens))
 
     def _tokens(self, most: int | None) -> int:
         """How long an answer may be. Raises UsageError for less than one token."""
@@ -182,7 +182,7 @@ class Session(Reading):
             batch = torch.tensor([ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
-    def _survey(self, asked: Asked, query: QueryState) -> None:
+    def _survey(self, asked: EncodedQuestion, query: QueryState) -> None:
         """The survey pass, for selectors that have one: the question goes through the model for the
         scores of all layers, and is taken back."""
         length, method = self.cache.get_seq_length(), self.method
@@ -192,7 +192,7 @@ class Session(Reading):
             return
         query.surveying = True
         with suppress(SurveyComplete):
-            self._process(asked.heard)
+            self._process(asked.ids_before_answer)
         self.cache.truncate(length)
         query.selector = method.selector.after_survey(query.selector)
         query.surveying = query.dense = False

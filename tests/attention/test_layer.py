@@ -20,13 +20,14 @@ from esa_cli.attention.interfaces import LayerState, Positions
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.learned_maps import Learned, save_learned
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import Step
+from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
@@ -593,7 +594,7 @@ def test_learned_maps_in_place(tmp_path: Any) -> None:
 
 def test_window_refuses_nonsense() -> None:
     for change in ({"initial": -1}, {"selected": -1}, {"local": -1}, {"chunk": 0}, {"dense": -1}):
-        with pytest.raises(ValueError, match="must not be negative"):
+        with pytest.raises(ValueError, match="must be at least"):
             replace(WINDOW, **change)  # type: ignore[arg-type]
 
 

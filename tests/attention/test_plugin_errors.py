@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esa_cli import models
 from esa_cli.attention.interfaces import Positions
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.attention.plugin_errors import (
     blame_plugin,
@@ -21,6 +21,7 @@ from esa_cli.attention.plugin_errors import (
 )
 from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.selection import TopK, checked_selection
+from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance.random_steps import make_step
 from esa_cli.methods.voting import VoteScore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_a_question_is_held_to_the_window_without_a_document(loaded: Any) -> Non
 def test_a_text_that_is_in_view_of_all_says_nothing_of_a_selection(
     loaded: Any, dense: int | None, notes: int
 ) -> None:
-    window = TINY.window.model_copy(update={"dense": dense})
+    window = replace(TINY.window, dense=dense)
     base = TINY.model_copy(update={"window": window, "context": 8192})
     made = engine(loaded, settings_of(methods=("preset", "streaming-llm")), base=base)
     made.run()

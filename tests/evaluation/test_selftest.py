@@ -34,7 +34,7 @@ from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa import preset
-from esa_cli.qa.books import AskedBook
+from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.resolved import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import MemoryStore
@@ -408,7 +408,7 @@ def test_a_method_over_the_budget_is_refused() -> None:
         return {"window": {"selected": base.window.selected + 1}}
 
     try:
-        with pytest.raises(PresetError, match="takes 133 tokens where the preset has 132"):
+        with pytest.raises(PresetError, match="must take the preset's 132 tokens, got 133"):
             method_presets.apply("greedy", TINY)
     finally:
         del recipes.RECIPES._entries["greedy"]
@@ -528,7 +528,7 @@ def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:
     text = "One is here. Two stands there.\n\nThree goes away! Four remains? " * 40
     spans = torch.tensor([(at, at + 1) for at in range(len(text))])
     document = Document("", text, source="", encoding="", bytes=0)
-    book = AskedBook(document, spans, range(2, 2 + len(text)))
+    book = PlacedBook(document, spans, range(2, 2 + len(text)))
     counts = torch.zeros(len(text) + 5)
     for weight, at in enumerate((205, 900, 1500, 2100), 1):
         counts[2 + at] = weight

@@ -15,9 +15,10 @@ import torch
 from conftest import VOCABULARY, ModelFactory, copy_registries
 
 from esa_cli import methods
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import check_file, make_step
 from esa_cli.methods import part_registry as registry

@@ -15,9 +15,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach

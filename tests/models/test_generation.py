@@ -11,8 +11,9 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 from transformers.generation.streamers import BaseStreamer
 
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance
+from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach

@@ -13,8 +13,9 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 
 from esa_cli import models
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
+from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attach import Attachment, attach
 from esa_cli.qa import preset

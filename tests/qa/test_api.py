@@ -297,7 +297,7 @@ def test_two_versions_of_one_file_are_told_apart(
         books = [one.ingest(str(path))]
         path.write_text("Now the gate opens at ten. " + TEXT, "utf-8")
         books.append(one.ingest(str(path)))
-        names = [each.document.name for each in one.asked(books)]
+        names = [each.document.name for each in one.placed(books)]
         found = {passage.document for passage in one.ask(QUESTION, books, evidence=20).evidence}
     assert names == [f"{path} ({book.entry.id})" for book in books if book.entry]
     assert found == set(names)
@@ -305,7 +305,7 @@ def test_two_versions_of_one_file_are_told_apart(
         kept = [
             memory.ingest(Document("gate.txt", text, "-", "utf-8", 1)) for text in (TEXT, OTHER)
         ]
-        names = [each.document.name for each in memory.asked(kept)]
+        names = [each.document.name for each in memory.placed(kept)]
     assert names == ["- (1)", "- (2)"]
 
 
@@ -433,5 +433,5 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
     with esa(loaded, library) as one:
         book = one.ingest(path)
         one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
-        rows = one.asked([book])[0].rows
+        rows = one.placed([book])[0].rows
     assert len(rows) == len(book.spans)

@@ -146,7 +146,7 @@ def test_broken_overrides_are_refused(text: str) -> None:
     [
         (["windows.selected=3"], "windows", "window"),
         (["window.seleted=3"], "window.seleted", "selected"),
-        (["window.chunk=0"], "window.chunk must be greater than or equal to 1, got 0", ""),
+        (["window.chunk=0"], "window.chunk must be at least 1, got 0", ""),
         (["window.local=many"], "window.local", ""),
         (
             ["window.selected=5000"],

@@ -386,7 +386,7 @@ def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
 
 def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
     ids = session.prompt.question(QUESTION)
-    low, high = session.prompt.own(QUESTION)
+    low, high = session.prompt.question_span(QUESTION)
     assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
     assert 0 < low < high < len(ids)
     session.read(TEXT)

@@ -170,7 +170,7 @@ def test_earlier_turns_come_between_document_and_question(session: Session) -> N
     text = session.tokenizer.decode(before + ids)
     assert all(text.count(word) == 1 for turn in turns for word in turn)
     assert text.index("closes") < text.index("The market") < text.index("At dusk")
-    low, high = session.prompt.own(QUESTION, later=True)
+    low, high = session.prompt.question_span(QUESTION, later=True)
     assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
     first = session.ask(QUESTION, history=turns)
     assert session.cache.get_seq_length() == session.document_tokens

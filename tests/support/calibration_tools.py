@@ -6,9 +6,10 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.window import Window
 
 
 def selective(rotate: bool = False) -> Method:

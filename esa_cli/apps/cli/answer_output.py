@@ -110,7 +110,7 @@ def as_dict(
 ) -> dict[str, Any]:
     """The JSON object of `esa ask --json`."""
     chosen = esa.preset
-    window = chosen.window.model_dump()
+    window = asdict(chosen.window)
     times = {key: round(value, 3) for key, value in asdict(timing).items() if key[0] != "_"}
     return {
         "answer": reply.text,

@@ -95,7 +95,7 @@ class PrefilledText:
 
     def collect(self, votes: NeedleVotes, question: str) -> NeedleVotes:
         """Processes a question behind the text with `votes` as selector, and crops it again."""
-        first, last = self.prompt.own(question)
+        first, last = self.prompt.question_span(question)
         ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)
         query = QueryState(Phase.QUESTION, question=(self.tokens + first, self.tokens + last))
         self.cache.begin(query, replace(self.method, selector=votes))

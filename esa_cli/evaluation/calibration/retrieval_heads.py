@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.method import Method, Window
+from esa_cli.attention.method import Method
+from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.head_ranking import (
     HeadRecord,

@@ -6,22 +6,24 @@ Whether they are the published method's is not checked.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+from esa_cli.attention.window import Window
 from esa_cli.evaluation.conformance.finding import Finding, attempt, gather
 from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset, WindowSettings
+from esa_cli.qa.preset import Preset
 from esa_cli.qa.resolved import resolve
 
-USUAL = WindowSettings(initial=64, selected=1024, local=1024, chunk=512)
-SMALL = WindowSettings(initial=4, selected=64, local=64, chunk=32)
+USUAL = Window(initial=64, selected=1024, local=1024, chunk=512)
+SMALL = Window(initial=4, selected=64, local=64, chunk=32)
 LENGTH = 100_000
-CASES: dict[str, tuple[int, WindowSettings, int]] = {
+CASES: dict[str, tuple[int, Window, int]] = {
     "usual": (8192, USUAL, LENGTH),
     "a small window": (512, SMALL, LENGTH),
-    "I = 0": (512, SMALL.model_copy(update={"initial": 0}), LENGTH),
-    "k = 0": (512, SMALL.model_copy(update={"selected": 0}), LENGTH),
-    "L = 0": (512, SMALL.model_copy(update={"local": 0}), LENGTH),
+    "I = 0": (512, replace(SMALL, initial=0), LENGTH),
+    "k = 0": (512, replace(SMALL, selected=0), LENGTH),
+    "L = 0": (512, replace(SMALL, local=0), LENGTH),
     "a short document": (8192, USUAL, 100),
     "an unknown length": (8192, USUAL, 0),
 }

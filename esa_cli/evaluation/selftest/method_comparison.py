@@ -15,7 +15,7 @@ from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.qa import build_method as build
-from esa_cli.qa.books import AskedBook
+from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.evidence import heaviest
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Answer, Session
@@ -79,7 +79,7 @@ def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, Sel
     return session.ask(question, max_new_tokens=most, trace=view), view
 
 
-def selected_passages(counts: Tensor, book: AskedBook, count: int) -> list[SelectedPassage]:
+def selected_passages(counts: Tensor, book: PlacedBook, count: int) -> list[SelectedPassage]:
     """The `count` passages that were selected most, whole sentences, none overlapping.
 
     Args:
@@ -113,7 +113,7 @@ def compare(
         spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
         head = len(session.prompt.head())
         document = Document("", text, source="", encoding="", bytes=0)
-        book = AskedBook(document, spans, range(head, head + len(spans)))
+        book = PlacedBook(document, spans, range(head, head + len(spans)))
         for group in groups:
             session.forget()
             session.use(group.presets[0])
