@@ -209,6 +209,7 @@ SAMPLES = {
     b"mixed; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>One\n--b\nContent-Type: image/png\n"
     b"Content-Transfer-Encoding: base64\n\nAAAA\n--b--\n",
     "a.xlsx": make.xlsx([["name", "sum"], ["Ann", 3], ["Bo", 2.5]]),
+    "a.pptx": make.slides("One", "Two"),
     "a.odt": make.odt(
         "<text:h>One</text:h><text:list><text:list-item><text:p>x</text:p>"
         "</text:list-item></text:list><text:soft-page-break/>"
@@ -235,7 +236,7 @@ def test_damaged_files_end_in_a_clear_error(name: str) -> None:
         except DocumentError as error:
             refusals.append(error.message)
     assert all(name.removesuffix(".gz") in message for message in refusals)
-    if name.endswith(("pdf", "epub", "docx", "xlsx", "odt", "ipynb", "gz")):
+    if name.endswith(("pdf", "epub", "docx", "xlsx", "pptx", "odt", "ipynb", "gz")):
         assert refusals, "some damage is beyond reading"
 
 

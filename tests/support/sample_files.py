@@ -1,4 +1,4 @@
-"""Small PDF, EPUB, Word, Excel and OpenDocument files, for the tests of the readers."""
+"""Small PDF, EPUB, Word, Excel, PowerPoint and OpenDocument files, for the tests of the readers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import openpyxl
+import pptx
 
 _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -223,6 +224,15 @@ def xlsx(rows: Sequence[Sequence[Any]]) -> bytes:
     for row in rows:
         book.active.append(row)
     book.save(out)
+    return out.getvalue()
+
+
+def slides(*titles: str) -> bytes:
+    """A presentation of slides with these titles."""
+    show, out = pptx.Presentation(), io.BytesIO()
+    for title in titles:
+        show.slides.add_slide(show.slide_layouts[0]).shapes.title.text = title
+    show.save(out)
     return out.getvalue()
 
 
