@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses (out_i (H, C, D), lse_i (H, C)) into the attention over all keys together.
 
     Algorithm 1 writes exp(lse); here the largest lse is subtracted first, so nothing overflows.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esa_cli.attention.chunking import Chunk, chunks
 from esa_cli.attention.distance_limit import attend_within
-from esa_cli.attention.fusion import merge
+from esa_cli.attention.fusion import fuse
 from esa_cli.attention.interfaces import Positions, Selection
 from esa_cli.attention.kernels.dispatch import attend
 from esa_cli.attention.layer_memory import LayerMemory
@@ -96,7 +96,7 @@ class Attention:
         else:
             parts = self._attend_near(memory, scaled, chunk, local, near)
             parts += self._attend_far(memory, scaled, chunk, selected, far)
-            out, lse = merge(parts)
+            out, lse = fuse(parts)
         self._observe(memory, q, chunk, local, lse, query)
         if query.trace is not None:
             initial = min(self.method.window.initial, chunk.start - local)

@@ -1,7 +1,7 @@
 """One layer's memory of one document: its store, and the compressor fitted while reading.
 
-Eq. 4-5: the compressor's maps come from the document's first tokens (or from a file), and reduced
-keys are made when the first selection needs them. Knows nothing about windows or kernels.
+The compressor's maps, Eq. (5), come from the document's first tokens or from a file; reduced keys,
+Eq. (6), are computed when the first selection needs them.
 """
 
 from __future__ import annotations

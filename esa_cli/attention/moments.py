@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esa_cli.attention.precision import precise
+from esa_cli.attention.precision import to_float64
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Moments:
 
     def add(self, q: Tensor, k: Tensor) -> None:
         """Adds folded queries (n, F) and keys (n, F)."""
-        q, k = precise(q), precise(k)
+        q, k = to_float64(q), to_float64(k)
         zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
         self.queries = (zeros if self.queries is None else self.queries) + q.T @ q
         self.keys = (zeros if self.keys is None else self.keys) + k.T @ k

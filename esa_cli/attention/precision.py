@@ -10,6 +10,6 @@ WITHOUT = ("mps",)
 """Kinds of device without float64."""
 
 
-def precise(x: Tensor, without: Container[str] = WITHOUT) -> Tensor:
+def to_float64(x: Tensor, without: Container[str] = WITHOUT) -> Tensor:
     """`x` in float64. What is made of it is for `.to(x.device)` where it has to be there."""
     return (x.cpu() if x.device.type in without else x).double()

@@ -35,7 +35,7 @@ from esa_cli.methods.voting import PLAIN, esa_vote
 
 
 @dataclass
-class Agreement:
+class LayerScores:
     """Votes for the tokens from position `low` on, summed over the layers up to `layer`."""
 
     start: int
@@ -50,7 +50,7 @@ def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
 
     Args:
         votes: (M,). smooth: tokens over which votes are averaged, odd; a passage that many words
-            of the question ask for then beats a single token. epsilon: as in Eq. 7; passages are at
+            of the question ask for then beats a single token. epsilon: of Eq. (8); passages are at
             least 2 epsilon + 1 tokens long.
     """
     if smooth > 1 and votes.numel():
@@ -64,8 +64,8 @@ class ConsensusTurn:
     """The accumulated scores of a turn, by the position at which their chunk starts; `surveyed`:
     those of the question's survey pass, with which its second pass selects."""
 
-    agreements: dict[int, Agreement] = field(default_factory=dict)
-    surveyed: Agreement | None = None
+    agreements: dict[int, LayerScores] = field(default_factory=dict)
+    surveyed: LayerScores | None = None
 
 
 @register(
@@ -146,7 +146,7 @@ class Consensus(Selector):
         # A token without a score is worth no more than the worst that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
         votes = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
-        agreements[step.start] = Agreement(step.start, step.layer, step.low, votes)
+        agreements[step.start] = LayerScores(step.start, step.layer, step.low, votes)
         if step.query.surveying:
             # What half of the layers would pick is not shown to the others: it sways their votes.
             return torch.arange(0, device=step.queries.device)
@@ -168,7 +168,7 @@ class Consensus(Selector):
             return best_windows(votes, budget, self.passage, self.share)
         return passages(votes, budget, self.smooth, self.proximity)
 
-    def _base(self, known: Agreement | None, step: Step) -> Tensor:
+    def _base(self, known: LayerScores | None, step: Step) -> Tensor:
         """Votes so far (M,); of middle tokens that had none, the fewest that any has."""
         base = torch.zeros(step.middle, device=step.queries.device)
         if known is not None and known.low == step.low and known.votes.numel():
@@ -177,7 +177,7 @@ class Consensus(Selector):
             base[count:] = known.votes.amin().clamp(max=0.0)
         return base
 
-    def _kept(self, known: Agreement, step: Step, budget: int) -> Tensor:
+    def _kept(self, known: LayerScores, step: Step, budget: int) -> Tensor:
         """The question's last agreement, worked out once for all layers and later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
             known.chosen = self._best(known.votes, budget) + known.low

@@ -10,8 +10,8 @@ have left L but do not fill a block yet are attended to as well, out of the same
 
 Source: Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an Efficient
 Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
-- its local window is n_local tokens for each query; here, as in Eq. 1, all of C sees all of L, and
-  r counts whatever was seen there;
+- its local window is n_local tokens for each query; here, as in Eq. (1), all of C attends to all of
+  L, and r counts all of it;
 - one retrieval serves a chunk of the preset's size (512 there), and windows are the preset's (there
   128 initial, 4096 local, 16 blocks);
 - tokens that do not fill a block come on top of its 16 blocks; here they count in the budget;

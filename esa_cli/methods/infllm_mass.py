@@ -45,7 +45,7 @@ def given(step: Step) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mark:
+class MassBefore:
     """r (n, H) of the n tokens before `start`, before the chunk that begins there was read."""
 
     start: int
@@ -57,7 +57,7 @@ class AttentionMass:
     """r of every token, rows (N, H) float32; zero where nothing was observed."""
 
     rows: GrowingRows
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[MassBefore] = field(default_factory=list)
     answering: bool = False
 
     @torch.no_grad()
@@ -73,7 +73,7 @@ class AttentionMass:
         if not (self.answering and step.decoding):
             kept = [mark for mark in self.marks if mark.start < step.start]
             before = self.rows.span(first, step.start).clone()
-            self.marks = [*kept, Mark(step.start, before)][-MARKS:]
+            self.marks = [*kept, MassBefore(step.start, before)][-MARKS:]
         self.answering = step.decoding
         for at, view in self.rows.blocks(first, stop, AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]

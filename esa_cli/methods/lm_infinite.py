@@ -30,7 +30,7 @@ from esa_cli.attention.parts import PositionEncoding, Selector
 from esa_cli.attention.positions import ROTATED, FixedDistance, consecutive
 from esa_cli.attention.step import Step
 from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, loudest
+from esa_cli.methods.per_head_scores import best_by_head, max_over_queries
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 
 SOURCE = (
@@ -72,7 +72,7 @@ class LastQueryTopK(Selector):
         if count == 0 or count >= step.middle:
             return torch.arange(min(count, step.middle), device=step.queries.device)
         last = replace(step, queries=step.queries[:, -1:])
-        scores = loudest(lambda: last.head_logits(rotate=True), last.queries, step.middle)
+        scores = max_over_queries(lambda: last.head_logits(rotate=True), last.queries, step.middle)
         return best_by_head(scores, count)
 
 

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.parts import Selector
-from esa_cli.attention.precision import precise
+from esa_cli.attention.precision import to_float64
 from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import BlockRows
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, loudest, most_at_once
+from esa_cli.methods.per_head_scores import best_by_head, max_over_queries, most_at_once
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.storage.growing_rows import GrowingRows
 
@@ -64,7 +64,7 @@ class LokiState(LayerState):
 
 def principal(keys: Tensor, rank: int) -> Tensor:
     """The `rank` directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
-    whole = precise(keys)
+    whole = to_float64(keys)
     centred = whole - whole.mean(dim=1, keepdim=True)
     vectors: Tensor = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
     return vectors[..., -rank:].flip(-1).float().to(keys.device)
@@ -103,7 +103,9 @@ class Loki(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         basis = self._basis(step)
         reduced = self._reduced(step, basis)
-        scores = loudest(lambda: self._logits(step, basis, reduced), step.queries, step.middle)
+        scores = max_over_queries(
+            lambda: self._logits(step, basis, reduced), step.queries, step.middle
+        )
         return best_by_head(scores, budget)
 
     def _rank(self, step: Step) -> int:

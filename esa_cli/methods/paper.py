@@ -55,7 +55,7 @@ register(
     "compressor",
     "closed-form",
     about="the best linear maps for the text's first tokens",
-    source="this project; the minimum of Eq. 6 of ESA, arXiv 2502.14477",
+    source="this project; the minimum of Eq. (7) of ESA, arXiv 2502.14477",
     cost="R M to score, R kept a token; F^3 once a layer to fit",
 )(ClosedForm)
 register(
@@ -69,7 +69,7 @@ register(
     "compressor",
     "learned",
     about="linear maps from a file of `esa calibrate`",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. 4-6",
+    source="Wang et al., ESA, arXiv 2502.14477, Eqs. (5)-(7)",
     cost="R M to score, R kept a token; trained beforehand",
 )(Learned)
 register(
@@ -97,13 +97,13 @@ register(
     "score",
     "sum",
     about="the sum over all heads, then the loudest query",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. 2-3",
+    source="Wang et al., ESA, arXiv 2502.14477, Eqs. (3)-(4)",
     cost="R M with a compressor, F M without",
 )(SumScore)
 register(
     "selector",
     "topk",
     about="tokens with the best scores, with their neighbours",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. 7",
+    source="Wang et al., ESA, arXiv 2502.14477, Eq. (8)",
     cost="the score's, and M",
 )(TopK)

@@ -25,7 +25,7 @@ def most_at_once(rows: int) -> int:
     return max(256, BLOCK_ELEMENTS // max(rows, 1))
 
 
-def loudest(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
+def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
     """Scores (H, count) of each head for the whole chunk.
 
     Args:

@@ -32,7 +32,7 @@ from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import BlockRows, tokens_of
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, loudest, most_at_once
+from esa_cli.methods.per_head_scores import best_by_head, max_over_queries, most_at_once
 from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 from esa_cli.storage.growing_rows import GrowingRows
 
@@ -73,7 +73,7 @@ class Quest(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         pages = -(-step.middle // self.page)
         bounds = self._bounds(step)
-        scores = loudest(lambda: self._upper(step, bounds), step.queries, pages)
+        scores = max_over_queries(lambda: self._upper(step, bounds), step.queries, pages)
         chosen = best_by_head(scores, budget // self.page)
         return [tokens_of(row, self.page, step.middle) for row in chosen]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.precision import precise
+from esa_cli.attention.precision import to_float64
 
 
 def mean_votes(votes: Tensor, size: int, stride: int = 1) -> Tensor:
@@ -35,7 +35,7 @@ def best_windows(votes: Tensor, count: int, size: int, share: float = 0.0) -> Te
     if size < 1:
         return torch.arange(0, device=votes.device)
     # Scores that are logits are all below zero; what counts is how far they stand out.
-    left, first = precise(votes) - min(0.0, float(votes.min())), None
+    left, first = to_float64(votes) - min(0.0, float(votes.min())), None
     taken = torch.zeros_like(left, dtype=torch.bool)
     for _ in range(count // size):
         means = mean_votes(left[None], size)[0]

@@ -24,7 +24,7 @@ JOIN = 0.5
 """A sentence beside a passage belongs to it when it weighs at least this share of its heaviest."""
 
 
-class Place(Protocol):
+class EvidencePlace(Protocol):
     """Where a character of a document is, for a person; see `reply.Evidence`."""
 
     @property
@@ -35,17 +35,17 @@ class Place(Protocol):
     def chapter(self) -> str | None: ...
 
 
-class Text(Protocol):
+class EvidenceDocument(Protocol):
     """A document's name, its text, and the place of each of its characters."""
 
     @property
     def name(self) -> str: ...
     @property
     def text(self) -> str: ...
-    def place(self, offset: int) -> Place: ...
+    def place(self, offset: int) -> EvidencePlace: ...
 
 
-class Book(Protocol):
+class EvidenceSource(Protocol):
     """A document and where its tokens are.
 
     `spans`: (n, 2) first character of each token and the one behind its last. `rows`: the n cached
@@ -53,7 +53,7 @@ class Book(Protocol):
     """
 
     @property
-    def document(self) -> Text: ...
+    def document(self) -> EvidenceDocument: ...
     @property
     def spans(self) -> Tensor: ...
     @property
@@ -79,7 +79,7 @@ class _Passage:
 
 
 def rests_on(
-    weighed: AttentionWeights, books: Sequence[Book], count: int
+    weighed: AttentionWeights, books: Sequence[EvidenceSource], count: int
 ) -> tuple[tuple[Evidence, ...], bool]:
     """At most `count` passages, heaviest first, and whether the documents seem to hold the answer.
 
@@ -94,7 +94,7 @@ def rests_on(
     ) >= FOUND
 
 
-def strength(asked: Tensor, books: Sequence[Book]) -> float:
+def strength(asked: Tensor, books: Sequence[EvidenceSource]) -> float:
     """How much of the question one sentence of the documents takes up: in tokens, so to speak, that
     have a head's whole attention in every layer. It does not grow with the documents.
 
@@ -105,7 +105,7 @@ def strength(asked: Tensor, books: Sequence[Book]) -> float:
     return max(each, default=0.0)
 
 
-def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passage]:
+def heaviest(weights: Tensor, books: Sequence[EvidenceSource], count: int) -> list[_Passage]:
     """The passages with the most weight, none overlapping.
 
     Args:
@@ -138,11 +138,11 @@ def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passag
     return sorted(out, key=lambda passage: -passage.weight)
 
 
-def _rows(book: Book) -> slice:
+def _rows(book: EvidenceSource) -> slice:
     return slice(book.rows.start, book.rows.stop)
 
 
-def _by_sentence(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
+def _by_sentence(book: EvidenceSource, weights: Tensor) -> dict[tuple[int, int], float]:
     """The weight of each sentence that has any; weights (n,) of the book's tokens."""
     text = book.document.text
     sentences, out = Sentences(text), dict[tuple[int, int], float]()
@@ -157,7 +157,7 @@ def _by_sentence(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
     return out
 
 
-def _quoted(book: Book, passage: _Passage, total: float) -> Evidence:
+def _quoted(book: EvidenceSource, passage: _Passage, total: float) -> Evidence:
     place = book.document.place(passage.start)
     return Evidence(
         document=book.document.name,

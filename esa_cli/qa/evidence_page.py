@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from esa_cli.qa import page_style as look
-from esa_cli.qa.evidence import Book
+from esa_cli.qa.evidence import EvidenceSource
 from esa_cli.qa.html_page import render_page
 from esa_cli.qa.reply import Evidence, Reply
 
@@ -39,7 +39,9 @@ class ShadedText(NamedTuple):
     begins: bool
 
 
-def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
+def evidence_page(
+    reply: Reply, question: str, books: Sequence[EvidenceSource], weights: Tensor
+) -> str:
     """The page; write it as UTF-8.
 
     Args:
@@ -60,7 +62,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     )
 
 
-def _rows(book: Book) -> slice:
+def _rows(book: EvidenceSource) -> slice:
     return slice(book.rows.start, book.rows.stop)
 
 
@@ -71,7 +73,7 @@ def _where(one: Evidence) -> str:
 
 
 def _book(
-    book: Book, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
+    book: EvidenceSource, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
 ) -> dict[str, Any]:
     name, text = book.document.name, book.document.text
     own = weights[_rows(book)].double()

@@ -1,4 +1,4 @@
-"""Reading: a document's tokens go through the model once, and what they leave is kept.
+"""Prefill: a document's tokens go through the model once, and what they leave is kept.
 
 What was read can be held, opened again, alone or with others, and read on. Knows nothing about
 questions; `session` asks them behind what is read here.
@@ -47,7 +47,7 @@ def feed(
             done(at + len(piece))
 
 
-def serves(old: Method | None, new: Method) -> None:
+def check_same_fit(old: Method | None, new: Method) -> None:
     """Whether a reading by one method can be asked by another; None: it is known to.
 
     Raises:
@@ -62,11 +62,11 @@ def serves(old: Method | None, new: Method) -> None:
         )
 
 
-def has_reduced(document: PrefilledDocument, method: Method) -> None:
+def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
     """Whether a document that is held has the reduced keys that a method scores by.
 
-    `serves` has refused it where they are fitted while reading; those by maps from a file could be
-    made later, but stores that are held are not written to any more.
+    `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
+    later, but the stores of a prefilled document are not written to.
 
     Raises:
         PresetError: it has none.
@@ -81,7 +81,7 @@ def has_reduced(document: PrefilledDocument, method: Method) -> None:
         )
 
 
-def fits(method: Method, model: Any) -> None:
+def check_fits_model(method: Method, model: Any) -> None:
     """Whether a method that names parts of a model was made for this one.
 
     Raises:
@@ -113,7 +113,7 @@ class Prefill:
         self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
         self.prompt = PromptTokens(tokenizer, self.preset.prompt)
         self.method = resolved.method
-        fits(self.method, model)
+        check_fits_model(self.method, model)
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
         self._read_by = self.method
@@ -150,8 +150,8 @@ class Prefill:
         if not documents:
             raise UsageError("no document to ask about", "read one first")
         for one in documents:
-            serves(one.read_by, self.method)
-            has_reduced(one, self.method)
+            check_same_fit(one.read_by, self.method)
+            check_reduced_keys(one, self.method)
         self.forget()
         self._read_by = self.method
         self._ids, stores, projections = concatenate(documents)

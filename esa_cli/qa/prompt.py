@@ -91,14 +91,15 @@ class PromptTokens:
         )
         return [(int(low), int(high)) for low, high in out["offset_mapping"]]
 
-    def text(self, question: str, prime: str = "") -> str:
+    def text(self, question: str, answer_prefix: str = "") -> str:
         """What the model reads behind the document, as text."""
-        return self._between + self._lead + question + self._before_answer(prime) + prime
+        tail = self._before_answer(answer_prefix)
+        return self._between + self._lead + question + tail + answer_prefix
 
-    def _before_answer(self, prime: str) -> str:
+    def _before_answer(self, answer_prefix: str) -> str:
         """What stands between question and answer; without a template, an answer whose first words
         begin with a space goes on in the question's line."""
-        goes_on = not self.chat and prime.startswith(" ")
+        goes_on = not self.chat and answer_prefix.startswith(" ")
         return self._tail.rstrip("\n") if goes_on else self._tail
 
     def document(self, text: str) -> list[int]:
@@ -160,11 +161,11 @@ class PromptTokens:
                 ids += self._ids(piece, special)
         return ids
 
-    def question(self, text: str, prime: str = "", later: bool = False) -> list[int]:
+    def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
         """Ids of everything behind the document, up to where the model begins to answer.
 
         Args:
-            prime: the first words of the answer, put into the model's mouth.
+            answer_prefix: the first words of the answer, put into the model's mouth.
             later: it comes behind `history`, whose ids are not in what returns.
 
         Raises:
@@ -182,8 +183,8 @@ class PromptTokens:
         pieces = (
             (between, True),
             (lead + text, False),
-            (self._before_answer(prime), True),
-            (prime, False),
+            (self._before_answer(answer_prefix), True),
+            (answer_prefix, False),
         )
         return [token for piece, special in pieces for token in self._ids(piece, special)]
 

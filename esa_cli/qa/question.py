@@ -18,20 +18,20 @@ class EncodedQuestion:
     Args:
         before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
         span: absolute positions [first, last) of the question's own words.
-        prime: how many of `ids`, the last ones, are the answer's first words.
+        answer_prefix: how many of `ids`, the last ones, are the answer's first words.
         start: cached tokens before all of them.
     """
 
     before: list[int]
     ids: list[int]
     span: tuple[int, int]
-    prime: int = 0
+    answer_prefix: int = 0
     start: int = 0
 
     @property
     def ids_before_answer(self) -> list[int]:
         """`ids` without the answer's first words: those are no part of what is asked."""
-        return self.ids[: len(self.ids) - self.prime]
+        return self.ids[: len(self.ids) - self.answer_prefix]
 
     @classmethod
     def of(

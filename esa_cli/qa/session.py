@@ -17,7 +17,7 @@ from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.qa.prefill import Prefill, fits, has_reduced, serves
+from esa_cli.qa.prefill import Prefill, check_fits_model, check_reduced_keys, check_same_fit
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question import EncodedQuestion
@@ -70,11 +70,11 @@ class Session(Prefill):
         """
         resolved = resolve(preset)
         new = resolved.method
-        fits(new, self.model)
+        check_fits_model(new, self.model)
         if self._ids:
-            serves(self._read_by, new)
+            check_same_fit(self._read_by, new)
         for document in self._opened:
-            has_reduced(document, new)
+            check_reduced_keys(document, new)
         self.method = new
         self.cache.begin(QueryState(), new)
         self.preset = resolved.preset

@@ -24,7 +24,7 @@ _REGISTRIES: list[Registry[Any]] = []
 
 
 @dataclass(frozen=True)
-class Entry(Generic[T]):
+class RegistryEntry(Generic[T]):
     """A registered value.
 
     Args:
@@ -45,7 +45,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._entries: dict[str, Entry[T]] = {}
+        self._entries: dict[str, RegistryEntry[T]] = {}
         _REGISTRIES.append(self)
 
     def __contains__(self, name: str) -> bool:
@@ -75,7 +75,7 @@ class Registry(Generic[T]):
                 f"{self.kind} {name!r} is already registered by {taken.origin}",
                 "choose another name",
             )
-        self._entries[name] = Entry(value, origin, qualname)
+        self._entries[name] = RegistryEntry(value, origin, qualname)
 
     def origin(self, name: str) -> str:
         """The module or plugin file that registered a name."""

@@ -1,4 +1,4 @@
-"""Folding, the closed form of Eq. 6, PCA, and maps from a file."""
+"""Folding, the closed form of Eq. (7), PCA, and maps from a file."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_fewer_samples_than_dimensions() -> None:
 
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_no_other_pair_has_a_smaller_error(rank: int) -> None:
-    """Eq. 6 over every query with every key: random pairs, PCA of the keys, and descent from it."""
+    """Eq. (7) over all queries and keys: random pairs, PCA of the keys, and descent from it."""
     queries, keys = samples()
     maps = closed_form(moments_of(queries, keys), rank)
     assert maps.query_map.shape == maps.key_map.shape == (WIDTH, rank)

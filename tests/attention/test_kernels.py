@@ -14,7 +14,7 @@ import pytest
 import reference
 import torch
 
-from esa_cli.attention.kernels import KERNELS, attend, available, choose, merge
+from esa_cli.attention.kernels import KERNELS, attend, available, choose, fuse
 from esa_cli.attention.kernels import flash_attn as flash
 from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.errors import UsageError
@@ -117,30 +117,30 @@ def test_reference_without_keys() -> None:
     assert torch.equal(out, torch.zeros(6, 4, DIM))
     assert torch.equal(lse, torch.full((6, 4), -torch.inf))
     some = attend(*draw(6, 2, 4, 5), causal=False, scale=0.3, kernel="reference")
-    close(merge([(out, lse), some]), some)
-    close(merge([some, (out, lse)]), some)
+    close(fuse([(out, lse), some]), some)
+    close(fuse([some, (out, lse)]), some)
 
 
 @pytest.mark.parametrize("cuts", [(5,), (1,), (19,), (3, 11), (1, 19)])
 @pytest.mark.parametrize("kernel", ["torch-cpu", "reference"])
-def test_merge_is_one_softmax_over_the_union(cuts: tuple[int, ...], kernel: str) -> None:
+def test_fusion_is_one_softmax_over_the_union(cuts: tuple[int, ...], kernel: str) -> None:
     q, k, v = draw(6, 2, 4, 20)
     parts = []
     for low, high in zip((0, *cuts), (*cuts, 20), strict=True):
         part = attend(q, k[:, low:high], v[:, low:high], causal=False, scale=0.3, kernel=kernel)
         parts.append(part)
-    close(merge(parts), in_loops(q, k, v, False, 0.3))
+    close(fuse(parts), in_loops(q, k, v, False, 0.3))
 
 
-def test_merge_of_one_part_is_that_part() -> None:
+def test_fusion_of_one_part_is_that_part() -> None:
     q, k, v = draw(2, 2, 3, 4)
     part = attend(q, k, v, causal=False, scale=0.3)
-    close(merge([part]), part, tolerance=0)
+    close(fuse([part]), part, tolerance=0)
 
 
 @pytest.mark.parametrize("sizes", [(1e4, -1e4), (-1e4, 1e4), (1e4, 1e4), (-1e4, -1e4)])
 @pytest.mark.parametrize("third", [None, 1e4, -1e4, 0.0])
-def test_merge_is_stable(sizes: tuple[float, float], third: float | None) -> None:
+def test_fusion_is_stable(sizes: tuple[float, float], third: float | None) -> None:
     """Logits of ten thousand, where the exp(lse) of Algorithm 1 would overflow or vanish."""
     wanted = [*sizes] if third is None else [*sizes, third]
     q = torch.zeros(2, 3, DIM)
@@ -153,19 +153,19 @@ def test_merge_is_stable(sizes: tuple[float, float], third: float | None) -> Non
     for i in range(len(wanted)):
         at = slice(4 * i, 4 * i + 4)
         parts.append(attend(q, k[:, at], v[:, at], causal=False, scale=1.0))
-    out, lse = merge(parts)
+    out, lse = fuse(parts)
     assert torch.isfinite(out).all()
     close((out, lse), in_loops(q, k, v, False, 1.0), tolerance=2e-3)
 
 
-def test_merge_keeps_the_parts_and_their_type() -> None:
+def test_fusion_keeps_the_parts_and_their_type() -> None:
     q, k, v = (x.bfloat16() for x in draw(2, 2, 3, 8))
     parts = [
         attend(q, k[:, :5], v[:, :5], causal=False, scale=0.3),
         attend(q, k[:, 5:], v[:, 5:], causal=False, scale=0.3),
     ]
     before = [(out.clone(), lse.clone()) for out, lse in parts]
-    assert merge(parts)[0].dtype == torch.bfloat16
+    assert fuse(parts)[0].dtype == torch.bfloat16
     for (out, lse), (old_out, old_lse) in zip(parts, before, strict=True):
         assert torch.equal(out, old_out)
         assert torch.equal(lse, old_lse)

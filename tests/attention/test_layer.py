@@ -1,4 +1,4 @@
-"""Whole attention of one layer against loops of Eq. 1, whatever the chunks, positions and scores.
+"""Whole attention of one layer against loops of Eq. (1), whatever the chunks, positions and scores.
 
 `reference.run` computes I, M_k, L, C, distances and one softmax over all of them by itself; only
 the fitted compressor is taken from the memory, since its fit has its own tests.

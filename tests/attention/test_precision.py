@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esa_cli.attention.precision import precise
+from esa_cli.attention.precision import to_float64
 
 PACKAGE = Path(__file__).parents[2] / "esa_cli"
 ON_THE_PROCESSOR = {
@@ -39,13 +39,13 @@ def test_a_device_without_float64_is_left_first() -> None:
     x = torch.tensor([1.0, 2.0])
     with pytest.raises(TypeError, match="MPS"):
         x.as_subclass(OnAMac).double()
-    assert torch.equal(precise(x.as_subclass(OnAMac)), x.double())
+    assert torch.equal(to_float64(x.as_subclass(OnAMac)), x.double())
 
 
 def test_float64_is_float64() -> None:
     x = torch.rand(3, dtype=torch.bfloat16)
-    assert precise(x).dtype == torch.float64
-    assert precise(x).tolist() == x.tolist()
+    assert to_float64(x).dtype == torch.float64
+    assert to_float64(x).tolist() == x.tolist()
 
 
 def test_nobody_else_asks_a_device_for_float64() -> None:

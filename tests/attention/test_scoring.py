@@ -1,4 +1,4 @@
-"""Scores and top_k against loops of Eq. 2-3 and of the vote."""
+"""Scores and top_k against loops of Eqs. (3)-(4) and of the vote."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same(got: torch.Tensor, want: list[float], tolerance: float = 2e-5) -> None:
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize(("heads", "groups"), GROUPS)
-def test_sum_is_eq_2_and_3(heads: int, groups: int, chunk: int, rotate: bool) -> None:
+def test_sum_is_eq_3_and_4(heads: int, groups: int, chunk: int, rotate: bool) -> None:
     q, k = draw(heads, groups, chunk, 21)
     step = build_step(q, k, low=4, after=6)
     want = reference.sum_scores(turned(q, rotate), reference.plain(k))
@@ -112,7 +112,7 @@ def test_vote(heads: int, groups: int, chunk: int, rotate: bool, rule: str) -> N
 
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize(("heads", "groups"), GROUPS)
-def test_individual_selection_is_eq_3_with_a_maximum_over_heads(
+def test_individual_selection_is_eq_4_with_a_maximum_over_heads(
     heads: int, groups: int, rotate: bool
 ) -> None:
     """max over c of (max over h of l - max over m' and h of l), head by head, key by key."""

@@ -1,4 +1,4 @@
-"""Eq. 7 and the top-k selector."""
+"""Eq. (8) and the top-k selector."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Given:
 
 @pytest.mark.parametrize("epsilon", [0, 1, 2, 3, 10, 19, 20, 21, 100])
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 20])
-def test_proximity_is_eq_7(count: int, epsilon: int) -> None:
+def test_proximity_is_eq_8(count: int, epsilon: int) -> None:
     scores = torch.randn(count)
     if count:
         assert proximity(scores, epsilon).tolist() == reference.proximity(scores.tolist(), epsilon)

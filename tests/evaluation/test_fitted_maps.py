@@ -44,13 +44,13 @@ def samples(count: int = 400, seed: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def eq6(queries: Tensor, keys: Tensor, maps: Linear) -> float:
-    """Eq. 6 over every query with every key."""
+    """Eq. (7) over every query with every key."""
     full = queries.double() @ keys.double().T
     short = maps.queries(queries.double()) @ maps.keys(keys.double()).T
     return (full - short).square().sum().item()
 
 
-def test_square_loss_is_eq_6() -> None:
+def test_square_loss_is_eq_7() -> None:
     queries, keys = (x[:9] for x in samples())
     maps = Linear(torch.randn(WIDTH, 3), torch.randn(WIDTH, 3))
     lists = (reference.plain(x) for x in (queries, keys, maps.query_map, maps.key_map))
@@ -77,7 +77,7 @@ def test_rank_loss_is_the_divergence_of_softmaxes() -> None:
     assert rank_loss(full, reduced).item() == pytest.approx(want, rel=1e-4)
     assert rank_loss(full, full).item() == pytest.approx(0, abs=1e-6)
     shifted = full + torch.randn(4, 1)
-    assert rank_loss(full, shifted).item() == pytest.approx(0, abs=1e-5), "Eq. 3 takes it out again"
+    assert rank_loss(full, shifted).item() == pytest.approx(0, abs=1e-5), "Eq. (4) removes it"
 
 
 @pytest.mark.parametrize("rank", [1, 4])
@@ -110,7 +110,7 @@ def test_trained_maps_are_no_worse_than_the_first_ones(loss: Any, lr: float) -> 
 
 def test_training_for_the_order_serves_the_many_not_the_loud() -> None:
     """A tenth of the queries are ten times as large, in directions that the others do not use:
-    Eq. 6, and so the closed form, sees nothing else."""
+    Eq. (7), and so the closed form, sees nothing else."""
     queries, keys = torch.randn(2, 600, WIDTH)
     queries[:, :6] *= 0.3
     queries[::10] = 10 * queries[::10] * torch.tensor([1 / 0.3] * 6 + [0.1] * 6)

@@ -90,19 +90,19 @@ def attend(
 
 
 def head_sum(q: Heads, k: Heads, c: int, m: int) -> float:
-    """Eq. 2: f_s(m; c), summed over all H heads one by one."""
+    """Eq. (3): f_s(m; c), summed over all H heads one by one."""
     return sum(dot(q[h][c], k[group_of(h, len(q), len(k))][m]) for h in range(len(q)))
 
 
 def chunk_maximum(f: list[list[float]]) -> list[float]:
-    """Eq. 3: f[c][m] less each query's maximum over M, then the maximum over the chunk."""
+    """Eq. (4): f[c][m] less each query's maximum over M, then the maximum over the chunk."""
     middle = len(f[0])
     tops = [max(row) for row in f]
     return [max(f[c][m] - tops[c] for c in range(len(f))) for m in range(middle)]
 
 
 def sum_scores(q: Heads, k: Heads) -> list[float]:
-    """Eq. 2-3 over all keys given."""
+    """Eqs. (3)-(4) over all keys given."""
     return chunk_maximum(
         [[head_sum(q, k, c, m) for m in range(len(k[0]))] for c in range(len(q[0]))]
     )
@@ -130,7 +130,7 @@ def times(x: Vector, matrix: list[Vector]) -> Vector:
 def reduced_sum_scores(
     q: Heads, k: Heads, query_map: list[Vector], key_map: list[Vector]
 ) -> list[float]:
-    """Eq. 4-5 in place of Eq. 2, then Eq. 3."""
+    """Eqs. (5)-(6) in place of Eq. (3), then Eq. (4)."""
     queries = [times(fold_query(q, c, len(k)), query_map) for c in range(len(q[0]))]
     keys = [times(flat_key(k, m), key_map) for m in range(len(k[0]))]
     return chunk_maximum([[dot(query, key) for key in keys] for query in queries])
@@ -164,7 +164,7 @@ def only(k: Heads, at: Sequence[int]) -> Heads:
 
 
 def proximity(scores: Sequence[float], epsilon: int) -> list[float]:
-    """Eq. 7, with M numbered from 0."""
+    """Eq. (8), with M numbered from 0."""
     last = len(scores) - 1
     return [
         max(scores[w] for w in range(max(j - epsilon, 0), min(j + epsilon, last) + 1))
@@ -251,7 +251,7 @@ def distance_between(
 def chunk_attention(
     settings: Settings, q: Heads, k: Heads, v: Heads, start: int, select: bool
 ) -> Heads:
-    """Eq. 1 for the chunk of queries q at `start`: one softmax over [I, M_k, L, C].
+    """Eq. (1) for the chunk of queries q at `start`: one softmax over [I, M_k, L, C].
 
     k and v hold every token from 0 on, the chunk's own included.
     """
@@ -297,7 +297,7 @@ def run(settings: Settings, q: Heads, k: Heads, v: Heads, start: int, last: bool
 def eq6_error(
     queries: list[Vector], keys: list[Vector], query_map: list[Vector], key_map: list[Vector]
 ) -> float:
-    """Eq. 6: squared error of the reduced dot products, over every query with every key."""
+    """Eq. (7): squared error of the reduced dot products, over every query with every key."""
     short_queries = [times(q, query_map) for q in queries]
     short_keys = [times(k, key_map) for k in keys]
     total = 0.0

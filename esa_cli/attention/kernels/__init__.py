@@ -3,7 +3,7 @@
 `attend` picks the fastest kernel that can run the tensors at hand, or the one asked for by name.
 """
 
-from esa_cli.attention.fusion import merge
+from esa_cli.attention.fusion import fuse
 from esa_cli.attention.kernels.dispatch import KERNELS, attend, available, choose
 
-__all__ = ["KERNELS", "attend", "available", "choose", "merge"]
+__all__ = ["KERNELS", "attend", "available", "choose", "fuse"]

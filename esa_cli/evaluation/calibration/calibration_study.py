@@ -27,7 +27,7 @@ class MethodRecall:
     """One method's maps and their recall.
 
     Attributes:
-        recall: [layer][k]. error: each layer's Eq. 6 on held-out pairs, relative.
+        recall: [layer][k]. error: each layer's Eq. (7) on held-out pairs, relative.
     """
 
     maps: list[Linear] = field(default_factory=list)

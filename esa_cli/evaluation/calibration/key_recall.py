@@ -50,7 +50,7 @@ class HeldOutTokens:
 
 
 def relative_error(full: Tensor, reduced: Tensor) -> float:
-    """Eq. 6 over the pairs of scores (Q, n), relative to the full scores' square."""
+    """Eq. (7) over the pairs of scores (Q, n), relative to the full scores' square."""
     return float((full - reduced).square().sum() / full.square().sum())
 
 

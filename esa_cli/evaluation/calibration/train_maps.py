@@ -1,4 +1,4 @@
-"""Trains one layer's maps by gradient descent, as the paper does: Eq. 6 with Adam.
+"""Trains one layer's maps by gradient descent, as the paper does: Eq. (7) with Adam.
 
 A batch is 128 queries and 128 keys, shuffled independently: its 128 x 128 products are pairs of C
 and M, where the paper sums over both. One epoch uses every query and every key once. The maps have
@@ -34,7 +34,7 @@ class TrainingSettings:
     """How maps are trained; the defaults are the paper's.
 
     Args:
-        epochs, batch, lr: of Adam. loss: `mse`, Eq. 6, or `rank`, see `rank_loss`.
+        epochs, batch, lr: of Adam. loss: `mse`, Eq. (7), or `rank`, see `rank_loss`.
         seed: of the first maps and of the order of the tokens.
     """
 
@@ -46,7 +46,7 @@ class TrainingSettings:
 
 
 def square_loss(full: Tensor, reduced: Tensor) -> Tensor:
-    """Eq. 6: the mean squared difference of scores (Q, n)."""
+    """Eq. (7): the mean squared difference of scores (Q, n)."""
     return (full - reduced).square().mean()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import Projection
-from esa_cli.attention.kernels import merge
+from esa_cli.attention.kernels import fuse
 from esa_cli.attention.kernels.reference import attend
 from esa_cli.attention.parts import Score
 from esa_cli.attention.plugin_errors import checked_scores
@@ -191,7 +191,7 @@ def _lse(step: Step) -> Tensor:
     queries = rope.rotate(step.queries, places[step.local :])
     near = attend(queries, rope.rotate(keys, places), values, True, step.scale)
     keys, values = step.store.span(0, step.low)
-    return merge([near, attend(step.rotated(True), keys, values, False, step.scale)])[1]
+    return fuse([near, attend(step.rotated(True), keys, values, False, step.scale)])[1]
 
 
 def _reduce(step: Step) -> None:
