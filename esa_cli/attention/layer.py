@@ -1,10 +1,10 @@
 """Efficient Selective Attention of one layer: Eq. (1) over [I, M_k, L, C], as in Algorithm 1.
 
-    far    I and the selected M_k, at the positions that the encoding gives them (step 11)
     near   L, and causally C itself, at consecutive positions (step 10)
-and the two are fused by their log-sum-exp (steps 12-14). No mask tensor is ever built.
+    far    I and the selected M_k, at the positions of the method's encoding (step 11)
+    both are fused by their log-sum-exp (steps 12-14); no mask tensor is built
 
-Knows nothing about the host model: `models.attach` calls it with a chunk and the layer's memory.
+`models.attach` calls it with the queries of a forward call and the layer's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli.attention.chunking import Chunk, chunks
+from esa_cli.attention.chunking import Chunk, chunks_of, is_dense, local_tokens
 from esa_cli.attention.distance_limit import attend_within
 from esa_cli.attention.fusion import fuse
 from esa_cli.attention.interfaces import Positions, Selection
@@ -40,10 +40,10 @@ Part = tuple[Tensor, Tensor]
 
 
 class Attention:
-    """Runs a method on one layer's chunks.
+    """A method on one model's layers, which share it.
 
     Args:
-        method: the method. rope: the host's rotary embedding. scale: the host's attention scale.
+        rope: the transformers model's rotary embedding. scale: its factor of q . k.
     """
 
     def __init__(self, method: Method, rope: Rope, scale: float) -> None:
@@ -52,14 +52,14 @@ class Attention:
         self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel)
 
     def rope_at(self, length: int) -> Rope:
-        """The rotary embedding when `length` tokens are cached: the host's, or the encoding's."""
+        """The rotary embedding when `length` tokens are cached: the model's, or the encoding's."""
         return self._ropes.at(length, self.method.position.frequencies)
 
     def __call__(self, memory: LayerMemory, q: Tensor, query: QueryState) -> Tensor:
         """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
 
         Raises:
-            SurveyComplete: the survey pass has what it is for.
+            SurveyComplete: the selector needs no further layer of the survey pass.
         """
         stop = len(memory.store)
         start = stop - q.shape[1]
@@ -67,15 +67,12 @@ class Attention:
         if asking and query.turn_start is None:
             query.turn_start = start
         out = torch.empty_like(q)
-        size = self._chunk_size(start, stop, query)
-        for chunk in chunks(start, stop, size, *self._rule(start, query)):
-            piece = q[:, chunk.start - start : chunk.stop - start]
-            memory.learn(self.method, partial(self.rope_at, chunk.stop), piece, chunk.start)
-            out[:, chunk.start - start : chunk.stop - start] = self.attend_chunk(
-                memory, piece, chunk, query
-            )
+        for chunk in chunks_of(self.method, start, stop, query):
+            rows = slice(chunk.start - start, chunk.stop - start)
+            memory.learn(self.method, partial(self.rope_at, chunk.stop), q[:, rows], chunk.start)
+            out[:, rows] = self.attend_chunk(memory, q[:, rows], chunk, query)
             if asking and not chunk.decoding:
-                query.dense = self._dense(chunk.start)
+                query.dense = is_dense(self.method.window, chunk.start)
         query.stop = stop
         return out
 
@@ -84,20 +81,21 @@ class Attention:
     ) -> Tensor:
         """Attention output (H, C, D) of a chunk's queries q (H, C, D), unrotated; its own keys and
         values are in the store already."""
-        local = self._local(chunk, query)
-        selected = self._select(memory, q, chunk, local, query)
-        scaled = self._scaled(q, chunk.start)
-        count = selected.shape[0] if isinstance(selected, Tensor) else 0
         position = self.method.position
+        local = local_tokens(self.method.window, chunk, query)
+        selected = self._select(memory, q, chunk, local, query)
+        count = selected.shape[0] if isinstance(selected, Tensor) else 0
         near = near_positions(position, local, chunk.size, chunk.start, count)
         far = far_positions(position, selected, local, chunk.size, chunk.start)
-        if chunk.size == 1 and isinstance(selected, Tensor):
+        scaled = self._scaled(q, chunk.start)
+        if isinstance(selected, Tensor) and chunk.size == 1:
             out, lse = self._attend_token(memory, scaled, chunk, local, selected, near, far[0])
         else:
             parts = self._attend_near(memory, scaled, chunk, local, near)
             parts += self._attend_far(memory, scaled, chunk, selected, far)
             out, lse = fuse(parts)
-        self._observe(memory, q, chunk, local, lse, query)
+        if self.method.selector.observes:
+            self._observe(memory, q, chunk, local, lse, query)
         if query.trace is not None:
             initial = min(self.method.window.initial, chunk.start - local)
             query.trace(
@@ -108,62 +106,6 @@ class Attention:
                 )
             )  # fmt: skip
         return out
-
-    def _dense(self, start: int) -> bool:
-        """Whether a chunk that starts at `start` attends to everything cached."""
-        return start <= self.method.window.dense_below
-
-    def _chunk_size(self, start: int, stop: int, query: QueryState) -> int:
-        """l_C. The survey pass takes the question in one chunk: scores of its own words are
-        compared with those of the prompt around them."""
-        if query.surveying and not self._dense(start):
-            return stop - start
-        return self.method.window.chunk
-
-    def _rule(self, start: int, query: QueryState) -> tuple[bool, bool, bool]:
-        """For `chunks`: whether the last chunk selects, all do, a single token is an answer's."""
-        last = query.phase is Phase.AUTO
-        every = query.phase is Phase.QUESTION or self.method.reading == "select"
-        if query.phase is Phase.QUESTION:
-            # A question may be one token, too; where its answer begins is told.
-            return last, every, query.answer_start is None or start >= query.answer_start
-        return last, every, last
-
-    def _local(self, chunk: Chunk, query: QueryState) -> int:
-        """l_L of this chunk.
-
-        If the question was processed with full attention, so is its whole answer, even when it
-        grows past `window.dense`; otherwise the document would drop out of view in mid-answer. With
-        `window.ending`, L begins that many tokens before the turn, and holds question and answer.
-        """
-        start, window = chunk.start, self.method.window
-        if self._dense(start) or (chunk.decoding and query.dense):
-            return start
-        turn = query.turn_start if query.phase is Phase.QUESTION else None
-        if turn is None or window.ending is None or start < turn:
-            return min(window.local, start)
-        return min(start, start - turn + window.ending)
-
-    def _step(
-        self, memory: LayerMemory, q: Tensor, chunk: Chunk, low: int, local: int, query: QueryState
-    ) -> Step:
-        return Step(
-            layer=memory.layer,
-            start=chunk.start,
-            queries=q,
-            store=memory.store,
-            low=low,
-            high=chunk.start - local,
-            local=local,
-            distance=self.method.position.distance,
-            scale=self.scale,
-            rope=self.rope_at(chunk.stop),
-            scorer=partial(checked_scores, self.method.score),
-            last_scoring_layer=self.method.score.last_layer,
-            decoding=chunk.decoding,
-            query=query,
-            states=memory.states,
-        )
 
     def _select(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, query: QueryState
@@ -189,26 +131,32 @@ class Attention:
             return torch.cat((initial, picked.to(q.device) + low))
         return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
 
+    def _step(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, low: int, local: int, query: QueryState
+    ) -> Step:
+        return Step(
+            layer=memory.layer,
+            start=chunk.start,
+            queries=q,
+            store=memory.store,
+            low=low,
+            high=chunk.start - local,
+            local=local,
+            distance=self.method.position.distance,
+            scale=self.scale,
+            rope=self.rope_at(chunk.stop),
+            scorer=partial(checked_scores, self.method.score),
+            last_scoring_layer=self.method.score.last_layer,
+            decoding=chunk.decoding,
+            query=query,
+            states=memory.states,
+        )
+
     def _scaled(self, q: Tensor, start: int) -> Tensor:
         """Queries (H, C, D) times the encoding's factor for their positions."""
         at = torch.arange(start, start + q.shape[1], device=q.device)
         factors = self.method.position.query_scale(at)
         return q if factors is None else q * factors[:, None].to(q)
-
-    def _observe(
-        self,
-        memory: LayerMemory,
-        q: Tensor,
-        chunk: Chunk,
-        local: int,
-        lse: Tensor,
-        query: QueryState,
-    ) -> None:
-        selector = self.method.selector
-        if selector.observes:
-            step = self._step(memory, q, chunk, 0, local, query)
-            with blame_plugin("selector", selector):
-                selector.observe(step.with_lse(lse))
 
     def _attend_near(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, near: Positions
@@ -258,8 +206,16 @@ class Attention:
             moved = far.key.to(device) + at - far.query.to(device)
             positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
-        # Only differences count; a base of zero keeps positions inside the rotary table.
+        # Only differences count; subtracting the minimum keeps positions inside the rotary table.
         base = positions.min()
         query = rope.rotate(q, at - base)
         keys = rope.rotate(keys, positions - base)
         return self._attend(query, keys, values, causal=False)
+
+    def _observe(
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, lse: Tensor,
+        query: QueryState,
+    ) -> None:  # fmt: skip
+        step = self._step(memory, q, chunk, 0, local, query)
+        with blame_plugin("selector", self.method.selector):
+            self.method.selector.observe(step.with_lse(lse))

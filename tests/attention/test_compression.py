@@ -36,7 +36,7 @@ def moments_of(queries: torch.Tensor, keys: torch.Tensor) -> Moments:
 
 def error(queries: torch.Tensor, keys: torch.Tensor, maps: Linear) -> float:
     lists = (reference.plain(x) for x in (queries, keys, maps.query_map, maps.key_map))
-    return reference.eq6_error(*lists)
+    return reference.eq7_error(*lists)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(3, 3), (6, 2), (8, 1)])

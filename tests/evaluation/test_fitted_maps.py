@@ -55,7 +55,7 @@ def test_square_loss_is_eq_7() -> None:
     maps = Linear(torch.randn(WIDTH, 3), torch.randn(WIDTH, 3))
     lists = (reference.plain(x) for x in (queries, keys, maps.query_map, maps.key_map))
     got = square_loss(queries @ keys.T, maps.queries(queries) @ maps.keys(keys).T)
-    assert got.item() * 81 == pytest.approx(reference.eq6_error(*lists), rel=1e-4)
+    assert got.item() * 81 == pytest.approx(reference.eq7_error(*lists), rel=1e-4)
 
 
 def kl_by_loops(full: list[list[float]], reduced: list[list[float]]) -> float:

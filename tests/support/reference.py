@@ -294,7 +294,7 @@ def run(settings: Settings, q: Heads, k: Heads, v: Heads, start: int, last: bool
     return out
 
 
-def eq6_error(
+def eq7_error(
     queries: list[Vector], keys: list[Vector], query_map: list[Vector], key_map: list[Vector]
 ) -> float:
     """Eq. (7): squared error of the reduced dot products, over every query with every key."""
