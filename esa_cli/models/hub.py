@@ -95,14 +95,14 @@ def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=_bar_class(report))
+        return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=silent_bar(report))
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
         raise _fetch_error(ref, error) from error
 
 
-def _bar_class(progress: StageProgress) -> Any:
+def silent_bar(progress: StageProgress = silent) -> Any:
     """A tqdm class that shows nothing and reports the bytes written to disk."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 

@@ -20,6 +20,9 @@ from esa_cli.system.jsonl import (
     read_lines,
 )
 
+FIRST = "id"
+"""The first field of every row."""
+
 
 class OrderedJsonLines(JsonLines):
     """Rows in the order of `keys`, each with its key under "key".
@@ -27,8 +30,8 @@ class OrderedJsonLines(JsonLines):
     A row that comes before its turn waits in PATH.part and in memory.
 
     Args:
-        first: the first field of every row. another: says what a row with another key than that of
-            its place is. retry: remove the rows with an "error", so that they are made again.
+        another: says what a row with another key than that of its place is. retry: remove the
+            rows with an "error", so that they are made again.
 
     Attributes:
         written: number of rows in the file. failed: places of rows with an "error", waiting rows
@@ -43,12 +46,11 @@ class OrderedJsonLines(JsonLines):
         keys: Sequence[str],
         another: Callable[[int, Mapping[str, Any]], str],
         *,
-        first: str = "id",
         retry: bool = False,
     ) -> None:
         super().__init__(path)
         self.part = path.with_name(path.name + ".part")
-        self.keys, self.first, self.retry, self._another = keys, first, retry, another
+        self.keys, self.retry, self._another = keys, retry, another
         self.written = 0
         self.failed: set[int] = set()
         self._waiting: dict[int, dict[str, Any]] = {}
@@ -64,7 +66,7 @@ class OrderedJsonLines(JsonLines):
         self.written = 0
         self.failed.clear()
         self._waiting.clear()
-        for row in self._rows(self.path, self.first):
+        for row in self._rows(self.path, FIRST):
             self._note(self.written, row, f"{self.path}, row {self.written + 1}")
             self.written += 1
         for row in self._rows(self.part, "index"):
@@ -101,7 +103,7 @@ class OrderedJsonLines(JsonLines):
 
         A kill at any moment leaves two files that together have every other row.
         """
-        rows = list(self._rows(self.path, self.first))
+        rows = list(self._rows(self.path, FIRST))
         end = min(min(self.failed), len(rows))
         every = {**dict(enumerate(rows)), **self._waiting}
         good = {index: row for index, row in every.items() if "error" not in row}

@@ -132,12 +132,10 @@ def test_training_repeats_itself_by_its_seed() -> None:
     assert not torch.allclose(one.query_map, other.query_map)
 
 
-def test_every_epoch_is_reported_and_outer_random_numbers_are_left_alone() -> None:
+def test_outer_random_numbers_are_left_alone() -> None:
     queries, keys = samples(60)
     state = torch.get_rng_state()
-    calls: list[tuple[int, int]] = []
-    train(queries, keys, 2, TrainingSettings(epochs=3), lambda done, of: calls.append((done, of)))
-    assert calls == [(1, 3), (2, 3), (3, 3)]
+    train(queries, keys, 2, TrainingSettings(epochs=3))
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from task_requests import CHRONICLE, words
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.tasks import (
-    Haystack,
-)
+from esa_cli.evaluation.tasks import Haystack, chronicle_task
 from esa_cli.evaluation.tasks.haystack_text import start_of
 from esa_cli.evaluation.tasks.planting import even, plant, sentence_ends
 
@@ -23,7 +22,7 @@ def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
         assert parts[-1][-1] in ".!?'"
         assert parts[0] == "# The Chronicle of the Vale of Ennick"
         assert not parts[-1].startswith("#")
-    assert parts[:40] == [part for part, _ in zip(CHRONICLE.paragraphs(), range(40), strict=False)]
+    assert parts[:40] == list(islice(chronicle_task.paragraphs(3), 40))
 
 
 def test_a_heading_is_never_cut_nor_left_at_the_end() -> None:
@@ -81,7 +80,6 @@ def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(text)
     haystack = Haystack.read(str(tmp_path))
-    assert list(haystack.paragraphs()) == ["Ay.", "Ah.", "Bee.", "Dee."]
     assert haystack.text == "Ay.\n\nAh.\n\nBee.\n\nDee."
 
 

@@ -6,15 +6,14 @@ authors of Counting-Stars and RULER have no files on the hub.
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.models.hub import silent_bar
 
 _TIMEOUT_S = 10
 
@@ -70,7 +69,7 @@ def download(chosen: Dataset, folder: Path, *, bars: bool = True) -> None:
             local_dir=folder,
             allow_patterns=list(chosen.patterns),
             etag_timeout=_TIMEOUT_S,
-            tqdm_class=None if bars else _silent(),
+            tqdm_class=None if bars else silent_bar(),
         )
         for archive in folder.glob("data.zip"):
             unpack(archive, folder)
@@ -80,17 +79,6 @@ def download(chosen: Dataset, folder: Path, *, bars: bool = True) -> None:
             f"cannot fetch {chosen.repo} from the hub: {reason}",
             "check the network, proxy and HF_ENDPOINT; or copy the files into --data yourself",
         ) from error
-
-
-def _silent() -> Any:
-    """A progress bar that shows nothing."""
-    tqdm: Any = importlib.import_module("tqdm.std").tqdm
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
-
-    return Bar
 
 
 def unpack(archive: Path, folder: Path) -> None:

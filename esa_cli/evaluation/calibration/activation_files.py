@@ -82,11 +82,6 @@ class Shards:
     def _path(self, kind: str, name: str) -> Path:
         return self.folder / f"{kind}-{name}{_SUFFIX}"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes on disk."""
-        return sum(path.stat().st_size for path in self.folder.iterdir())
-
     def add(
         self, queries: Sequence[Tensor], keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> None:

@@ -77,13 +77,8 @@ def train(
     keys: Tensor,
     rank: int,
     settings: TrainingSettings,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Linear:
-    """Maps of rank R trained on folded queries and keys (n, F) of one layer.
-
-    Args:
-        progress: called with (epochs done, of how many).
-    """
+    """Maps of rank R trained on folded queries and keys (n, F) of one layer."""
     cut = max(1, queries.shape[0] - max(1, round(VALIDATION * queries.shape[0])))
     apart = spaced(queries[cut:], COMPARED), spaced(keys[cut:], COMPARED)
     queries, keys = queries[:cut], keys[:cut]
@@ -92,14 +87,12 @@ def train(
     maps = [best.query_map.clone().requires_grad_(), best.key_map.clone().requires_grad_()]
     adam = torch.optim.Adam(maps, lr=settings.lr)
     order = torch.Generator().manual_seed(settings.seed + 1)
-    for epoch in range(settings.epochs):
+    for _ in range(settings.epochs):
         _epoch(maps, adam, queries, keys, settings, order)
         reached = Linear(*(map_.detach().clone() for map_ in maps))
         loss = _loss(reached, *apart, settings)
         if loss < lowest:
             best, lowest = reached, loss
-        if progress:
-            progress(epoch + 1, settings.epochs)
     return best
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance.compressor_checks import check_compressor, random_moments
 from esa_cli.evaluation.conformance.finding import Finding, describe
@@ -56,11 +57,11 @@ def check(
         PluginError: there is no such kind. PresetError: there is no such method.
     """
     load_installed()
-    suites: dict[str, Callable[[Any, str], list[Finding]]] = {
-        "selector": check_selector,
-        "score": check_score,
-        "compressor": partial(check_compressor, folded=folded),
-        "position": check_position,
+    suites: dict[str, tuple[type, Callable[[Any, str], list[Finding]]]] = {
+        "selector": (Selector, check_selector),
+        "score": (Score, check_score),
+        "compressor": (Compressor, partial(check_compressor, folded=folded)),
+        "position": (PositionEncoding, check_position),
     }
     if kind == RECIPES.kind:
         return check_recipe(name)
@@ -76,7 +77,12 @@ def check(
         lacking = ", ".join(sorted(_needed(cls) - set(options or {})))
         how = f"; check({kind!r}, {name!r}, options) of {__name__} takes {lacking}"
         return [*findings, Finding("builds", False, describe(error) + (how if lacking else ""))]
-    return [*findings, Finding("builds", True, ""), *suites[kind](method, device)]
+    findings.append(Finding("builds", True, ""))
+    base, suite = suites[kind]
+    if not isinstance(method, base):
+        detail = f"class {cls.__name__} is not"
+        return [*findings, Finding(f"derived from {base.__name__}", False, detail)]
+    return [*findings, *suite(method, device)]
 
 
 def _needed(cls: type) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.moments import Moments
 from esa_cli.attention.parts import Compressor
-from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
+from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather, whole_number
 
 ROWS = {"C = 1, n = 1": (1, 1), "C = 8, n = 100": (8, 100), "C = 40, n = 3": (40, 3)}
 
@@ -100,18 +99,10 @@ MAPPED: dict[str, Callable[[MappedRows], str]] = {
 }
 
 
-def check_compressor(compressor: Any, device: str, folded: int) -> list[Finding]:
+def check_compressor(compressor: Compressor, device: str, folded: int) -> list[Finding]:
     """Every check of a compressor for layer 0 and F = `folded`."""
-    if not isinstance(compressor, Compressor):
-        name = type(compressor).__name__
-        return [Finding("derived from Compressor", False, f"class {name} is not")]
-
-    def fit_tokens() -> str:
-        count = compressor.fit_tokens
-        whole = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        return "" if whole else f"fit_tokens is {count!r}, not a whole number from 0"
-
-    findings = [attempt("declares fit_tokens", fit_tokens)]
+    whole = partial(whole_number, "fit_tokens", compressor.fit_tokens, 0)
+    findings = [attempt("declares fit_tokens", whole)]
     if not findings[0].passed:
         return findings
     seen = compressor.fit_tokens

@@ -35,6 +35,12 @@ def describe(error: Exception) -> str:
     return f"raised {type(error).__name__}: {error}{where}"
 
 
+def whole_number(name: str, value: object, least: int) -> str:
+    """Complains unless a member's value is a whole number from `least`."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return "" if whole else f"{name} is {value!r}, not a whole number from {least}"
+
+
 def attempt(check: str, complaint: Callable[[], str]) -> Finding:
     """Runs one check. complaint: returns what is wrong, or an empty string; may raise."""
     try:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
-from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
+from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather, whole_number
 
 
 class StepPlace(NamedTuple):
@@ -139,8 +139,7 @@ RATES = {
 
 def _max_distance(encoding: PositionEncoding) -> str:
     value = encoding.max_distance
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return "" if value is None or whole else f"max_distance is {value!r}, not a whole number from 1"
+    return "" if value is None else whole_number("max_distance", value, 1)
 
 
 def _query_scale(encoding: PositionEncoding, device: str, start: int, count: int) -> str:
@@ -210,20 +209,12 @@ def _repeats(encoding: PositionEncoding, placed: PlacedTokens) -> str:
     return ""
 
 
-def check_position(encoding: Any, device: str) -> list[Finding]:
+def check_position(encoding: PositionEncoding, device: str) -> list[Finding]:
     """Every check of a position encoding; positions may be on any device."""
-    if not isinstance(encoding, PositionEncoding):
-        name = type(encoding).__name__
-        return [Finding("derived from PositionEncoding", False, f"class {name} is not")]
-
-    def distance() -> str:
-        value = encoding.distance
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        return "" if whole else f"distance is {value!r}, not a whole number from 0"
-
     cases = {case: partial(_put, encoding, place) for case, place in PLACES.items()}
     findings, results = gather(cases)
-    findings.append(attempt("declares distance", distance))
+    whole_distance = partial(whole_number, "distance", encoding.distance, 0)
+    findings.append(attempt("declares distance", whole_distance))
     findings.append(each("shapes (C,), (L + C,) and (n,)", results, _shapes))
     whole = {case: placed for case, placed in results.items() if not _shapes(placed)}
     findings += [each(name, whole, complaint) for name, complaint in PLACED.items()]

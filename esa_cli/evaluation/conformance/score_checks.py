@@ -10,7 +10,7 @@ import torch
 
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.parts import Score
-from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather
+from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather, whole_number
 from esa_cli.evaluation.conformance.purity_checks import (
     STEPS,
     TriedStep,
@@ -53,10 +53,8 @@ SCORED: dict[str, Callable[[TriedStep], str]] = {
 }
 
 
-def check_score(score: Any, device: str) -> list[Finding]:
+def check_score(score: Score, device: str) -> list[Finding]:
     """Every check of a score, on random steps on `device`."""
-    if not isinstance(score, Score):
-        return [Finding("derived from Score", False, f"class {type(score).__name__} is not")]
 
     def tried(options: dict[str, Any]) -> TriedStep:
         step = make_step(device=device, score=score, **options)
@@ -69,8 +67,8 @@ def check_score(score: Any, device: str) -> list[Finding]:
 
     def layer() -> str:
         last = score.last_layer
-        whole = isinstance(last, int) and not isinstance(last, bool) and last >= 0
-        return "" if last is None or whole else f"last_layer is {last!r}, not a layer or None"
+        wrong = last is not None and whole_number("last_layer", last, 0)
+        return f"last_layer is {last!r}, not a layer or None" if wrong else ""
 
     def rotation() -> str:
         """A score whose numbers depend on the far distance rotates its queries, and must say so:

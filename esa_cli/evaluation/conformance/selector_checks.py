@@ -141,10 +141,8 @@ def _members(selector: Selector) -> str:
     return ""
 
 
-def check_selector(selector: Any, device: str) -> list[Finding]:
+def check_selector(selector: Selector, device: str) -> list[Finding]:
     """Every check of a selector, on random steps on `device`."""
-    if not isinstance(selector, Selector):
-        return [Finding("derived from Selector", False, f"class {type(selector).__name__} is not")]
     observe: Observe | None = selector.observe if selector.observes else None
     allowed = [
         attempt("declares its members", partial(_members, selector)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from esa_cli.documents.document import read_documents
@@ -67,13 +67,6 @@ class Haystack:
                 )
         texts = [document.text.strip("\n") for document in read_documents(names)]
         return cls.of(Path(source).name or source, "\n\n".join(texts))
-
-    def paragraphs(self) -> Iterator[str]:
-        """All paragraphs, from the first."""
-        at = 0
-        while at < len(self._kept) or self._grow():
-            yield self._kept[at]
-            at += 1
 
     def cut(self, size: Size, n: int, unit: str = "tokens") -> list[str]:
         """The first paragraphs, n tokens together; the last one may be cut after a sentence.

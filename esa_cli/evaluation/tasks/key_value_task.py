@@ -54,12 +54,6 @@ def places(depths: tuple[float, ...], count: int) -> list[int]:
 
 class KeyValue:
     name = "kv"
-    about = "A long list of random keys and values; the value of a key is asked for."
-    source = "InfiniteBench Retrieve.KV (Zhang et al., 2024)"
-    differs = (
-        "The key is named after the object only, so that many questions can be asked of one "
-        "document; the exact form names it before the object as well."
-    )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         depths = depths_of(request, request.samples)

@@ -14,8 +14,10 @@ so that a long text is read once; the needles of the other questions, of the sam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, together, word_ends
@@ -43,58 +45,14 @@ class NeedleKind:
     needle: str
     question: str
     format: str
-    first: tuple[str, ...]
-    second: tuple[str, ...]
+    first: Sequence[str]
+    second: Sequence[str]
 
 
-KINDS = (
-    NeedleKind(
-        needle="Brewed only in the town of {arg1} is the celebrated {arg2}.",
-        question="What celebrated drink is brewed only in the town of {arg1}?",
-        format="The celebrated drink brewed only in the town of {arg1} is {arg2}",
-        first=(
-            "Ardenholt", "Brackwell", "Corvinna", "Dellmoor", "Essing", "Farrowgate",
-            "Gorsebridge", "Hallowick", "Inverlyn", "Kestrelby", "Larkspire", "Morrowdale",
-        ),
-        second=(
-            "Moonberry Ale", "Thunder Cider", "Velvet Mead",
-            "Glacier Punch", "Ember Tonic", "Saffron Stout",
-            "Juniper Bitter", "Lantern Wine", "Copper Brandy",
-            "Thistle Cordial", "Marigold Rum", "Walnut Porter",
-        ),
-    ),
-    NeedleKind(
-        needle="The champion of the {arg1} regatta is {arg2}.",
-        question="Who is the champion of the {arg1} regatta?",
-        format="The champion of the {arg1} regatta is {arg2}",
-        first=(
-            "Silver Lagoon", "Stork Lake", "Amber Strait", "Gannet Sound", "Long Fjord",
-            "Heron Bay", "Mirror Loch", "Otter River", "Pilot Channel", "Reed Basin",
-            "Swan Delta", "White Cape",
-        ),
-        second=(
-            "Odalys Ferrante", "Ruben Thackeray", "Ingeborg Palsson",
-            "Mateo Quintero", "Saoirse Delacroix", "Bertil Oyelaran",
-            "Calliope Strand", "Dmitri Fairweather", "Esperanza Holm",
-            "Fergus Nakamura", "Greta Vasconcelos", "Hamish Zielinski",
-        ),
-    ),
-    NeedleKind(
-        needle="Locked inside the {arg1} vault is the priceless {arg2}.",
-        question="What priceless object is locked inside the {arg1} vault?",
-        format="The priceless object locked inside the {arg1} vault is the {arg2}",
-        first=(
-            "Basilisk", "Meridian", "Northstar", "Pelican", "Tourmaline", "Cardinal",
-            "Equinox", "Gargoyle", "Halcyon", "Obelisk", "Rampart", "Zephyr",
-        ),
-        second=(
-            "Clockwork Nightingale", "Glass Trumpet", "Ivory Compass",
-            "Weeping Mask", "Obsidian Ladle", "Feathered Crown",
-            "Silver Hourglass", "Jade Chessboard", "Bronze Astrolabe",
-            "Painted Fan", "Amber Violin", "Coral Sceptre",
-        ),
-    ),
-)  # fmt: skip
+KINDS: tuple[NeedleKind, ...] = tuple(
+    NeedleKind(**row)
+    for row in json.loads(Path(__file__).with_name("needle_kinds.json").read_text("utf-8"))
+)
 TOGETHER = 8
 """Most questions that share a document; there are no needles for more."""
 
@@ -127,13 +85,6 @@ def ask(
 
 class ManyNeedles:
     name = "needles"
-    about = "Three to five sentences hidden in a long text, all asked for in one question."
-    source = "NeedleBench multi-needle retrieval (Li et al., 2024), with needles of our own"
-    differs = (
-        "Up to eight questions share a document, each about three to five needles of its own, "
-        "behind sentences of the text; the exact form has three needles and one question a "
-        "document, each needle on a line of its own. Needles and text are ours in both."
-    )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         one = KINDS[0].needle.format(arg1=KINDS[0].first[0], arg2=KINDS[0].second[0])

@@ -76,12 +76,6 @@ def answered(output: str, answers: Sequence[str]) -> float:
 
 class SingleNeedle:
     name = "needle"
-    about = "One plain sentence hidden in a long text, and a question about it."
-    source = "Needle in a haystack (Kamradt, 2023), with needles of our own"
-    differs = (
-        "All needles are in one document, at different depths; the original has one needle a "
-        "document. Answers are compared word by word; there a model judges them."
-    )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         needles = chosen(request)

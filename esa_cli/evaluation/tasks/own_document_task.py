@@ -16,11 +16,6 @@ from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, Task
 
 class OwnDocument:
     name = "own"
-    about = "Plain sentences hidden in your own document, and a question about each."
-    source = "This tool's own test"
-    differs = (
-        "Not a benchmark: the text around the needles is your document, whole, at its own length."
-    )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         if not request.haystack.text:

@@ -47,9 +47,6 @@ class HiddenKeys:
     """
 
     name: str
-    about: str
-    source: str
-    differs: str
     before: str
     fact: str
     question: str
@@ -114,10 +111,6 @@ def runs(dice: StableRandom) -> str:
 
 PASSKEY = HiddenKeys(
     name="passkey",
-    about="Five-digit keys hidden in a long text, one question about each.",
-    source="InfiniteBench Retrieve.PassKey (Zhang et al., 2024)",
-    differs="Many keys are in one document, each named after a gate, in the test's own text; "
-    "the exact form has one key in repeated lines of noise.",
     before="There is an important info hidden inside a lot of irrelevant text. Find it and "
     "memorize them. I will quiz you about the important information there.\n\n",
     fact="The pass key{gate} is {key}. Remember it. {key} is the pass key{gate}.",
@@ -127,10 +120,6 @@ PASSKEY = HiddenKeys(
 
 NUMBER = HiddenKeys(
     name="number",
-    about="Ten-digit numbers hidden in a long text, one question about each.",
-    source="InfiniteBench Retrieve.Number (Zhang et al., 2024)",
-    differs="Many numbers are in one document, each named after a gate, in the test's own text; "
-    "the exact form has one number in repeated lines of noise.",
     before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
     "quiz you about the important information there.\n\n",
     fact="The sequence of digits{gate} is {key}. Remember it. "

@@ -41,6 +41,9 @@ def word_ends(text: str) -> list[int]:
     return [match.end() for match in re.finditer(r"\S(?=\s|\Z)", text)]
 
 
+PLACES, JOINTS = (sentence_ends, line_ends, word_ends), (" ", "")
+
+
 def _is_end(text: str, match: re.Match[str]) -> bool:
     # An unlimited search backwards would be slow where a whole book is one line.
     back = max(0, match.start() - 200)
@@ -77,8 +80,8 @@ def plant(
     text: str,
     sentences: Sequence[str],
     depths: Sequence[float],
-    places: Sequence[Places] = (sentence_ends, line_ends, word_ends),
-    joints: tuple[str, str] = (" ", ""),
+    places: Sequence[Places] = PLACES,
+    joints: tuple[str, str] = JOINTS,
 ) -> tuple[str, tuple[Fact, ...]]:
     """Puts sentence i at depth i, as near as the places allow; none is inside another.
 
@@ -176,8 +179,8 @@ def document(
     request: TaskRequest,
     sentences: Sequence[str],
     depths: Sequence[float],
-    places: Sequence[Places] = (sentence_ends, line_ends, word_ends),
-    joints: tuple[str, str] = (" ", ""),
+    places: Sequence[Places] = PLACES,
+    joints: tuple[str, str] = JOINTS,
 ) -> tuple[str, tuple[Fact, ...]]:
     """The haystack with the sentences planted in it, cut to the requested length.
 

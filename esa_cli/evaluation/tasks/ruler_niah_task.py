@@ -82,12 +82,6 @@ def ask(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
 
 class MagicNumbers:
     name = "niah"
-    about = "Magic numbers of words, hidden in a long text: one asked for, several, all of a word."
-    source = "RULER, needle in a haystack (Hsieh et al., 2024)"
-    differs = (
-        "The four kinds share one document, so a single needle has the others as distractions; "
-        "the exact form has a document for each. Words and the text around them are ours in both."
-    )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         if not request.exact:

@@ -85,13 +85,6 @@ def ask(
 
 class CountingStars:
     name = "stars"
-    about = "Numbers of stars, counted here and there in a long text, to be collected in a list."
-    source = "Counting-Stars (Song et al., 2024)"
-    differs = (
-        "The length is counted in tokens, and there are 8 stars for a question at every length, "
-        "behind sentences; up to eight questions share a document, each about another animal. The "
-        "exact form has 32 stars, one question, and 0.8 words for each token of the length."
-    )
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)

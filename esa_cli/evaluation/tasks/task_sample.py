@@ -86,12 +86,9 @@ class TaskRequest:
 
 
 class Task(Protocol):
-    """One test; `differs` says how the shared form differs from the benchmark."""
+    """One test, known by its name."""
 
     name: str
-    about: str
-    source: str
-    differs: str
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         """Yields the documents one at a time, with increasing `index`."""
