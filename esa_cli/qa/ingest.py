@@ -1,7 +1,6 @@
-"""Books: documents as a model read them, found in the library or read now.
+"""Makes books: documents prefilled by a session, or found in the library.
 
-A book is read on its own, whatever it is asked together with later. Reading goes through a session;
-what was read is then held apart from it. Knows nothing about questions.
+Each document is prefilled on its own, whatever it is asked together with later.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress, WaitNotice, combined
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
-"""How rows are wanted -> how those may be kept that serve: who wants every bit gets no other."""
+"""Requested row format -> stored formats that satisfy it."""
 STORED_AT_ONCE = 8192
-"""Tokens whose rows are in memory at most while a document is read into the library."""
+"""Most tokens whose rows are in memory while a document is stored in the library."""
 
 
 @dataclass(frozen=True)

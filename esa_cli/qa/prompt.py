@@ -1,4 +1,4 @@
-"""The prompt as two token lists: what is read once, and what is asked each time.
+"""The prompt as two token lists: the document's, prefilled once, and those of each question.
 
 The chat template is rendered around markers and cut there, so that the document's tokens do not
 depend on the question. Document and question are tokenised with special tokens switched off: a

@@ -1,4 +1,4 @@
-"""One question as tokens, with the turns before it: what is put behind the documents."""
+"""A question as tokens, with the turns before it: what follows the documents in the cache."""
 
 from __future__ import annotations
 

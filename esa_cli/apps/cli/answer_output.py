@@ -68,7 +68,7 @@ def passage_count(asked: int | None, quiet: bool) -> int:
     return (0 if quiet else SHOWN) if asked is None else asked
 
 
-def one_line(passage: Evidence, width: int) -> str:
+def passage_line(passage: Evidence, width: int) -> str:
     """Place, weight and the first words of a passage, in `width` columns."""
     from rich.cells import cell_len, set_cell_size
 
@@ -85,7 +85,7 @@ def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
     width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
     for passage in reply.evidence[:count]:
-        reporter.warn(one_line(passage, max(width, 40)))
+        reporter.warn(passage_line(passage, max(width, 40)))
 
 
 def in_full(evidence: tuple[Evidence, ...]) -> str:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.preset import Preset as LoadedPreset
@@ -180,6 +183,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def names(text: str) -> tuple[str, ...]:
     """Names with commas between them, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def confirm_removal(kind: str, what: str, yes: bool) -> None:
+    """Asks on the terminal whether to remove it, unless --yes is given.
+
+    Raises:
+        UsageError: there is no terminal. typer.Exit: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"removing a {kind} wants a yes", "add --yes")
+    if not typer.confirm(f"Remove {what}?", err=True):
+        raise typer.Exit(1)
 
 
 def load_plugins(files: Sequence[Path] | None) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a method on a model: bytes kept, bytes to work with, and operations of reading.
+"""The cost of a method on a model: bytes of the cache, working memory, and operations of a prefill.
 
     keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them
     operations        tokens * (2 P + layers * attention + scoring)

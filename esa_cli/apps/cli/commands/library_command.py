@@ -28,7 +28,6 @@ AnyIds = Annotated[
 Text = Annotated[
     bool, typer.Option("--text", help="The text alone, in which `start` and `end` count.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command("list")
@@ -137,19 +136,14 @@ def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
 
 
 @app.command("rm")
-def rm(names: Ids, yes: Yes = False) -> None:
+def rm(names: Ids, yes: options.Yes = False) -> None:
     """Remove documents from the library; the files they were read from stay."""
-    from esa_cli.errors import UsageError
     from esa_cli.storage.library import Library
 
     library = Library()
     chosen = _several(library, names)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("removing a document wants a yes", "add --yes")
-        listed = ", ".join(f"{entry.id} ({_label(entry)})" for entry in chosen)
-        if not typer.confirm(f"Remove {listed} from the library?", err=True):
-            raise typer.Exit(1)
+    listed = ", ".join(f"{entry.id} ({_label(entry)})" for entry in chosen)
+    options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in chosen:
         freed = size_text(library.remove(entry))
         print(f"removed {entry.id} ({_label(entry)}), {freed} freed")

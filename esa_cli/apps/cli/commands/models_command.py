@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -73,16 +72,11 @@ def path(ref: DefaultRef = None) -> None:
 @app.command("rm")
 def rm(
     ref: Ref,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: options.Yes = False,
 ) -> None:
     """Remove a model from this machine."""
-    from esa_cli.errors import UsageError
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text
 
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("removing a model wants a yes", "add --yes")
-        if not typer.confirm(f"Remove {ref} from this machine?", err=True):
-            raise typer.Exit(1)
+    options.confirm_removal("model", f"{ref} from this machine", yes)
     print(f"removed {ref}, {size_text(remove(ref))} freed")
