@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from esa_cli.documents.document import Document, read_document
     from esa_cli.models.attach import attach
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.books import Book
     from esa_cli.qa.preset import load as load_preset
     from esa_cli.qa.reply import Evidence, Reply, Turn
     from esa_cli.qa.session import Answer, Session
@@ -43,7 +43,7 @@ __all__ = [
 
 _PLACES = {
     "Answer": ("esa_cli.qa.session", "Answer"),
-    "Book": ("esa_cli.qa.ingest", "Book"),
+    "Book": ("esa_cli.qa.books", "Book"),
     "Document": ("esa_cli.documents.document", "Document"),
     "Esa": ("esa_cli.qa.api", "Esa"),
     "Evidence": ("esa_cli.qa.reply", "Evidence"),

@@ -22,9 +22,9 @@ from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.qa.archive import gathers
 from esa_cli.qa.attention_weights import AttentionWeights
-from esa_cli.qa.books import PlacedBook, distinct, placed
+from esa_cli.qa.books import Book, PlacedBook, distinct, placed
 from esa_cli.qa.evidence import rests_on
-from esa_cli.qa.ingest import Book, DocumentIngest
+from esa_cli.qa.ingest import DocumentIngest
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset

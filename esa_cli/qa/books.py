@@ -1,4 +1,4 @@
-"""Books that are asked together: each text once, with a name of its own, placed in the cache."""
+"""Books: prefilled documents, and those that are asked together, placed in the cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,30 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.ingest import Book
-from esa_cli.storage.prefilled_document import text_rows
+from esa_cli.storage.library import Entry
+from esa_cli.storage.prefilled_document import PrefilledDocument, text_rows
+
+
+@dataclass(frozen=True)
+class Book:
+    """One document as a model read it.
+
+    Args:
+        document: its text, and where it came from. held: its memory.
+        spans: (n, 2) first and last character of each token of its text.
+        entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
+    """
+
+    document: Document
+    held: PrefilledDocument
+    spans: Tensor
+    entry: Entry | None = None
+    read_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens, the prompt's head included."""
+        return len(self.held.ids)
 
 
 @dataclass(frozen=True)

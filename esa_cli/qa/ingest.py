@@ -6,18 +6,17 @@ Each document is prefilled on its own, whatever it is asked together with later.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import LibraryError, UsageError
 from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.qa.archive import layout, maps, provenance, restored, storable
+from esa_cli.qa.books import Book
 from esa_cli.qa.cache_key import identity, model_facts
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.planning.plan import Planner
@@ -31,28 +30,6 @@ SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Requested row format -> stored formats that satisfy it."""
 STORED_AT_ONCE = 8192
 """Most tokens whose rows are in memory while a document is stored in the library."""
-
-
-@dataclass(frozen=True)
-class Book:
-    """One document as a model read it.
-
-    Args:
-        document: its text, and where it came from. held: its memory.
-        spans: (n, 2) first and last character of each token of its text.
-        entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
-    """
-
-    document: Document
-    held: PrefilledDocument
-    spans: Tensor
-    entry: Entry | None = None
-    read_s: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        """Its tokens, the prompt's head included."""
-        return len(self.held.ids)
 
 
 class DocumentIngest:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.books import Book
 
 
 class IngestEvents:

@@ -16,7 +16,7 @@ from esa_cli.system.machine import peak_memory, size_text, time_text
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.books import Book
 
 SHOWN = 3
 """Passages under an answer unless --evidence says how many."""

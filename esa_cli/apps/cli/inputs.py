@@ -12,7 +12,7 @@ from esa_cli.qa.reply import Asker
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.books import Book
     from esa_cli.storage.library import Library
 
 Line = str | UsageError

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.documents.document import Document, GatheredDocuments
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.books import Book
     from esa_cli.qa.preset import Preset
     from esa_cli.qa.tokenised import TokenisedDocument
     from esa_cli.storage.library import Library

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.ingest import Book
+    from esa_cli.qa.books import Book
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
