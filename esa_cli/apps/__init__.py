@@ -1,1 +1,1 @@
-"""TODO room."""
+"""What people and programs talk to: command line, chat, batch, server."""

@@ -1,1 +1,1 @@
-"""TODO room."""
+"""Files, folders and streams -> text with pages and chapters."""

@@ -1,1 +1,1 @@
-"""TODO room."""
+"""Measurement: self-tests, public benchmarks, calibration, retrieval heads, conformance, reports."""

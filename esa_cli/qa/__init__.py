@@ -1,1 +1,1 @@
-"""TODO room."""
+"""Questions about documents: preset to method, prompt, prefill, answer, evidence; `api.Esa`."""

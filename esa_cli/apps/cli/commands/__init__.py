@@ -1,1 +1,1 @@
-"""TODO room."""
+"""One file a command of `esa`."""

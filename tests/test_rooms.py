@@ -1,0 +1,207 @@
+"""Nine rooms, imports in one direction, no circle of files, every name once.
+
+Read from the syntax trees: imports inside functions and those for type checkers alone count, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "esa_cli"
+
+ROOMS: dict[str, set[str]] = {
+    "system": set(),
+    "attention": {"system"},
+    "storage": {"attention", "system"},
+    "methods": {"storage", "attention", "system"},
+    "documents": {"system"},
+    "models": {"storage", "attention", "system"},
+    "qa": {"models", "documents", "methods", "storage", "attention", "system"},
+    "evaluation": {"qa", "models", "documents", "methods", "storage", "attention", "system"},
+    "apps": {
+        *("evaluation", "qa", "models", "documents", "methods", "storage", "attention", "system")
+    },
+}
+"""Room -> the rooms it may import. `errors` and `version` may be imported by everyone."""
+
+ROOT = {"__init__", "__main__", "errors", "version"}
+EVERYONES = {"errors", "version"}
+MOST_FLOORS = 10
+MOST_LINES = 250
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, packages by their own name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Every (module, name) that is imported; name is empty for `import module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in modules().items()}
+
+
+@cache
+def own_imports(module: str) -> frozenset[str]:
+    """The package's own modules that a module imports."""
+    found = set()
+    for base, name in imported(trees()[module]):
+        if base.split(".")[0] == "esa_cli":
+            found.add(f"{base}.{name}" if f"{base}.{name}" in modules() else base)
+    return frozenset(found - {module})
+
+
+def foreign_imports(module: str) -> set[str]:
+    return {base.split(".")[0] for base, _ in imported(trees()[module])} - {"esa_cli"}
+
+
+def room_of(module: str) -> str:
+    """The room of a module; for files at the top, the file's own name."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def in_room(*rooms: str) -> list[str]:
+    return [module for module in modules() if room_of(module) in rooms]
+
+
+def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other (Tarjan's strongly connected components)."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in arrows.get(module, ()):
+            if other not in number:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], number[other])
+        if low[module] == number[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in arrows:
+        if module not in number:
+            visit(module)
+    return found
+
+
+def doubled(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names that stand in more than one place."""
+    places = defaultdict(list)
+    for name, place in names:
+        places[name].append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_the_package_is_these_rooms() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert folders == set(ROOMS)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == ROOT
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    allowed = ROOMS[room] | EVERYONES | {room}
+    wrong = [
+        f"{module} imports {other}"
+        for module in in_room(room)
+        for other in sorted(own_imports(module))
+        if room_of(other) not in allowed
+    ]
+    assert not wrong
+
+
+def test_no_circle_of_files() -> None:
+    assert circles({module: own_imports(module) for module in modules()}) == []
+
+
+def test_circles_are_found() -> None:
+    arrows = {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")}
+    assert circles(arrows) == [["a", "b", "c"]]
+
+
+def test_the_longest_chain_of_rooms() -> None:
+    """Rooms and the files at the top, as floors."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        below[room_of(module)] |= {room_of(other) for other in own_imports(module)}
+
+    @cache
+    def floors(room: str) -> int:
+        return 1 + max((floors(other) for other in below[room] - {room}), default=0)
+
+    assert max(floors(room) for room in [*ROOMS, *ROOT]) <= MOST_FLOORS
+
+
+@pytest.mark.parametrize("module", modules())
+def test_libraries_stay_in_their_rooms(module: str) -> None:
+    room, foreign = room_of(module), foreign_imports(module)
+    if room != "models":
+        assert "transformers" not in foreign
+    if room != "apps":
+        assert not foreign & {"typer", "click"} or module == "esa_cli.__main__"
+    if room not in ("apps", "evaluation"):
+        assert "rich" not in foreign or module == "esa_cli.__main__"
+
+
+def test_every_file_name_is_there_once() -> None:
+    files = (path for path in modules().values() if path.stem != "__init__")
+    assert not doubled((path.stem, str(path)) for path in files)
+
+
+def test_every_class_name_is_there_once() -> None:
+    assert not doubled(
+        (node.name, module)
+        for module, tree in trees().items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    )
+
+
+@pytest.mark.parametrize("module", modules())
+def test_files_are_short(module: str) -> None:
+    assert len(modules()[module].read_text("utf-8").splitlines()) <= MOST_LINES
+
+
+def test_the_rooms_of_the_design_document_are_these() -> None:
+    """A code block with one line a room: its name, then what it may import."""
+    text = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+    block = text.partition("\n    errors, version")[2].partition("\n\n")[0]
+    shown: dict[str, set[str]] = {}
+    for line in block.splitlines()[1:]:
+        room, _, rest = line.strip().partition(" ")
+        names = rest.strip()
+        if names.endswith("and all of its"):
+            one = names.split()[0]
+            shown[room] = {one} | shown[one]
+        else:
+            shown[room] = set(names.split(", ")) - {"errors"}
+    assert shown == ROOMS
