@@ -1,1 +1,1 @@
-"""Measurement: self-tests, public benchmarks, calibration, retrieval heads, conformance, reports."""
+"""Measurement: self-tests, benchmarks, calibration, retrieval heads, conformance, reports."""
