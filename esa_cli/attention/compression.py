@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.moments import Moments
-from esa_cli.attention.parts import Compressor
+from esa_cli.attention.parts import Compressor, check_at_least
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Linear(Projection):
 
 @dataclass(frozen=True)
 class NoCompression(Compressor):
-    """Scores with all F dimensions of the folded keys: exact, and stores nothing more."""
+    """Scores on all F dimensions of the folded keys; stores nothing more."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return None
@@ -43,9 +43,9 @@ def _roots(moment: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
 
 
 def _means(moments: Moments) -> tuple[Tensor, Tensor]:
-    """Mean second moments of the queries and of the keys seen, each (F, F)."""
-    assert moments.queries is not None, "no tokens seen"
-    assert moments.keys is not None, "no tokens seen"
+    """Mean second moments of queries and keys, each (F, F)."""
+    assert moments.queries is not None, "no moments"
+    assert moments.keys is not None, "no moments"
     return moments.queries / moments.count, moments.keys / moments.count
 
 
@@ -71,8 +71,8 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
 def pca(moments: Moments, rank: int) -> Linear:
     """Queries and keys both projected on the R directions in which the keys are largest.
 
-    The eigenvectors of the keys' second moment, not centred: a mean that all keys share is a
-    direction like any other. The paper's Section 4 compares its maps with this.
+    The eigenvectors of the keys' second moment, not centred. The paper's Section 4 compares its
+    maps with this.
     """
     _, vectors = torch.linalg.eigh(_means(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
@@ -81,26 +81,24 @@ def pca(moments: Moments, rank: int) -> Linear:
 
 @dataclass(frozen=True)
 class ClosedForm(Compressor):
-    """Fitted on the document's own first tokens while they are read; any model works at once.
+    """Maps fitted on the document's first tokens during prefill; needs no training.
 
     Args:
         rank: R, numbers stored per token and layer.
-        fit_tokens: tokens to fit on; fewer when the first selection comes earlier, which it does
-            when the window's budget is smaller.
+        fit_tokens: tokens to fit on; fewer when the first selection comes earlier.
     """
 
     rank: int = 48
     fit_tokens: int = 2048
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.fit_tokens < 1:
-            raise ValueError("rank and fit_tokens must be at least 1")
+        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
 
     def _rank(self, moments: Moments) -> int:
-        assert moments.queries is not None, "no tokens seen"
+        assert moments.queries is not None, "no moments"
         return min(self.rank, moments.queries.shape[0])
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
@@ -109,7 +107,7 @@ class ClosedForm(Compressor):
 
 @dataclass(frozen=True)
 class Pca(ClosedForm):
-    """As `closed-form`, with the same settings, but by the keys alone; what the paper compares."""
+    """Maps by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return pca(moments, self._rank(moments))

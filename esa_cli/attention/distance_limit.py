@@ -1,9 +1,7 @@
-"""Attention in which no key is seen further away than `limit` (ReRoPE's rule of distances).
+"""Causal attention at distances min(query - key, limit), for ReRoPE.
 
-Distances are per query and key, so neither rotation alone gives the logits: those within limit come
-from true distances, the others from queries at `limit` and keys at 0. Plain operations on blocks of
-queries, since both kinds of logits are there at once; the method it serves is a baseline. Source:
-Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023.
+Logits within the limit come from true positions, the others from queries at `limit` and keys at 0.
+Both are computed, in blocks of queries. Source: Su, "Rectified Rotary Position Embeddings", 2023.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.rope import Rope
 
 AT_ONCE = 128
-"""Queries whose logits are in memory together."""
+"""Most queries in a block."""
 
 
 def attend_within(
@@ -38,10 +36,10 @@ def attend_within(
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
     for start in range(0, q.shape[1], AT_ONCE):
         rows = slice(start, start + AT_ONCE)
-        block, place = q[:, rows].float(), query[rows]
-        distance = place[:, None] - key[None]
-        far = rope.rotate(block, torch.full_like(place, limit)) @ outside
-        logits = torch.where(distance < limit, rope.rotate(block, place) @ inside, far) * scale
+        block, position = q[:, rows].float(), query[rows]
+        distance = position[:, None] - key[None]
+        far = rope.rotate(block, torch.full_like(position, limit)) @ outside
+        logits = torch.where(distance < limit, rope.rotate(block, position) @ inside, far) * scale
         logits.masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)

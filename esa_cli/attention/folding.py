@@ -1,4 +1,4 @@
-"""GQA folding: H query heads are added up on the G key heads they read, which is exact for sums.
+"""GQA folding: H query heads are summed by the G key heads they attend with, exact for sums.
 
     sum_h q_h . k_g(h)  =  sum_g (sum_{h in g} q_h) . k_g
 so the sum over heads of Eq. (3) needs F = G * D dimensions, not H * D.

@@ -1,4 +1,4 @@
-"""Log-sum-exp fusion of attentions over disjoint keys (the paper's Algorithm 1, made stable)."""
+"""Log-sum-exp fusion of attentions over disjoint keys (Algorithm 1, steps 12-14)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Fuses (out_i (H, C, D), lse_i (H, C)) into the attention over all keys together.
 
-    Algorithm 1 writes exp(lse); here the largest lse is subtracted first, so nothing overflows.
+    Algorithm 1, steps 12-14, with the joint lse subtracted before exp, so that nothing overflows.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,8 +1,6 @@
-"""What the parts of a method work on: positions, selections, projections and a layer's store.
+"""Positions, selections, projections and a layer's store: what a method's parts exchange.
 
-Letters: H query heads, G key/value heads, D head dimension, C current tokens (the chunk), N cached
-tokens, I initial, M middle, L local, K selected, F = G * D folded dimension, R reduced dimension.
-There is no batch axis: one document, one sequence.
+Shapes in the letters of `esa_cli.attention`. No batch axis: one document, one sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from torch import Tensor
 
 
 class Positions(NamedTuple):
-    """Where queries and keys stand when they are rotated; only differences matter to RoPE."""
+    """Positions at which queries and keys are rotated; RoPE depends on their differences only."""
 
     query: Tensor
     """(C,) integers or floats, in tokens."""
@@ -28,11 +26,11 @@ Selection = Tensor | list[Tensor]
 
 
 class LayerState(ABC):
-    """What a selector keeps of one layer's tokens from step to step; see `Selector`."""
+    """A selector's data about one layer's tokens, kept from step to step; see `Selector`."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Drops what depends on tokens from position `length` on: they were taken back."""
+        """Drops what depends on tokens from position `length` on, which were cropped."""
 
 
 class Projection(ABC):
@@ -47,12 +45,12 @@ class Projection(ABC):
         """(n, F) -> (n, R)."""
 
     def at(self, row: int) -> Projection:
-        """The maps by which the key of a cached row was reduced; joined documents have several."""
+        """The maps that reduced the key of this cached row; concatenated documents have several."""
         return self
 
 
 class KVStore(Protocol):
-    """One layer's memory of N tokens; held in RAM, in host memory beside a GPU, or on disk."""
+    """Unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
 
     heads: int
     dim: int
@@ -102,5 +100,5 @@ class KVStore(Protocol):
         ...
 
     def crop(self, tokens: int) -> None:
-        """Takes back the last -tokens tokens (negative, like the host's cache)."""
+        """Removes the last -tokens tokens (negative, like transformers' caches)."""
         ...

@@ -1,4 +1,4 @@
-"""One layer's memory of one document: its store, and the compressor fitted while reading.
+"""One layer's memory of one document: its store, and the projection fitted during prefill.
 
 The compressor's maps, Eq. (5), come from the document's first tokens or from a file; reduced keys,
 Eq. (6), are computed when the first selection needs them.
@@ -21,7 +21,7 @@ from esa_cli.attention.rope import Rope
 from esa_cli.errors import PresetError
 
 FETCH_KEPT = 4096
-"""Most rows a layer keeps from one token of an answer to the next: 6 MB with 3 heads of 64."""
+"""Most far tokens kept from one token of an answer to the next: 6 MB with 3 heads of 64."""
 
 
 @dataclass
@@ -29,9 +29,9 @@ class LayerMemory:
     """One layer's memory of one document.
 
     Args:
-        states: what selectors keep of the layer's tokens, by class of selector.
-        projection: the fitted compressor. fitted: whether it was asked for one; it may have none.
-        fetched: the far rows of the answer's last token, with their positions.
+        states: the selectors' layer states, by class of selector.
+        projection: the fitted compressor. fitted: the fit was made, with or without a projection.
+        fetched: positions, keys and values of the far tokens of the answer's last token.
     """
 
     layer: int
@@ -43,17 +43,17 @@ class LayerMemory:
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
-        """Gathers the moments the compressor asks for, until it has seen enough tokens.
+        """Adds tokens to the compressor's moments, until there are `fit_tokens`.
 
         Args:
-            rope: gives the rotary embedding, asked for only where the score rotates.
+            rope: returns the rotary embedding; called only where the score rotates.
             q: (H, C, D) unrotated queries of the tokens from position `start` on, whose keys are
                 in the store.
         """
         if self.fitted or not method.score.features:
             return
         moments = self.moments
-        # Tokens read again after a crop are not counted twice.
+        # Tokens processed again after a crop are not counted twice.
         q, start = q[:, max(0, moments.seen - start) :], max(start, moments.seen)
         missing = method.compressor.fit_tokens - moments.count
         if missing > 0 and q.shape[1]:
@@ -68,8 +68,8 @@ class LayerMemory:
     def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
 
-        Consecutive tokens of an answer mostly attend to the same rows, so those of the last token
-        are kept.
+        Consecutive tokens of an answer mostly attend to the same far tokens, so the last ones are
+        kept.
         """
         if at.shape[0] > FETCH_KEPT:
             return self.store.gather(at)
@@ -78,7 +78,7 @@ class LayerMemory:
         return self.fetched[1], self.fetched[2]
 
     def crop(self, tokens: int) -> None:
-        """Takes back the last -tokens tokens (negative); the fitted compressor stays."""
+        """Removes the last -tokens tokens (negative); the fitted projection stays."""
         self.fetched = None
         self.store.crop(tokens)
         for state in self.states.values():
@@ -98,7 +98,7 @@ class LayerMemory:
         return self.projection
 
     def _fit(self, method: Method) -> Projection | None:
-        """The compressor's projection, tried on one key so that a wrong width is named here."""
+        """The compressor's projection; tried on one key, so that a wrong width is reported here."""
         with blame_plugin("compressor", method.compressor):
             projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
@@ -107,8 +107,8 @@ class LayerMemory:
                 projection.keys(keys)
             except RuntimeError as error:
                 raise PresetError(
-                    f"the compressor does not fit layer {self.layer} of this model, whose folded "
-                    f"keys have {keys.shape[1]} dimensions",
-                    "it was made for another model",
+                    f"the compressor's maps for layer {self.layer} must be for folded keys of "
+                    f"{keys.shape[1]} dimensions",
+                    "they were made for another model; run `esa calibrate` with this one",
                 ) from error
         return projection

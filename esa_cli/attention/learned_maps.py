@@ -1,7 +1,4 @@
-"""Learned query and key maps: the compressor that reads them from a file, and what writes one.
-
-Knows nothing about how they are trained; `calibrate` does.
-"""
+"""Query and key maps trained beforehand, Eq. (5), and the safetensors file that holds them."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from esa_cli.attention.moments import Moments
 from esa_cli.attention.parts import Compressor
 from esa_cli.errors import PresetError
 
-_NO_FILE = "give compressor.file a path that exists"
+_NO_FILE = "set compressor.file to a file of `esa calibrate`"
 
 
 @dataclass(frozen=True)
@@ -50,18 +47,18 @@ class Learned(Compressor):
                 metadata = file.metadata() or {}
             return load_file(path), metadata
         except Exception as error:
-            raise PresetError(f"{path} is not a safetensors file: {error}", "") from error
+            raise PresetError(f"{path} is not a safetensors file: {error}", _NO_FILE) from error
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file says of itself; see `calibrate.fingerprint` for the model it is for."""
+        """The file's metadata; `models.fingerprint` compares it with the model."""
         return self._contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         """The file's maps of `layer`.
 
         Raises:
-            PresetError: the file has none, or two that do not belong together.
+            PresetError: the file has none, or two of different shapes.
         """
         weights = self._contents[0]
         try:
@@ -72,14 +69,17 @@ class Learned(Compressor):
             ) from error
         if pair[0].shape != pair[1].shape or pair[0].ndim != 2:
             shapes = " and ".join(str(tuple(map_.shape)) for map_ in pair)
-            raise PresetError(f"{self.file}: layer {layer} has maps of shapes {shapes}", "")
+            raise PresetError(
+                f"{self.file}: layer {layer} must have two maps of one shape, got {shapes}",
+                "`esa calibrate` writes such files",
+            )
         return Linear(*pair)
 
 
 def save_learned(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes maps for `Learned`: one pair a layer, and what the file says of itself."""
+    """Writes the file of `Learned`: one pair of maps for each layer, and metadata."""
     from safetensors.torch import save_file
 
     save_file(map_tensors(layers), str(path), metadata=metadata)

@@ -1,4 +1,4 @@
-"""A whole method: window sizes and one of each pluggable part. Immutable; made from a preset."""
+"""A whole method: window sizes and one of each replaceable part."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Method:
     """Selective attention, fully specified.
 
     Args:
-        reading: what a chunk that is only being read attends to: `select`, the paper's (selection
-            in every chunk), or `local`, only I and L. Questions and decode steps always select.
-        kernel: see `kernels.dispatch`.
+        reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
+            every chunk), or `local`, to I and L only. Questions and answers always select.
+        kernel: its name, or `auto`; see `kernels.dispatch`.
     """
 
     window: Window = field(default_factory=Window)
@@ -33,7 +33,7 @@ class Method:
 
     @property
     def fitting(self) -> tuple[Compressor, int | None]:
-        """What decides the reduced keys of a reading: the compressor and, where it is fitted to
-        rotated queries, how far they are rotated."""
+        """The settings that determine a prefill's reduced keys: the compressor and, where it is
+        fitted to rotated queries, their distance."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None

@@ -15,7 +15,7 @@ class Moments:
     """Second moments of a layer's folded queries and keys, (F, F) each, summed over tokens.
 
     Args:
-        count: tokens added. seen: position behind the last of them.
+        count: tokens added. seen: position after the last of them.
     """
 
     count: int = 0

@@ -1,8 +1,7 @@
 """Base classes of the replaceable parts of a method: selector, score, compressor, positions.
 
-A part is a frozen dataclass derived from one of these; its fields are the settings of a preset. A
-part keeps nothing between calls: what a selector has to remember lies in `LayerState` (one layer)
-or in the turn's `QueryState` (all layers).
+A part is a frozen dataclass derived from one of these; its fields are the settings of a preset. It
+has no state of its own: a selector's is a `LayerState` (one layer) or the turn's (all layers).
 """
 
 from __future__ import annotations
@@ -15,6 +14,20 @@ from torch import Tensor
 from esa_cli.attention.interfaces import LayerState, Positions, Projection, Selection
 from esa_cli.attention.moments import Moments
 from esa_cli.attention.step import Step
+
+
+def check_at_least(least: float, **settings: float | None) -> None:
+    """Raises ValueError for a setting below `least`; None is allowed."""
+    for name, value in settings.items():
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_odd(**settings: int) -> None:
+    """Raises ValueError for a setting that is not an odd number of tokens."""
+    for name, value in settings.items():
+        if value < 1 or value % 2 == 0:
+            raise ValueError(f"{name} must be odd and at least 1, got {value}")
 
 
 class Score(ABC):
@@ -46,7 +59,7 @@ class Score(ABC):
 
 
 class Selector(ABC):
-    """Which middle tokens a chunk attends to."""
+    """A rule that selects the middle tokens of a chunk."""
 
     @property
     def sums_layers(self) -> bool:
@@ -70,7 +83,7 @@ class Selector(ABC):
         return 0
 
     def allowance(self, step: Step, budget: int) -> int:
-        """How many tokens this step may take in place of `budget`, for methods whose first
+        """Tokens that this step may select in place of `budget`; more for methods whose first
         layers, or all, attend to everything."""
         return budget
 
@@ -79,15 +92,15 @@ class Selector(ABC):
         """int64 offsets into M: ascending, unique, at most min(budget, M) of them for a head."""
 
     def observe(self, step: Step) -> None:
-        """Called for every chunk after it was attended to; `step.lse` is there."""
+        """Called for every chunk after attention, with `step.lse` set."""
         return
 
     def new_layer_state(self) -> LayerState | None:
-        """What it keeps of one layer's tokens, empty; `step.layer_state(self)` gives it back."""
+        """A new state of one layer, which `step.layer_state(self)` then returns."""
         return None
 
     def new_turn_state(self) -> Any:
-        """What it keeps across layers in one turn, empty; `step.turn_state(self)` gives it back."""
+        """A new state of a turn, all layers, which `step.turn_state(self)` then returns."""
         return None
 
     def survey_complete(self, step: Step) -> bool:
@@ -100,23 +113,23 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """Where a layer's projection, Eq. (5), comes from: a file, or the document's first tokens."""
+    """Makes each layer's projection, Eq. (5): from a file, or from the document's first tokens."""
 
     fit_tokens: int = 0
-    """Tokens of the document to look at before `fit`; 0 when it needs none."""
+    """Tokens of the document that `fit` needs moments of; 0: none."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files it reads, for the hashes that tell whether one changed."""
+        """Files it reads; their hashes are part of the cache key."""
         return ()
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What its file says of the model it was made for."""
+        """Its file's metadata on the model it was made for."""
         return {}
 
     def stored_rank(self, folded: int) -> int:
-        """R as far as it is known before a fit: numbers kept for a token with F = `folded`."""
+        """R before a fit, at most: numbers stored for a token with F = `folded`."""
         return folded
 
     @abstractmethod
@@ -128,11 +141,11 @@ class PositionEncoding(ABC):
     """Positions of the current, local and far tokens (Section 3.2)."""
 
     distance: int
-    """Query position, keys at 0, that stands for 'far' when tokens are scored rotated."""
+    """Query position, with keys at 0, at which far tokens are scored when a score rotates."""
 
     @property
     def max_distance(self) -> int | None:
-        """Near tokens further away than this are attended to at exactly this distance."""
+        """Maximum distance of near tokens: those further away are attended to at this distance."""
         return None
 
     def query_scale(self, at: Tensor) -> Tensor | None:
@@ -152,7 +165,7 @@ class PositionEncoding(ABC):
 
         Args:
             local, chunk: tokens in L and C. start: absolute position of the first current token.
-            far: how many far tokens are attended to in the same step.
+            far: number of far tokens of the same step.
         """
 
     @abstractmethod

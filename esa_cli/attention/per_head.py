@@ -30,8 +30,7 @@ def attend_per_head(
 ) -> tuple[Tensor, Tensor]:
     """Output (H, C, D) and log-sum-exp (H, C) of queries q (H, C, D).
 
-    The rows of all key heads are read for every query head: a method that selects by head pays for
-    it.
+    Keys and values of all G heads are read for every query head.
 
     Args:
         selected: absolute positions (n,) for each of H query heads. positions: of these.

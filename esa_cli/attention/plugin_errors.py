@@ -1,7 +1,6 @@
-"""Calls into a method's parts, so that an error inside a plugin names the plugin.
+"""Calls of a method's parts in which an error names the plugin it comes from.
 
-An error in a built-in part passes through, as do errors with a message for a person and memory that
-ran out.
+Errors of built-in parts, `EsaError`s and out-of-memory errors pass unchanged.
 """
 
 from __future__ import annotations
@@ -22,49 +21,37 @@ HINT = "`esa plugins check FILE` shows more"
 
 @contextmanager
 def blame_plugin(kind: str, part: object) -> Iterator[None]:
-    """Names the part in what is raised inside.
-
-    Raises:
-        PluginError: a plugin's part failed.
-    """
+    """Turns an exception of a plugin's part into a PluginError that names the part."""
     try:
         yield
     except EsaError:
         raise
     except Exception as error:
-        own = type(part).__module__.startswith("esa_cli.")
-        if own or memory_ran_out(error):
+        builtin = type(part).__module__.startswith("esa_cli.")
+        if builtin or memory_ran_out(error):
             raise
-        said = (str(error).splitlines() or [""])[0]
+        reason = (str(error).splitlines() or [""])[0]
         raise PluginError(
-            f"{kind} {type(part).__name__} fails: {type(error).__name__}: {said}", HINT
+            f"{kind} {type(part).__name__} fails: {type(error).__name__}: {reason}", HINT
         ) from error
 
 
 def checked_scores(score: Score, step: Step) -> Tensor:
-    """(M,) of a score, on the queries' device.
-
-    Raises:
-        PluginError: it fails, or gives something else.
-    """
+    """(M,) of a score. Raises PluginError when it fails or returns something else."""
     with blame_plugin("score", score):
         found = score.scores(step)
         if isinstance(found, Tensor) and found.shape == (step.middle,):
             return found
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise PluginError(
-            f"score {type(score).__name__} gives {shape}, not {step.middle} numbers", HINT
+            f"score {type(score).__name__} must return ({step.middle},) numbers, got {shape}", HINT
         )
 
 
 def near_positions(
     position: PositionEncoding, local: int, chunk: int, start: int, far: int
 ) -> Positions:
-    """`position.near` for a chunk at `start`.
-
-    Raises:
-        PluginError: it fails, or gives something else.
-    """
+    """`position.near`. Raises PluginError when it fails or returns something else."""
     with blame_plugin("position", position):
         return _checked(position, position.near(local, chunk, start, far))
 
@@ -75,7 +62,7 @@ def far_positions(
     """`position.far` for the far tokens (n,), or for those of each query head.
 
     Raises:
-        PluginError: it fails, or gives something else.
+        PluginError: it fails, or returns something else.
     """
     rows = [far] if isinstance(far, Tensor) else far
     with blame_plugin("position", position):
@@ -91,5 +78,6 @@ def _checked(position: PositionEncoding, given: Positions) -> Positions:
     if isinstance(given, Positions):
         return given
     raise PluginError(
-        f"position {type(position).__name__} gives a {type(given).__name__}, not Positions", HINT
+        f"position {type(position).__name__} must return Positions, got {type(given).__name__}",
+        HINT,
     )

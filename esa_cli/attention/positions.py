@@ -1,7 +1,6 @@
-"""Position encodings: where near and far tokens stand when they are attended to.
+"""Position encodings: positions of far tokens (I and M_k) and near tokens (L and C), Section 3.2.
 
-They return positions only; `attention` does the rotating. In each step the current tokens C see
-the far tokens (I and the selected of M) and the near ones (L and C itself).
+They return positions; `layer` rotates queries and keys to them.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
-"""What positions cost a step."""
+"""Cost of a position encoding in one step."""
 
 
 def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
-    """Keys of [L, C] at first, first + 1, ...; queries at the end of them."""
+    """Keys of [L, C] at first, first + 1, ...; the queries have the last C of these."""
     return Positions(
         torch.arange(first + local, first + local + chunk),
         torch.arange(first, first + local + chunk),
@@ -31,7 +30,7 @@ class FixedDistance(PositionEncoding):
     """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).
 
     Args:
-        distance: w, the one relative position at which every far token is seen.
+        distance: w, the relative position of every far token.
     """
 
     distance: int = 4096
@@ -49,11 +48,10 @@ class FixedDistance(PositionEncoding):
 class Contiguous(PositionEncoding):
     """Far tokens re-numbered in reading order right before the local ones (as in TokenSelect).
 
-    The model sees a shorter text: order is kept, and neighbours that were both selected stay
-    neighbours. Every position stays below I + K + L + C.
+    To the model this is a shorter text in the same order. All positions are below I + K + L + C.
 
     Args:
-        distance: where a far token is taken to be when it is scored.
+        distance: of far tokens when they are scored rotated.
     """
 
     distance: int = 2048
@@ -68,10 +66,10 @@ class Contiguous(PositionEncoding):
 
 @dataclass(frozen=True)
 class TruePositions(PositionEncoding):
-    """Every token at its place in the document; beyond the trained window models lose their way.
+    """Every token at its position in the document, also beyond the trained window.
 
     Args:
-        distance: where a far token is taken to be when it is scored.
+        distance: of far tokens when they are scored rotated.
     """
 
     distance: int = 2048

@@ -1,4 +1,4 @@
-"""float64, for sums that float32 would spoil; on the processor where the device has none."""
+"""float64 for sums in which float32 loses digits; on the CPU where the device has no float64."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Container
 from torch import Tensor
 
 WITHOUT = ("mps",)
-"""Kinds of device without float64."""
+"""Device types without float64."""
 
 
 def to_float64(x: Tensor, without: Container[str] = WITHOUT) -> Tensor:
-    """`x` in float64. What is made of it is for `.to(x.device)` where it has to be there."""
+    """`x` in float64, perhaps on the CPU: results may need `.to(x.device)`."""
     return (x.cpu() if x.device.type in without else x).double()

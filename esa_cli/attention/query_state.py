@@ -1,7 +1,7 @@
-"""What all layers know of the turn in progress: its phase, its question span, a selector's state.
+"""The state of one turn, shared by all layers: its phase, its question span, a selector's state.
 
-The session makes one `QueryState` for each turn and gives it to the cache. Taking tokens back does
-not change it.
+The session makes a `QueryState` for each turn and passes it to the cache. Cropping does not change
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Phase(Enum):
     """Which chunks of a forward call select middle tokens."""
 
     AUTO = "auto"
-    """The last one, which is taken to hold the question. For stock `generate`."""
+    """The last one, which is assumed to contain the question. For stock `generate`."""
     PREFILL = "prefill"
     """None, unless `Method.reading` is `select`."""
     QUESTION = "question"
@@ -38,13 +38,13 @@ class QueryState:
         phase: see `Phase`.
         turn_start: position at which the turn begins, earlier turns of a conversation included;
             None: where the first chunk of phase QUESTION begins.
-        question: positions [first, last) of the question's own words; None: not known.
-        answer_start: position behind the prompt, where the answer begins; None: not known.
+        question: positions [first, last) of the question span; None: not known.
+        answer_start: position at which the answer begins; None: not known.
         surveying: this is the survey pass.
         trace: called with each chunk's `ChunkTrace`.
         dense: the question was processed with full attention, so its answer is, too.
-        stop: position behind the last token processed.
-        selector: what the selector keeps across layers, see `Selector.new_turn_state`.
+        stop: position after the last token processed.
+        selector: the selector's turn state, see `Selector.new_turn_state`.
     """
 
     phase: Phase = Phase.AUTO

@@ -1,11 +1,10 @@
-"""The host model's rotary embedding, usable at any position.
+"""Rotary position embedding (RoPE) at any position, with the transformers model's own module.
 
-The host's own module computes the angles, so every static RoPE variant it knows (default, linear,
-llama3, yarn) comes out as it would in the plain model. This file knows nothing about attention.
-Where layers are on several GPUs, angles follow the layer that asks; that is tested with a stand-in
-for the second device, and not measured.
+That module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
+model's. Angles are copied to the device of the layer that rotates; several GPUs are tested with a
+stand-in for the second device, and not measured.
 
-RoPE is relative: R(q, m) . R(k, n) depends on m - n only. The position encodings use that freely.
+RoPE is relative: R(q, m) . R(k, n) depends on m - n only, which the position encodings use.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 TABLE_LIMIT = 1 << 17
-"""Integer positions below this come from a table; others are computed when asked for."""
+"""Integer positions below this come from a table; others are computed each time."""
 
 
 class Rope:
-    """Rotates queries and keys to given positions with the host's rotary module.
+    """Rotates queries and keys to given positions with a rotary module.
 
     Args:
-        module: the host's rotary embedding, called as `module(x, position_ids) -> (cos, sin)`.
-        spare: the table is made larger than asked for, for positions to come.
+        module: called as `module(x, position_ids) -> (cos, sin)`.
+        spare: the table is made larger than needed, for later positions.
     """
 
     def __init__(self, module: nn.Module, spare: bool = True) -> None:
@@ -64,13 +63,13 @@ class Rope:
 
     @property
     def frequencies(self) -> tuple[Tensor, float]:
-        """The host's inverse frequencies (D / 2,), radians per token, and its factor for cosines
-        and sines (1, or yarn's)."""
+        """Inverse frequencies (D / 2,), radians per token, and the factor of cosines and sines:
+        1, or yarn's."""
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def gain(self, like: Tensor) -> Tensor:
-        """What a key at position 0 is multiplied by: 1, or yarn's attention factor."""
+        """Factor of a key at position 0: 1, or yarn's attention factor."""
         return self.cos_sin(torch.zeros(1, dtype=torch.long, device=like.device), like)[0][0, 0]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -82,7 +81,7 @@ class Rope:
 
 
 class Angles(nn.Module):
-    """A rotary embedding of given frequencies, called like the host's.
+    """A rotary module of given frequencies, called like the model's.
 
     Args:
         inverse: (D / 2,) inverse frequencies, radians per token. factor: cosines and sines are
@@ -106,33 +105,29 @@ Change = Callable[[Tensor, float, int], tuple[Tensor, float] | None]
 
 
 class Ropes:
-    """The host's rotary embedding, and what a position encoding last made of it.
+    """The model's rotary embedding, and the one with a position encoding's last frequencies."""
 
-    Args:
-        host: as the model has it.
-    """
-
-    def __init__(self, host: Rope) -> None:
-        self.host = host
+    def __init__(self, model: Rope) -> None:
+        self.model = model
         self._last: tuple[object, Rope] | None = None
 
     def at(self, length: int, change: Change) -> Rope:
-        """The rotary embedding when `length` tokens are cached: the host's, or the changed one."""
-        changed = change(*self.host.frequencies, length)
+        """The rotary embedding when `length` tokens are cached: the model's, or the encoding's."""
+        changed = change(*self.model.frequencies, length)
         if changed is None:
-            return self.host
+            return self.model
         inverse, factor = changed
         key = (tuple(inverse.tolist()), factor)
         if self._last is None or self._last[0] != key:
-            # What changed once will change again as the text grows: a larger table is no use.
+            # Frequencies that changed once change again as the text grows: no larger table.
             self._last = (key, Rope(Angles(inverse, factor), spare=self._last is None))
         return self._last[1]
 
 
 class RawRotary(nn.Module):
-    """Stands in for the host's rotary module while ESA is attached: cos = 1, sin = 0.
+    """Replaces the model's rotary module while ESA is attached: cos = 1, sin = 0.
 
-    The host then caches unrotated keys, which belong to no position, and ESA places them itself.
+    The model then caches unrotated keys, and ESA rotates them itself.
     """
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,17 +12,17 @@ from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
 
 KEEP_ELEMENTS = 32 << 20
-"""Numbers kept between two passes (128 MB in float32); larger ones are computed twice."""
+"""Most numbers kept between two passes (128 MB in float32); more are computed twice."""
 
 Blocks = Iterator[tuple[int, Tensor]]
 """(offset of the first token or page, numbers (..., n) of the n from there on)."""
 
 
 def twice(blocks: Callable[[], Blocks], elements: int) -> tuple[Blocks, Callable[[], Blocks]]:
-    """The same blocks for two passes: kept from the first where they are few, else made again.
+    """Blocks for two passes: kept from the first if they are few, else computed again.
 
     Args:
-        blocks: makes them from the start. elements: numbers in all blocks together.
+        blocks: computes them. elements: numbers in all blocks.
     """
     if elements > KEEP_ELEMENTS:
         return blocks(), blocks
@@ -41,7 +41,7 @@ class SumScore(Score):
     """Sum over heads (Eq. (3)), less each query's maximum, then the chunk's maximum (Eq. (4)).
 
     Args:
-        rotate: rotate the query to the far distance first. The paper does not say; default no.
+        rotate: rotate queries to the far distance first; the paper does not say whether.
     """
 
     rotate: bool = False

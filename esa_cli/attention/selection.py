@@ -1,7 +1,7 @@
-"""Top-k selection, Eq. (2), with proximity, Eq. (8); and the check of what a selector returns.
+"""Top-k selection, Eq. (2), with proximity, Eq. (8); and the check of a selector's result.
 
-A wrong offset would read rows that hold nothing, and a selection beyond the budget would make a
-comparison at equal budgets worthless: both are refused before any row is read.
+Wrong offsets and selections beyond the budget are refused before any key is read: the first would
+read unused memory, the second make comparisons at equal budgets worthless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.interfaces import Selection
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.plugin_errors import HINT, blame_plugin
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError
@@ -23,7 +23,7 @@ from esa_cli.errors import PluginError
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Ascending indices of the k largest; among equals the earliest come first.
 
-    torch.topk leaves ties to the device; this gives the same tokens everywhere.
+    torch.topk leaves ties to the device; here they are the same everywhere.
     """
     if k >= scores.shape[0]:
         return torch.arange(scores.shape[0], device=scores.device)
@@ -57,8 +57,7 @@ class TopK(Selector):
     proximity: int = 1
 
     def __post_init__(self) -> None:
-        if self.proximity < 0:
-            raise ValueError("proximity must not be negative")
+        check_at_least(0, proximity=self.proximity)
 
     def select(self, step: Step, budget: int) -> Tensor:
         if budget >= step.middle:
@@ -70,7 +69,7 @@ def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
     """The selector's offsets into M: (K,), or one such tensor for each of H query heads.
 
     Raises:
-        PluginError: the selector fails, or breaks its protocol.
+        PluginError: the selector fails, or returns something else.
     """
     name = type(selector).__name__
     with blame_plugin("selector", selector):
@@ -81,15 +80,13 @@ def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
     if not isinstance(picked, Tensor | Sequence) or len(rows) != (
         1 if isinstance(picked, Tensor) else heads
     ):
-        raise _broken_promise(name, f"one selection, or {heads}, one for each query head")
+        raise _wrong_result(name, f"one selection, or {heads}, one for each query head")
     if any(
         not isinstance(row, Tensor) or row.dim() != 1 or row.dtype != torch.int64 for row in rows
     ):
-        raise _broken_promise(name, "int64 offsets in one dimension")
+        raise _wrong_result(name, "int64 offsets in one dimension")
     if any(_wrong(row, most, step.middle) for row in rows):
-        raise _broken_promise(
-            name, f"ascending offsets below {step.middle}, at most {most} of them"
-        )
+        raise _wrong_result(name, f"ascending offsets below {step.middle}, at most {most} of them")
     return picked
 
 
@@ -103,5 +100,5 @@ def _wrong(row: Tensor, most: int, middle: int) -> bool:
     return not inside or bool((row[1:] <= row[:-1]).any())
 
 
-def _broken_promise(name: str, wanted: str) -> PluginError:
-    return PluginError(f"selector {name} does not return {wanted}", HINT)
+def _wrong_result(name: str, wanted: str) -> PluginError:
+    return PluginError(f"selector {name} must return {wanted}", HINT)

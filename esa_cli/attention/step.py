@@ -1,9 +1,9 @@
-"""One selection step: the current tokens' queries against a layer's middle tokens.
+"""One selection step: a chunk's queries, a layer's middle tokens, and their dot products in blocks.
 
-A `Step` is all that scores and selectors see. Keys come in blocks, so a step over a million middle
-tokens never builds a tensor of heads x chunk x million at once. Scores are worked out in float32,
-whatever the model's dtype: rounded to bfloat16, a large sum over heads leaves some dozens of
-different scores for thousands of tokens, and in float16 it overflows.
+A `Step` is the argument of scores and selectors. Blocks of keys keep a step over a million middle
+tokens from building an H x C x M tensor. Scores are computed in float32 whatever the model's dtype:
+a sum over heads in bfloat16 has some dozens of values for thousands of tokens, and in float16 it
+overflows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 
 BLOCK_ELEMENTS = 4 << 20
-"""Most scores in one block, heads and queries included (16 MB in float32)."""
+"""Most scores in one block, over heads, queries and keys (16 MB in float32)."""
 
 
 class Stateful(Protocol):
-    """What `Step` needs of a selector; see `Selector`."""
+    """The part of `Selector` that `Step` calls."""
 
     def new_layer_state(self) -> LayerState | None: ...
 
@@ -34,19 +34,19 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What a score or selector may look at.
+    """A chunk's queries and a layer's middle tokens.
 
     Args:
         layer: index of the layer. start: absolute position of the first current token.
         queries: (H, C, D), unrotated.
-        store: the layer's memory; the middle tokens M are its [low, high).
+        store: the layer's keys and values; the middle tokens M are its [low, high).
         local: tokens in L, which ends at `start`.
-        distance: query position that stands for 'far' (keys at 0), from the position encoding.
-        scale: the model's attention scale. scorer: gives the preset's scores, see `scores`.
+        distance: query position (keys at 0) of far tokens, from the position encoding.
+        scale: the model's factor of q . k. scorer: computes the preset's score, see `scores`.
         last_scoring_layer: the last layer with scores that are not 0; None: the model's last.
         projection: the fitted compressor of this layer, or None.
-        decoding: the forward call holds this one token only: an answer is being written.
-        query: the state of the turn. states: of the layer, by class of selector.
+        decoding: the chunk is one token of an answer.
+        query: the state of the turn. states: the layer states, by class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
     """
 
@@ -74,23 +74,19 @@ class Step:
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """(M,) of the preset's score, for selectors that use it.
-
-        Raises:
-            PluginError: the score fails, or gives something else.
-        """
+        """(M,) of the preset's score. Raises PluginError when it fails."""
         return self.scorer(self)
 
     def with_projection(self, projection: Projection | None) -> Step:
-        """The same step, scored on reduced keys."""
+        """A copy that scores reduced keys."""
         return replace(self, projection=projection)
 
     def with_lse(self, lse: Tensor) -> Step:
-        """The same step after attention, for selectors that observe."""
+        """A copy for `Selector.observe`, after attention."""
         return replace(self, lse=lse)
 
     def layer_state(self, selector: Stateful) -> Any:
-        """What this selector keeps of the layer's tokens; empty the first time."""
+        """This selector's state of the layer; new the first time."""
         kind = type(selector)
         if kind not in self.states:
             state = selector.new_layer_state()
@@ -99,24 +95,24 @@ class Step:
         return self.states[kind]
 
     def turn_state(self, selector: Stateful) -> Any:
-        """What this selector keeps across layers in this turn; empty the first time."""
+        """This selector's state of the turn; new the first time."""
         if self.query.selector is None:
             self.query.selector = selector.new_turn_state()
         return self.query.selector
 
     @property
     def own(self) -> Tensor | None:
-        """(C,) which current tokens are the question's own words, not the prompt's around them;
-        None where nobody said (stock `generate`, chunks that are only read)."""
+        """(C,) bool: current tokens inside the question span; None where it is not known (stock
+        `generate`, prefill)."""
         return None if self.query.question is None else self._between(*self.query.question)
 
     @property
     def around(self) -> Tensor | None:
-        """(C,) which are the prompt's words around the question, not the answer's first ones."""
+        """(C,) bool: prompt tokens outside the question span, without the answer prefix."""
         own = self.own
         stop = self.start + self.queries.shape[1]
-        behind = stop if self.query.answer_start is None else self.query.answer_start
-        return None if own is None else self._between(0, behind) & ~own
+        end = stop if self.query.answer_start is None else self.query.answer_start
+        return None if own is None else self._between(0, end) & ~own
 
     def _between(self, first: int, last: int) -> Tensor:
         stop = self.start + self.queries.shape[1]
@@ -124,8 +120,8 @@ class Step:
         return (at >= first) & (at < last)
 
     def rotated(self, rotate: bool) -> Tensor:
-        """Queries (H, C, D); with `rotate` at the far distance, so that q . k is the logit that
-        attention at that distance will see, keys standing at position 0."""
+        """Queries (H, C, D); with `rotate` at the far distance, so that q . k with keys at position
+        0 is the logit of attention at that distance."""
         if not rotate:
             return self.queries
         at = self.queries.new_full((self.queries.shape[1],), self.distance, dtype=torch.long)
@@ -144,7 +140,7 @@ class Step:
         """
         q = self.rotated(rotate)
         rows = (q.shape[0] if heads is None else len(heads)) * q.shape[1]
-        # Keys of the voting heads' groups only: in a book on disk the others stay in 8 bits.
+        # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
         groups = None if heads is None else self._groups(heads)
         for at, keys in self.store.key_blocks(self.low, self.high, self._most(rows), groups):
             yield at - self.low, self._logits(q, keys, heads, groups)

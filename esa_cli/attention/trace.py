@@ -1,4 +1,4 @@
-"""A record of what one chunk of one layer attended to, for evidence, recall and calibration."""
+"""Records of the tokens that chunks attended to, for evidence, recall and calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esa_cli.attention.rope import Rope
 
 @dataclass(frozen=True)
 class ChunkTrace:
-    """What one chunk of one layer attended to, and at which positions.
+    """The tokens that one chunk of one layer attended to, with positions and queries.
 
     Args:
         layer: index of the layer. start, stop: absolute positions of the chunk's tokens.

@@ -17,7 +17,7 @@ class Window:
         ending: tokens at the document's end that stay in view while a question about it is read and
             answered; question and answer themselves always do. None: the paper's rule, the l_L
             tokens before the current ones, whatever they are.
-        dense: while at most this many tokens are cached, attention is plain and causal at true
+        dense: while at most this many tokens are cached, attention is full and causal at true
             positions. None: l_I + k + l_L, that is, while everything fits.
     """
 

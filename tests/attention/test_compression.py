@@ -263,5 +263,5 @@ def test_learned_maps_that_do_not_belong_together(
         {"layers.0.query_map": torch.ones(shapes[0]), "layers.0.key_map": torch.ones(shapes[1])},
         str(path),
     )
-    with pytest.raises(PresetError, match="has maps of shapes"):
+    with pytest.raises(PresetError, match="two maps of one shape"):
         Learned(str(path)).fit(0, Moments())

@@ -71,9 +71,9 @@ class Stands(PositionEncoding):
 @pytest.mark.parametrize(
     ("out", "about"),
     [
-        (None, "does not return one selection, or 6"),
-        (3, "does not return one selection, or 6"),
-        ([torch.tensor([1])] * 2, "does not return one selection, or 6"),
+        (None, "must return one selection, or 6"),
+        (3, "must return one selection, or 6"),
+        ([torch.tensor([1])] * 2, "must return one selection, or 6"),
         (torch.tensor([1.0, 2.0]), "int64 offsets in one dimension"),
         (torch.tensor([[1, 2]]), "int64 offsets in one dimension"),
         (torch.tensor(1), "int64 offsets in one dimension"),
@@ -100,9 +100,9 @@ def test_what_a_selector_may_not_give(out: Any, about: str) -> None:
 @pytest.mark.parametrize(
     ("out", "about"),
     [
-        (None, "gives NoneType, not"),
-        (torch.zeros(3), r"gives \(3,\), not"),
-        (torch.zeros(2, 3), r"gives \(2, 3\), not"),
+        (None, "numbers, got NoneType"),
+        (torch.zeros(3), r"numbers, got \(3,\)"),
+        (torch.zeros(2, 3), r"numbers, got \(2, 3\)"),
         (IndexError("i"), "score Scored fails: IndexError: i"),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_a_position_may_not_give() -> None:
     assert near_positions(Stands(some), 0, 3, 0, 0) is some
     assert far_positions(Stands(some), torch.arange(3), 0, 3, 0) == [some]
     for out, about in (
-        (tuple(some), "gives a tuple, not Positions"),
+        (tuple(some), "must return Positions, got tuple"),
         (ValueError("v"), "fails: ValueError: v"),
     ):
         with pytest.raises(PluginError, match=f"position Stands {about}"):

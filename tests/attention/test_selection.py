@@ -97,5 +97,5 @@ def test_neighbours_of_the_best_come_before_lesser_peaks() -> None:
 
 
 def test_negative_epsilon_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="at least 0"):
         TopK(-1)

@@ -1,7 +1,4 @@
-"""Attention with its log-sum-exp, behind one call; each kernel is tested against `reference`.
-
-`attend` picks the fastest kernel that can run the tensors at hand, or the one asked for by name.
-"""
+"""Attention with its log-sum-exp: one file for each kernel, and `attend`, which chooses one."""
 
 from esa_cli.attention.fusion import fuse
 from esa_cli.attention.kernels.dispatch import KERNELS, attend, available, choose

@@ -1,4 +1,4 @@
-"""Chooses a kernel: by name, or the first that can run the tensors at hand."""
+"""The choice of an attention kernel: by name, or the first that can run the given tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from esa_cli.attention.kernels import torch_cpu as cpu
 from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.errors import UsageError
 
-Attend = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
+KernelFunction = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 
 
 class Kernel(NamedTuple):
-    attend: Attend
+    attend: KernelFunction
     usable: Callable[[Tensor], bool]
 
 
@@ -32,7 +32,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose(q: Tensor, name: str = "auto") -> str:
-    """The name of the kernel that will run queries like q.
+    """The name of the kernel for queries like q.
 
     Raises:
         UsageError: the kernel is unknown, or cannot run on this device and dtype.
@@ -43,7 +43,7 @@ def choose(q: Tensor, name: str = "auto") -> str:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
     if not KERNELS[name].usable(q):
         where = f"{q.device.type} in {str(q.dtype).removeprefix('torch.')}"
-        raise UsageError(f"kernel {name!r} cannot run on {where}", "use --set kernel=auto")
+        raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
     return name
 
 

@@ -1,4 +1,4 @@
-"""A thin adapter to flash-attn (an extra). Not run by this project's tests: they have no GPU."""
+"""Adapter to flash-attn (an extra). The tests replace the package: they have no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @cache
 def installed() -> bool:
-    """Whether flash-attn is there and loads; built for another torch, it does not."""
+    """Whether flash-attn is installed and loads; built for another torch, it does not."""
     if find_spec("flash_attn") is None:
         return False
     try:

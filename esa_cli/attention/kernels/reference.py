@@ -1,4 +1,4 @@
-"""Attention and its log-sum-exp in plain operations: the truth the other kernels are held to."""
+"""Attention and its log-sum-exp in plain operations; the other kernels are tested against it."""
 
 from __future__ import annotations
 
