@@ -181,11 +181,7 @@ def _ready(
 def _check_room(
     request: AskRequest, ready: Preflight, documents: Sequence[Document], library: Library
 ) -> Sequence[Document | TokenisedDocument]:
-    """What to ingest, once the documents that must be read into memory are known to fit.
-
-    Raises:
-        ResourceError: they do not. ModelError.
-    """
+    """What to ingest. Raises ResourceError where documents do not fit into memory, ModelError."""
     from esa_cli.system.digest import text_digest
 
     texts = list(ready.texts)
