@@ -50,11 +50,8 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def count_parameters(folder: Path) -> int:
-    """The number of parameters in the folder's safetensors files, read from their headers.
-
-    Raises:
-        ModelError: there is none, one that the index names is missing, or one is not whole.
-    """
+    """The number of parameters in the folder's safetensors files, read from their headers. Raises
+    ModelError: there is none, one that the index names is missing, or one is not whole."""
     return sum(_elements(path) for path in weight_files(folder))
 
 

@@ -61,11 +61,8 @@ class Fingerprint:
 
 
 def fingerprint(model: Any) -> Fingerprint:
-    """The fingerprint of a causal language model of transformers.
-
-    Raises:
-        ModelError: its weights are not in memory, or are packed in a way that shows none.
-    """
+    """The fingerprint of a causal language model of transformers. Raises ModelError: its weights
+    are not in memory, or are packed in a way that shows none."""
     check_in_memory(model)
     config = model.config
     layers = model.base_model.layers
@@ -97,11 +94,8 @@ def _numbers(projection: Any) -> list[Tensor]:
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
-    """The fingerprint in a file's metadata; None when it has none.
-
-    Raises:
-        PresetError: it cannot be read.
-    """
+    """The fingerprint in a file's metadata; None when it has none. Raises PresetError: it cannot be
+    read."""
     if KEY not in metadata:
         return None
     try:

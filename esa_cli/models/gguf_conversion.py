@@ -116,10 +116,7 @@ def _without_quantization(model: Any) -> Any:
 
 def fix_pre_tokenizer(tokenizer_json: Path, pre: str | None) -> None:
     """Replaces the pre-tokenizer in tokenizer.json where llama.cpp's type `pre` needs another.
-
-    Raises:
-        ModelError: there is no tokenizer.json.
-    """
+    Raises ModelError: there is no tokenizer.json."""
     if not tokenizer_json.is_file():
         raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
     if pre in _PRE_TOKENIZERS:

@@ -31,11 +31,8 @@ def local_snapshot(ref: ModelRef) -> Path | None:
 
 
 def small_files(ref: ModelRef) -> Path:
-    """A snapshot folder with a model's config.json and tokenizer, fetched without progress.
-
-    Raises:
-        ModelError, ResourceError: as `fetch`.
-    """
+    """A snapshot folder with a model's config.json and tokenizer, fetched without progress. Raises
+    ModelError, ResourceError: as `fetch`."""
     return _on_disk(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
 
 
@@ -166,10 +163,7 @@ def cached_repos() -> list[tuple[str, Path, int]]:
 
 def delete_repo(ref: ModelRef) -> int:
     """Deletes every revision of a hub model from huggingface_hub's cache; returns bytes freed.
-
-    Raises:
-        ModelError: the model is not there.
-    """
+    Raises ModelError: the model is not there."""
     cache, found = _cached_models()
     if ref.repo not in found:
         raise ModelError(f"{ref.repo} is not in the hub's cache", "see `esa models list`")

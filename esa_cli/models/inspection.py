@@ -46,11 +46,8 @@ def _device(module: Any, otherwise: torch.device) -> torch.device:
 
 
 def kv_dtype(model: Any) -> torch.dtype:
-    """The type of keys and values: that of the value projections' outputs.
-
-    Raises:
-        ModelError: it is not the same in all layers.
-    """
+    """The type of keys and values: that of the value projections' outputs. Raises ModelError: it is
+    not the same in all layers."""
     found = {_dtype(layer.self_attn.v_proj, model.dtype) for layer in model.base_model.layers}
     if len(found) > 1:
         kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in found))

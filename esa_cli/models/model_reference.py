@@ -69,10 +69,7 @@ class ModelRef:
 
 def parse_reference(text: str) -> ModelRef:
     """Parses a model reference. An existing folder is preferred to a hub id of the same name.
-
-    Raises:
-        ModelError: the text has none of the five forms.
-    """
+    Raises ModelError: the text has none of the five forms."""
     text = text.strip()
     if not text or "\0" in text or "\n" in text:
         raise ModelError("a model reference must be one line that is not empty", _FORMS)

@@ -52,11 +52,8 @@ class CachedModel:
 
 
 def home() -> Path:
-    """$ESA_HOME if it is set and not empty, else the platform's cache folder for esa.
-
-    Raises:
-        UsageError: $ESA_HOME is below the home folder of a user who does not exist.
-    """
+    """$ESA_HOME if it is set and not empty, else the platform's cache folder for esa. Raises
+    UsageError: $ESA_HOME is below the home folder of a user who does not exist."""
     chosen = os.environ.get("ESA_HOME")
     return in_home(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
 

@@ -89,10 +89,7 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
 
 def count_tokens(folder: Path, text: str) -> int:
     """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
-
-    Raises:
-        ModelError: the tokenizer cannot be read.
-    """
+    Raises ModelError: the tokenizer cannot be read."""
     file = folder / "tokenizer.json"
     try:
         if file.is_file():

@@ -25,12 +25,9 @@ ANOTHER = "choose another --out, or delete the file"
 
 
 class JsonLines(ABC):
-    """A context manager that holds the file open for one writer.
-
-    Raises:
-        UsageError: the file has other contents, or another process is writing it.
-        DocumentError, ResourceError: it cannot be read or written.
-    """
+    """A context manager that holds the file open for one writer. Raises UsageError: the file has
+    other contents, or another process is writing it. DocumentError, ResourceError: it cannot be
+    read or written."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -144,11 +141,8 @@ class Journal(JsonLines):
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's objects, without an unfinished last line.
-
-    Raises:
-        DocumentError: the file cannot be read, or another line is not a JSON object.
-    """
+    """The file's objects, without an unfinished last line. Raises DocumentError: the file cannot be
+    read, or another line is not a JSON object."""
     try:
         file = path.open("rb")
     except OSError as error:

@@ -93,11 +93,8 @@ def memory_ran_out(error: Exception) -> bool:
 
 
 def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
-    """The path with a leading `~` or `~user` replaced by that home folder.
-
-    Raises:
-        error: there is no such user; the message calls the path `what`.
-    """
+    """The path with a leading `~` or `~user` replaced by that home folder. Raises error: there is
+    no such user; the message calls the path `what`."""
     try:
         return Path(path).expanduser()
     except RuntimeError as cause:

@@ -24,12 +24,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """The YAML's value.
-
-    Raises:
-        yaml.YAMLError: it is malformed, or has a duplicate key.
-        ValueError: as from YAML's own loader.
-    """
+    """The YAML's value. Raises yaml.YAMLError: it is malformed, or has a duplicate key. ValueError:
+    as from YAML's own loader."""
     return yaml.load(text, _Loader)
 
 

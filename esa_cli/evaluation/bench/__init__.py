@@ -23,11 +23,7 @@ __all__ = ["BENCHMARKS", "BenchRecord", "BenchTask", "Benchmark", "find"]
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark called `name`.
-
-    Raises:
-        UsageError: there is none; the hint names the nearest.
-    """
+    """The benchmark called `name`. Raises UsageError: there is none; the hint names the nearest."""
     if name not in BENCHMARKS:
         raise UsageError(f"unknown benchmark {name!r}", nearest(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

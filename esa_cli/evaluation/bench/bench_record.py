@@ -79,11 +79,8 @@ class Benchmark(Protocol):
         ...
 
     def load(self, folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
-        """The first `limit` records of each task, from the official files.
-
-        Raises:
-            DocumentError: a file is missing, or one of its lines is invalid.
-        """
+        """The first `limit` records of each task, from the official files. Raises DocumentError: a
+        file is missing, or one of its lines is invalid."""
         ...
 
     def score(self, record: BenchRecord, output: str) -> float:

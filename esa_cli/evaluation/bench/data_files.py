@@ -92,11 +92,8 @@ def need(folder: Path, source: str, *names: str) -> Path:
 
 
 def rows(path: Path) -> Iterator[DataRow]:
-    """The objects of a file of JSON lines; empty lines are skipped.
-
-    Raises:
-        DocumentError: the file cannot be read, a line is not a JSON object, or there is none.
-    """
+    """The objects of a file of JSON lines; empty lines are skipped. Raises DocumentError: the file
+    cannot be read, a line is not a JSON object, or there is none."""
     empty = True
     try:
         with path.open("rb") as lines:

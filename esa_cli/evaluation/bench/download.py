@@ -55,11 +55,8 @@ def dataset(name: str, source: str) -> Dataset:
 
 
 def download(chosen: Dataset, folder: Path, *, bars: bool = True) -> None:
-    """Puts the files into the folder; `bars` shows progress.
-
-    Raises:
-        DocumentError: they cannot be fetched or unpacked.
-    """
+    """Puts the files into the folder; `bars` shows progress. Raises DocumentError: they cannot be
+    fetched or unpacked."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -34,11 +34,8 @@ class NeedleText(NamedTuple):
 
 
 def gpt4() -> Tokenizer:
-    """gpt-4's tokenizer, fetched once by tiktoken.
-
-    Raises:
-        UsageError: tiktoken is not installed. DocumentError: its vocabulary cannot be fetched.
-    """
+    """gpt-4's tokenizer, fetched once by tiktoken. Raises UsageError: tiktoken is not installed.
+    DocumentError: its vocabulary cannot be fetched."""
     try:
         tiktoken: Any = importlib.import_module("tiktoken")
     except ImportError:

@@ -45,10 +45,7 @@ class TaskSelection:
 
     def survey(self) -> RecordPlaces:
         """Reads every line once, so that an invalid one is found before any question is asked.
-
-        Raises:
-            DocumentError, UsageError.
-        """
+        Raises DocumentError, UsageError."""
         places: dict[tuple[str, str], int] = {}
         length = self.benchmark.LENGTH
         for record in self.records():
@@ -86,10 +83,7 @@ class TaskSelection:
 
 def tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
     """The tasks to run, in the table's order: those asked for, else those whose files are there.
-
-    Raises:
-        UsageError: there is no such task. DocumentError: no folder, or nothing in it.
-    """
+    Raises UsageError: there is no such task. DocumentError: no folder, or nothing in it."""
     if not folder.is_dir():
         raise DocumentError(f"there is no folder {folder}", f"official files: {benchmark.SOURCE}")
     known = [task.name for task in benchmark.TASKS]
@@ -110,10 +104,7 @@ def tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> li
 
 def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Preset]:
     """A preset for each method, at the base's token budget; each method is built once as a check.
-
-    Raises:
-        UsageError: no method, or an unknown one. PresetError: one is invalid.
-    """
+    Raises UsageError: no method, or an unknown one. PresetError: one is invalid."""
     from esa_cli.qa.resolved import resolve
 
     if not methods:

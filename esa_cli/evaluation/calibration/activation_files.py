@@ -100,11 +100,8 @@ class Shards:
         self.tokens = stop
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Folded queries and keys of one layer, (tokens, F) float32 each.
-
-        Raises:
-            UsageError: a part is damaged.
-        """
+        """Folded queries and keys of one layer, (tokens, F) float32 each. Raises UsageError: a part
+        is damaged."""
         queries, keys = [], []
         for name in self._names:
             with self._opened(_PART, name) as file:
@@ -124,11 +121,8 @@ class Shards:
             ) from error
 
     def memories(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yields each part's keys and values, (n, F) of each layer; needs the values files.
-
-        Raises:
-            UsageError: a part is damaged.
-        """
+        """Yields each part's keys and values, (n, F) of each layer; needs the values files. Raises
+        UsageError: a part is damaged."""
         for name in self._names:
             with self._opened(_VALUES, name) as file:
                 values = [file.get_tensor(f"values.{i}") for i in range(len(file.keys()))]

@@ -80,11 +80,8 @@ class CalibrationJob:
         return study(self.shards, ranks, fitting, ks, device, progress)
 
     def save(self, path: Path, done: CalibrationStudy, fitting: FitSettings) -> None:
-        """Writes the best method's maps, with their provenance.
-
-        Raises:
-            ResourceError, DocumentError: the file cannot be written.
-        """
+        """Writes the best method's maps, with their provenance. Raises ResourceError,
+        DocumentError: the file cannot be written."""
         trained = asdict(fitting.training) if done.best == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
@@ -105,11 +102,8 @@ class CalibrationJob:
 
 
 def aimed(name: str, preset: Preset) -> Preset:
-    """The preset with the settings of the method that will use the maps.
-
-    Raises:
-        UsageError: there is no such method, or it scores with whole keys.
-    """
+    """The preset with the settings of the method that will use the maps. Raises UsageError: there
+    is no such method, or it scores with whole keys."""
     made = preset if name == AS_IS else method_presets.apply(name, preset)
     if not resolve(made).method.score.features:
         raise UsageError(
@@ -123,12 +117,9 @@ def aimed(name: str, preset: Preset) -> Preset:
 def open_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
 ) -> CalibrationJob:
-    """Takes the text's first `tokens` tokens, and opens the work folder.
-
-    Raises:
-        UsageError: the text is too short, or the folder is another run's.
-        ResourceError, DocumentError: the folder cannot be written.
-    """
+    """Takes the text's first `tokens` tokens, and opens the work folder. Raises UsageError: the
+    text is too short, or the folder is another run's. ResourceError, DocumentError: the folder
+    cannot be written."""
     ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
     if len(ids) < LEAST:
         raise UsageError(

@@ -85,11 +85,8 @@ class NeedleQuestion:
 
 
 def voting(preset: Preset) -> Method:
-    """The preset's method with all heads voting.
-
-    Raises:
-        UsageError: its settings have no use for chosen heads.
-    """
+    """The preset's method with all heads voting. Raises UsageError: its settings have no use for
+    chosen heads."""
     method = build.method(preset)
     if not isinstance(method.score, VoteScore):
         raise UsageError(

@@ -97,10 +97,7 @@ def _needed(cls: type) -> set[str]:
 
 def check_file(path: str | Path, *, device: str = "cpu") -> dict[tuple[str, str], list[Finding]]:
     """Loads a plugin file and checks the parts, with default settings, and recipes it registers.
-
-    Raises:
-        PluginError: the file is missing, does not run, or registers nothing of a method.
-    """
+    Raises PluginError: the file is missing, does not run, or registers nothing of a method."""
     kinds = (*registry.KINDS, RECIPES.kind)
     pairs = [pair for pair in load_file(path) if pair[0] in kinds]
     if not pairs:

@@ -71,11 +71,8 @@ def _variable(colour: re.Match[str]) -> str:
 
 
 def require_matplotlib(option: str) -> None:
-    """Checks, before a long run, that an option's file can be drawn at its end.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Checks, before a long run, that an option's file can be drawn at its end. Raises UsageError:
+    matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"{option} needs matplotlib", INSTALL)
 

@@ -20,11 +20,8 @@ from esa_cli.qa import page_style as look
 
 
 def picture(summary: Summary) -> Chart:
-    """The first heat map of a run, else the first test's score chart.
-
-    Raises:
-        EsaError: no question was asked, or matplotlib is not installed.
-    """
+    """The first heat map of a run, else the first test's score chart. Raises EsaError: no question
+    was asked, or matplotlib is not installed."""
     tests = [test for test in summary.tests if summary.lengths(test)]
     if not tests:
         raise EsaError("no questions were asked: there is nothing to draw")
@@ -116,11 +113,8 @@ def reasons_chart(summary: Summary, test: str) -> Chart | None:
 
 
 def heat_map(summary: Summary, test: str) -> Chart:
-    """Depth (down) x length (across), one map a method, with the scores in the cells.
-
-    Raises:
-        EsaError: the test's facts have no depth, or matplotlib is not installed.
-    """
+    """Depth (down) x length (across), one map a method, with the scores in the cells. Raises
+    EsaError: the test's facts have no depth, or matplotlib is not installed."""
     if not summary.has_depths(test):
         raise EsaError(f"{test} has no depths to map", "a line chart shows its scores")
     methods, lengths = summary.methods(test), summary.lengths(test)

@@ -15,11 +15,8 @@ from esa_cli.qa.session import Session
 
 
 def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> None:
-    """Checks a document's questions, with each method, against the model's window.
-
-    Raises:
-        LengthError: one does not fit beside the selected tokens.
-    """
+    """Checks a document's questions, with each method, against the model's window. Raises
+    LengthError: one does not fit beside the selected tokens."""
     for preset in presets:
         session.use(prompted(preset, sample))
         for question in sample.questions:

@@ -47,12 +47,8 @@ def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -
 
 @dataclass(frozen=True)
 class ResumedRows:
-    """A journal's rows about one document.
-
-    Raises:
-        UsageError: the journal has answers about another document of the same test, length and
-            sample.
-    """
+    """A journal's rows about one document. Raises UsageError: the journal has answers about another
+    document of the same test, length and sample."""
 
     journal: Journal
     sample: TaskSample
@@ -71,11 +67,7 @@ class ResumedRows:
         return dict(zip(KEY, values, strict=True))
 
     def done(self, method: str, preset: Preset, question: TaskQuestion) -> bool:
-        """Whether the journal has this row.
-
-        Raises:
-            UsageError: it has one by other settings.
-        """
+        """Whether the journal has this row. Raises UsageError: it has one by other settings."""
         identity = self.identity(method, question)
         row = self.journal.find(identity)
         if row is not None and row.get("settings") != settings_hash(preset):

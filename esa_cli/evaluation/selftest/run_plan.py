@@ -70,11 +70,8 @@ def _full(name: str, made: Preset) -> bool:
 
 
 def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
-    """The methods, grouped by the prefill they can share.
-
-    Raises:
-        UsageError: a method is unknown. PresetError: its settings are wrong.
-    """
+    """The methods, grouped by the prefill they can share. Raises UsageError: a method is unknown.
+    PresetError: its settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
@@ -138,11 +135,8 @@ def tokens(text: str) -> int:
 
 
 def depths(text: str | None) -> tuple[float, ...] | None:
-    """ "10" -> ten even depths; "0,25,50,100" -> these, in per cent; "50%" -> this one.
-
-    Raises:
-        UsageError: not numbers from 0 to 100.
-    """
+    """ "10" -> ten even depths; "0,25,50,100" -> these, in per cent; "50%" -> this one. Raises
+    UsageError: not numbers from 0 to 100."""
     if text is None:
         return None
     try:

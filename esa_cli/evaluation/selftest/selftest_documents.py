@@ -29,11 +29,7 @@ class SelftestDocuments:
     size: Callable[[str], int]
 
     def lengths(self, test: str) -> tuple[int, ...]:
-        """Tokens of the test's documents.
-
-        Raises:
-            UsageError: as `samples`.
-        """
+        """Tokens of the test's documents. Raises UsageError: as `samples`."""
         return (self._own,) if test == OWN else self.settings.lengths
 
     def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[TaskSample]:

@@ -79,11 +79,8 @@ class SelftestRun:
         return len(out["input_ids"])
 
     def run(self) -> None:
-        """Asks every question that has no row in the journal yet.
-
-        Raises:
-            EsaError: a method, its settings or the haystack is wrong.
-        """
+        """Asks every question that has no row in the journal yet. Raises EsaError: a method, its
+        settings or the haystack is wrong."""
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         with Session(model, tokenizer, self.preset) as session:
             self._check(session)

@@ -35,11 +35,7 @@ TASKS: dict[str, Task] = {one.name: one for one in _ALL}
 
 
 def find_task(name: str) -> Task:
-    """The self-test of this name.
-
-    Raises:
-        UsageError: there is none; the hint names the nearest.
-    """
+    """The self-test of this name. Raises UsageError: there is none; the hint names the nearest."""
     if name not in TASKS:
         raise UsageError(f"there is no test {name!r}", nearest(name, list(TASKS)))
     return TASKS[name]

@@ -52,11 +52,8 @@ class Haystack:
 
     @classmethod
     def read(cls, source: str) -> Haystack:
-        """A text file, or all .txt and .md files of a folder in the order of their names.
-
-        Raises:
-            UsageError: a folder without such files. DocumentError: a file that cannot be read.
-        """
+        """A text file, or all .txt and .md files of a folder in the order of their names. Raises
+        UsageError: a folder without such files. DocumentError: a file that cannot be read."""
         names = [source]
         if Path(source).is_dir():
             found = (path for path in Path(source).iterdir() if path.is_file())

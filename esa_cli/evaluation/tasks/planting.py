@@ -62,11 +62,8 @@ def even(n: int) -> tuple[float, ...]:
 
 
 def depths_of(request: TaskRequest, n: int) -> tuple[float, ...]:
-    """n depths: those of the request, repeated when they are fewer, or even ones.
-
-    Raises:
-        UsageError: there are more depths than facts, so that some would be unused.
-    """
+    """n depths: those of the request, repeated when they are fewer, or even ones. Raises
+    UsageError: there are more depths than facts, so that some would be unused."""
     asked = request.depths
     if asked and len(asked) > n:
         raise UsageError(
@@ -161,11 +158,8 @@ def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:
 
 
 def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
-    """Tokens of the document that are left for the haystack.
-
-    Raises:
-        UsageError: the sentences would fill more than half of the document.
-    """
+    """Tokens of the document that are left for the haystack. Raises UsageError: the sentences would
+    fill more than half of the document."""
     taken = sum(added(request.size, sentence, joint) for sentence in sentences)
     if 2 * taken > request.length:
         raise UsageError(
@@ -182,10 +176,7 @@ def document(
     places: Sequence[Places] = PLACES,
     joints: tuple[str, str] = JOINTS,
 ) -> tuple[str, tuple[Fact, ...]]:
-    """The haystack with the sentences planted in it, cut to the requested length.
-
-    Raises:
-        UsageError: as `plant`, `room` and `Haystack.cut`.
-    """
+    """The haystack with the sentences planted in it, cut to the requested length. Raises
+    UsageError: as `plant`, `room` and `Haystack.cut`."""
     parts = request.haystack.cut(request.size, room(request, sentences, joints[0]))
     return plant("\n\n".join(parts), sentences, depths, places, joints)

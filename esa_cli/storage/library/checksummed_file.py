@@ -80,11 +80,8 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
 
 
 def read(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """The payload of a file on disk, checked.
-
-    Raises:
-        UnreadableError: the system does not give it out. LibraryError: it is missing; see `decode`.
-    """
+    """The payload of a file on disk, checked. Raises UnreadableError: the system does not give it
+    out. LibraryError: it is missing; see `decode`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -42,11 +42,8 @@ def fit_name(packed: bytes) -> str:
 
 
 def read_fit(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | None:
-    """The projections of that name, or None for "none".
-
-    Raises:
-        LibraryError: they are missing or damaged.
-    """
+    """The projections of that name, or None for "none". Raises LibraryError: they are missing or
+    damaged."""
     if name == NO_FIT:
         return None
     path = paths.fit(name)

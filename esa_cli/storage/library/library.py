@@ -46,12 +46,8 @@ class Library:
         return content_names.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
-        """The document with that key, or None.
-
-        Raises:
-            LibraryError: its manifest is damaged or of another version, or the folder may not be
-                read, or is no library.
-        """
+        """The document with that key, or None. Raises LibraryError: its manifest is damaged or of
+        another version, or the folder may not be read, or is no library."""
         self._paths.check()
         if not manifest.exists(self._paths, key):
             return None
@@ -63,11 +59,8 @@ class Library:
             return None  # another process removed it meanwhile
 
     def entries(self) -> list[Entry]:
-        """Every document, the most recently used first; those with `damage` cannot be used.
-
-        Raises:
-            LibraryError: the folder may not be read, or is no library.
-        """
+        """Every document, the most recently used first; those with `damage` cannot be used. Raises
+        LibraryError: the folder may not be read, or is no library."""
         self._paths.check()
         return manifest.read_all(self._paths)
 
@@ -146,11 +139,8 @@ class Library:
             yield there
 
     def open(self, entry: Entry) -> StoredDocument:
-        """Opens the document for questions and sets the time of its last use.
-
-        Raises:
-            LibraryError: a file of it is missing, damaged or of another version.
-        """
+        """Opens the document for questions and sets the time of its last use. Raises LibraryError:
+        a file of it is missing, damaged or of another version."""
         from esa_cli.storage.library.document_files import StoredDocument
 
         if entry.damage:
@@ -160,11 +150,7 @@ class Library:
         return stored
 
     def text(self, entry: Entry) -> str:
-        """The document's text.
-
-        Raises:
-            LibraryError: it is missing or damaged.
-        """
+        """The document's text. Raises LibraryError: it is missing or damaged."""
         if entry.damage:
             raise manifest.entry_error(entry)
         return manifest.read_text(self._paths, entry)
@@ -175,10 +161,7 @@ class Library:
 
     def remove(self, entry: Entry) -> int:
         """Removes a document and returns the bytes freed. Segments of other documents are kept.
-
-        Raises:
-            LibraryError: a file cannot be removed.
-        """
+        Raises LibraryError: a file cannot be removed."""
         with write_errors(self.root):
             self._paths.make()
         return maintenance.remove(self._paths, entry)
@@ -187,12 +170,9 @@ class Library:
         self, max_bytes: int | None = None, *, dry_run: bool = False
     ) -> maintenance.PruneResult:
         """Removes what killed ingests left, then documents until the library takes at most
-        `max_bytes` (None: no document): damaged ones, then the least recently used.
-
-        Raises:
-            LibraryError: a manifest cannot be read, and nothing is changed; or a file cannot be
-                removed.
-        """
+        `max_bytes` (None: no document): damaged ones, then the least recently used. Raises
+        LibraryError: a manifest cannot be read, and nothing is changed; or a file cannot be
+        removed."""
         with write_errors(self.root):
             if not self.root.is_dir():
                 return maintenance.PruneResult((), 0, 0, 0)

@@ -54,10 +54,7 @@ _PART = {folder: re.compile(rf"\.{name}\.{_KEY}\.part") for folder, name in _NAM
 
 def default_root() -> Path:
     """$ESA_LIBRARY if it is set and not empty, else `library` in the user's data folder for esa.
-
-    Raises:
-        LibraryError: $ESA_LIBRARY is below the home folder of a user who does not exist.
-    """
+    Raises LibraryError: $ESA_LIBRARY is below the home folder of a user who does not exist."""
     chosen = os.environ.get(ROOT)
     if chosen:
         return in_home(chosen, ROOT, LibraryError)
@@ -79,11 +76,8 @@ class LibraryPaths:
         )
 
     def check(self) -> None:
-        """Refuses the user's own folders, so that a wrong ESA_LIBRARY loses nothing.
-
-        Raises:
-            LibraryError: it is neither a library nor empty nor missing, or may not be read.
-        """
+        """Refuses the user's own folders, so that a wrong ESA_LIBRARY loses nothing. Raises
+        LibraryError: it is neither a library nor empty nor missing, or may not be read."""
         root, marker = self.root, self.root / MARKER
         with read_errors(root):
             if marker.exists() or not root.exists():
@@ -97,11 +91,8 @@ class LibraryPaths:
                 )
 
     def make(self) -> None:
-        """Makes the folders, for their owner alone: documents may be private.
-
-        Raises:
-            OSError: they cannot be made. LibraryError: as `check`.
-        """
+        """Makes the folders, for their owner alone: documents may be private. Raises OSError: they
+        cannot be made. LibraryError: as `check`."""
         self.check()
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (

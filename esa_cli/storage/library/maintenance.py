@@ -39,11 +39,8 @@ class PruneResult:
 
 
 def remove(paths: LibraryPaths, entry: Entry) -> int:
-    """Removes a document and returns the bytes freed. Segments that others need are kept.
-
-    Raises:
-        LibraryError: a file cannot be removed.
-    """
+    """Removes a document and returns the bytes freed. Segments that others need are kept. Raises
+    LibraryError: a file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
         others = [one for one in manifest.read_all(paths) if one.key != entry.key]
         if entry.damage:  # what it needed is not known: everything that nobody names goes
@@ -59,12 +56,8 @@ def remove(paths: LibraryPaths, entry: Entry) -> int:
 
 def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneResult:
     """Removes leftovers, then documents until all that is left takes at most `max_bytes`: damaged
-    ones, then the least recently used. What a running ingest needs is kept.
-
-    Raises:
-        UnreadableError: a manifest cannot be read; nothing is changed. LibraryError: a file cannot
-            be removed.
-    """
+    ones, then the least recently used. What a running ingest needs is kept. Raises UnreadableError:
+    a manifest cannot be read; nothing is changed. LibraryError: a file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
         there = _readable(manifest.read_all(paths))
         left_over = _leftovers(paths, there)

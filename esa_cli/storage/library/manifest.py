@@ -101,11 +101,8 @@ def write(paths: LibraryPaths, entry: Entry) -> None:
 
 
 def read(paths: LibraryPaths, key: str) -> Entry:
-    """The entry of a document.
-
-    Raises:
-        LibraryError: the manifest is missing, damaged, another document's or another version's.
-    """
+    """The entry of a document. Raises LibraryError: the manifest is missing, damaged, another
+    document's or another version's."""
     path = paths.document(key)
     facts = json.loads(checksummed_file.read(path, "document", key))
     if facts["key"] != key:
@@ -117,11 +114,8 @@ def read(paths: LibraryPaths, key: str) -> Entry:
 
 
 def read_all(paths: LibraryPaths) -> list[Entry]:
-    """Every document, the most recently used first; those that cannot be used have `damage`.
-
-    Raises:
-        LibraryError: the folder may not be read.
-    """
+    """Every document, the most recently used first; those that cannot be used have `damage`. Raises
+    LibraryError: the folder may not be read."""
     found = []
     with read_errors(paths.root):
         # Not `glob`, which returns nothing for a folder that may not be read.
