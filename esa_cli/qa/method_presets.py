@@ -12,6 +12,9 @@ from esa_cli.methods.recipes import LAID, Base
 from esa_cli.qa.preset import Preset, merge, validated
 from esa_cli.system.registry import nearest
 
+AS_IS = "preset"
+"""The name of the method that is the preset itself."""
+
 
 def base_of(preset: Preset, length: int = 0) -> Base:
     """What a recipe may use of a preset; `length` in tokens, 0 where it is not known."""
@@ -45,6 +48,11 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
             "a recipe must keep initial + selected + local",
         )
     return made
+
+
+def named(name: str, preset: Preset, length: int = 0) -> Preset:
+    """The preset as it is for the name `preset`, else as `apply`."""
+    return preset if name == AS_IS else apply(name, preset, length)
 
 
 def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:

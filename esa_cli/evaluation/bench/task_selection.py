@@ -15,9 +15,6 @@ from esa_cli.qa.preset import Preset
 from esa_cli.qa.settings_hash import settings_hash
 from esa_cli.system.registry import nearest
 
-AS_IS = "preset"
-"""The name of the method that is the preset itself."""
-
 
 class RecordPlaces(NamedTuple):
     """Each record's place by task and id, and the tokens position encodings are stretched to."""
@@ -109,10 +106,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
 
     if not methods:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
-    made = {
-        name: base if name == AS_IS else method_presets.apply(name, base, length)
-        for name in methods
-    }
+    made = {name: method_presets.named(name, base, length) for name in methods}
     for preset in made.values():
         resolve(preset)
     return made

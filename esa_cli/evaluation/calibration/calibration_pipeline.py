@@ -31,8 +31,6 @@ from esa_cli.version import __version__
 LEAST = 64
 """Fewest tokens that can be divided into fitted and held-out ones."""
 DEFAULT_RANK = 48
-AS_IS = "preset"
-"""Method name of the preset as it is."""
 _MADE_BY = "esa_version"
 
 
@@ -104,12 +102,12 @@ class CalibrationJob:
 def aimed(name: str, preset: Preset) -> Preset:
     """The preset with the settings of the method that will use the maps. Raises UsageError: there
     is no such method, or it scores with whole keys."""
-    made = preset if name == AS_IS else method_presets.apply(name, preset)
+    made = method_presets.named(name, preset)
     if not resolve(made).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
             "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
-            f"--for {AS_IS} --set score.shortlist=4096",
+            f"--for {method_presets.AS_IS} --set score.shortlist=4096",
         )
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,7 @@ from torch import Tensor
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
-from esa_cli.evaluation.selftest.shared_prefill import shared_reading
-from esa_cli.qa import build_method as build
+from esa_cli.evaluation.selftest.shared_prefill import read_for
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.evidence import heaviest
 from esa_cli.qa.preset import Preset
@@ -117,13 +115,7 @@ def compare(
         for group in groups:
             session.forget()
             session.use(group.presets[0])
-            method = None
-            if group.shared:
-                made = [build.method(one) for one in group.presets]
-                method = shared_reading(build.method(preset), made)
-            started = time.perf_counter()
-            session.read(text, reading(group.names), method)
-            read = time.perf_counter() - started
+            read = read_for(session, preset, group, text, reading(group.names))
             for name, one in zip(group.names, group.presets, strict=True):
                 session.use(one)
                 answer, view = _ask(session, question, most)

@@ -59,14 +59,11 @@ class MethodGroup:
     dense: bool = False
 
 
-def method_preset(name: str, preset: Preset, length: int) -> Preset:
-    """The preset of a method for documents of `length` tokens."""
-    return preset if name == "preset" else method_presets.apply(name, preset, length)
-
-
 def _full(name: str, made: Preset) -> bool:
     """Whether the method attends to all tokens, whatever the budget."""
-    return made.selector["name"] == "full" or (name != "preset" and recipes.find(name).full)
+    return made.selector["name"] == "full" or (
+        name != method_presets.AS_IS and recipes.find(name).full
+    )
 
 
 def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
@@ -75,7 +72,7 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        made = method_preset(name, preset, length)
+        made = method_presets.named(name, preset, length)
         method = resolve(made).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.

@@ -23,11 +23,10 @@ from esa_cli.evaluation.selftest.run_plan import (
     prompted,
 )
 from esa_cli.evaluation.selftest.selftest_documents import SelftestDocuments
-from esa_cli.evaluation.selftest.shared_prefill import shared_reading
+from esa_cli.evaluation.selftest.shared_prefill import read_for
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
-from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
 from esa_cli.qa.settings_hash import settings_hash
@@ -180,17 +179,11 @@ class SelftestRun:
         return len(prompt.document(sample.text)) + longest <= self.preset.context
 
     def _read(self, session: Session, sample: TaskSample, group: MethodGroup) -> float:
-        started = time.perf_counter()
         session.forget()
         session.use(prompted(group.presets[0], sample))
-        method = None
-        if group.shared:
-            made = [build.method(preset) for preset in group.presets]
-            method = shared_reading(build.method(self.preset), made)
         total = self._size(sample.text)
         progress = self.listener.reading(sample.test, sample.length, group.names, total)
-        session.read(sample.text, progress, method)
-        return time.perf_counter() - started
+        return read_for(session, self.preset, group, sample.text, progress)
 
     def _ask(
         self,

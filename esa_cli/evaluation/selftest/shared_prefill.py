@@ -7,6 +7,7 @@ local tokens at the preset's positions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,11 @@ from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
+from esa_cli.evaluation.selftest.run_plan import MethodGroup
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.session import Session
+from esa_cli.system.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -44,3 +50,16 @@ def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
         compressor=fitting.compressor,
         reading="local",
     )
+
+
+def read_for(
+    session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
+) -> float:
+    """Prefills a text for the group's methods, in the session's preset; returns the seconds."""
+    started = time.perf_counter()
+    method = None
+    if group.shared:
+        made = [build.method(preset) for preset in group.presets]
+        method = shared_reading(build.method(base), made)
+    session.read(text, progress, method)
+    return time.perf_counter() - started

@@ -14,8 +14,7 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.key_value_task import KeyValue
 from esa_cli.evaluation.tasks.multi_needle_task import ManyNeedles
-from esa_cli.evaluation.tasks.needle_task import SingleNeedle
-from esa_cli.evaluation.tasks.own_document_task import OwnDocument
+from esa_cli.evaluation.tasks.needle_task import OwnDocument, SingleNeedle
 from esa_cli.evaluation.tasks.passkey_task import NUMBER, PASSKEY
 from esa_cli.evaluation.tasks.ruler_niah_task import MagicNumbers
 from esa_cli.evaluation.tasks.stars_task import CountingStars

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.planting import depths_of, document, even
+from esa_cli.evaluation.tasks.planting import depths_of, document, even, plant
 from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
 
@@ -99,3 +99,24 @@ def pairs(request: TaskRequest, needles: Sequence[Needle]) -> list[tuple[Needle,
     if request.depths:
         return [(needle, depth) for needle in needles for depth in request.depths]
     return list(zip(needles, even(len(needles)), strict=True))
+
+
+class OwnDocument(SingleNeedle):
+    """The same needles in the user's own document, whole: a check of that, not a benchmark.
+
+    The requested length plays no part.
+    """
+
+    name = "own"
+
+    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
+        if not request.haystack.text:
+            raise UsageError(
+                f"the test own needs a document of yours, and {request.haystack.name} is generated",
+                "name a text file",
+            )
+        needles = chosen(request)
+        sentences = [needle.text for needle in needles]
+        text, facts = plant(request.haystack.text, sentences, depths_of(request, len(needles)))
+        questions = tuple(ask(needle, fact) for fact, needle in enumerate(needles))
+        yield TaskSample(self.name, request.size(text), 0, text, facts, questions)

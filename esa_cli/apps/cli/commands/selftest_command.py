@@ -182,13 +182,13 @@ def _look(
         ModelError, PresetError, ResourceError.
     """
     from esa_cli.apps.cli.preflight import inspect_model
-    from esa_cli.evaluation.selftest.run_plan import method_preset
+    from esa_cli.qa import method_presets
 
     model = inspect_model(chosen, place, reporter)
     settings = request.settings
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
         lengths.append(model.count_tokens(haystack.text))
-    made = [method_preset(name, chosen, max(lengths)) for name in settings.methods]
+    made = [method_presets.named(name, chosen, max(lengths)) for name in settings.methods]
     model.check(made, max(lengths))
     return model
