@@ -83,7 +83,8 @@ def _elements(path: Path) -> int:
     """Numbers in a safetensors file, whose size is compared with what its header says."""
     try:
         with safe_open(path, framework="np") as file:  # only headers are read, without torch
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+            names = file.keys()
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{path} is damaged or cut off: {error}", "remove the model and fetch it again"
