@@ -70,7 +70,7 @@ class VoteScore(Score):
         rotate: score the logit that attention at the far distance will see.
         contrast: where the question's own words are known, take off what the words around them vote
             for: a token that any prompt asks for (an attention sink, the document's title) is not
-            an answer to this one. Ours; measured in docs/results.md. Needs rule softmax.
+            an answer to this one. Ours; measured in docs/results-archive.md. Needs rule softmax.
         heads: (layer, query head) pairs that vote, empty: all. Other layers give every token 0 and
             read no keys. Only for selectors that sum the layers (`sums_layers`, as consensus has);
             with any other all heads vote. In a small model a handful of heads find what a question

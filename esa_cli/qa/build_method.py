@@ -56,7 +56,7 @@ def method(preset: Preset) -> Method:
         raise PresetError(
             f"position.distance = {position.distance} lies outside the model's window of "
             f"{preset.context}",
-            "about three quarters of the window works best; see docs/results.md",
+            "about three quarters of the window works best; see docs/results-archive.md",
         )
     return Method(
         window=preset.window,
