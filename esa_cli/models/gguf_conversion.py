@@ -8,12 +8,14 @@ which architectures can be read.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
-from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers, stderr_swallowed
+from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
 # llama.cpp names a way of splitting text by one word; SmolLM's, which transformers does not know,
@@ -53,7 +55,8 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     try:
         with quiet_transformers(), gc_paused():
             report("convert", 0, None)
-            with stderr_swallowed():
+            # transformers draws a progress bar for a GGUF file whatever its settings are.
+            with contextlib.redirect_stderr(io.StringIO()):
                 pre = pre_tokenizer_type(gguf_file)
                 model, tokenizer = _read(gguf_file)
             report("save", 0, None)

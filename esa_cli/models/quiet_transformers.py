@@ -6,10 +6,8 @@ they are open: other threads see the change too.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
-import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +45,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def stderr_swallowed() -> contextlib.AbstractContextManager[object]:
-    """Hides the progress bar that transformers draws for a GGUF file whatever its settings are."""
-    return contextlib.redirect_stderr(io.StringIO())

@@ -24,6 +24,7 @@ from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.resolved import Resolved, resolve
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
+from esa_cli.system.progress import Progress
 
 
 def feed(
@@ -31,20 +32,19 @@ def feed(
     ids: Sequence[int],
     cache: EsaCache,
     start: int = 0,
-    done: Callable[[int], None] | None = None,
+    done: Progress | None = None,
 ) -> None:
     """Runs ids[start:] through the model's layers, FEED tokens at a time.
 
     Args:
-        cache: of an attachment; it gets the keys and values. done: called after every piece with
-            the tokens in the cache.
+        cache: of an attachment; it gets the keys and values. done: called after every piece.
     """
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         tokens = torch.tensor([piece], device=model.device)
         model.base_model(input_ids=tokens, past_key_values=cache)
         if done:
-            done(at + len(piece))
+            done(at + len(piece), len(ids))
 
 
 def check_same_fit(old: Method | None, new: Method) -> None:
@@ -224,12 +224,12 @@ class Prefill:
         """
         ids, done = self._todo, len(self._ids)
 
-        def took(tokens: int) -> None:
+        def took(tokens: int, total: int) -> None:
             self._ids.extend(ids[len(self._ids) : tokens])
             if settle:
                 settle(tokens)
             if progress:
-                progress(tokens, len(ids))
+                progress(tokens, total)
 
         self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)

@@ -38,7 +38,8 @@ def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange
     lines = ["# Questions and answers", "", f"{model}, {time.strftime('%Y-%m-%d')}", ""]
     lines += [f"- {name}" for name in documents]
     for number, one in enumerate(record, 1):
-        lines += ["", f"## Question {number}", "", _quoted(one.question), "", one.answer]
+        quoted = (f"> {line}".rstrip() for line in one.question.splitlines())
+        lines += ["", f"## Question {number}", "", "\n".join(quoted), "", one.answer]
         if one.stopped or one.cut:
             lines += ["", "*(stopped)*" if one.stopped else "*(cut off)*"]
         if not one.found:
@@ -49,7 +50,3 @@ def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange
             words = " ".join(passage.text.split())
             lines.append(f"{rank}. {place(passage)} ({passage.weight:.0%}): {words}")
     return "\n".join(lines) + "\n"
-
-
-def _quoted(words: str) -> str:
-    return "\n".join(f"> {line}".rstrip() for line in words.splitlines())

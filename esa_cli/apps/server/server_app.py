@@ -103,7 +103,8 @@ class _Routes:
         events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
         try:
             if not asked.stream:
-                return _json(completion.whole(await self._reply(events)))
+                whole = json_bytes(completion.whole(await self._reply(events)))
+                return Response(whole, media_type="application/json")
             first = await anext(events)  # an error before it keeps its own status
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
@@ -174,10 +175,6 @@ async def _chained(first: Event, events: Events) -> AsyncIterator[Event]:
 
 def _event(data: Any) -> bytes:
     return b"data: %s\n\n" % json_bytes(data)
-
-
-def _json(data: Any) -> Response:
-    return Response(json_bytes(data), media_type="application/json")
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -159,7 +159,8 @@ def open_folder(
     """
     file = folder / SETTINGS
     with saving_errors(folder, "--work"):
-        if folder.exists() and not file.is_file() and not _is_empty(folder):
+        empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if not empty and not file.is_file():
             raise UsageError(
                 f"{folder} is not a folder of `esa calibrate`", "name another with --work"
             )
@@ -175,10 +176,6 @@ def open_folder(
         if kept.get(key) != now.get(key):
             raise UsageError(f"{folder} has data of another {key}", _AFRESH)
     return Shards(folder, wanted)
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 _AFRESH = "--no-resume starts again there; --work names another folder"

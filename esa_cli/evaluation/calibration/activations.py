@@ -93,10 +93,10 @@ def collect(
         cache.begin(QueryState(Phase.PREFILL, trace=watcher))
         _refill(cache, shards, attachment)
 
-        def keep(tokens: int) -> None:
+        def keep(tokens: int, total: int) -> None:
             shards.add(*watcher.taken())
             if progress:
-                progress(tokens, len(ids))
+                progress(tokens, total)
 
         feed(attachment.model, ids, cache, shards.tokens, keep)
     shards.drop_values()

@@ -110,10 +110,5 @@ def prefill(attachment: Attachment, ids: Sequence[int], progress: Progress | Non
     """A new cache, prefilled with these ids by the attached method."""
     cache = attachment.new_cache()
     cache.begin(QueryState(Phase.PREFILL))
-
-    def done(tokens: int) -> None:
-        if progress:
-            progress(tokens, len(ids))
-
-    feed(attachment.model, ids, cache, done=done)
+    feed(attachment.model, ids, cache, done=progress)
     return cache

@@ -124,22 +124,19 @@ def find(
         UsageError: as `voting`; or fewer than `FEWEST` needles are where tokens are selected.
     """
     method = voting(preset)
+    assert isinstance(method.score, VoteScore)
+    # A shortlist only saves time: votes are over all of M.
+    unlisted = replace(method, score=replace(method.score, shortlist=0))
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
     asked = _selectable(_needle_questions(prompt, sample), method.window, len(ids))
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
         cache = prefill(attachment, ids, reading)
-        prefilled = PrefilledText(attachment, _unlisted(method), cache, prompt, len(ids))
+        prefilled = PrefilledText(attachment, unlisted, cache, prompt, len(ids))
         return _compared(
             _HeadTrial(prefilled, size, len(asked), asking), asked, len(sample.questions)
         )
-
-
-def _unlisted(method: Method) -> Method:
-    """The method without a shortlist, which only saves time: votes are over all of M."""
-    assert isinstance(method.score, VoteScore)
-    return replace(method, score=replace(method.score, shortlist=0))
 
 
 @dataclass
@@ -206,7 +203,7 @@ def _selectable(
     there = range(window.initial, tokens - near)
     if tokens <= window.dense_below or window.selected == 0:
         there = range(0)
-    out = [one for one in asked if _within(one.needle, there)]
+    out = [one for one in asked if there.start <= one.needle.start < one.needle.stop <= there.stop]
     if len(out) < FEWEST:
         raise UsageError(
             f"at least {FEWEST} needles must be where tokens are selected, got {len(out)} of "
@@ -214,10 +211,6 @@ def _selectable(
             f"use a longer text: up to {window.dense_below:,} tokens all are in view",
         )
     return out
-
-
-def _within(inner: range, outer: range) -> bool:
-    return outer.start <= inner.start < inner.stop <= outer.stop
 
 
 def _needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:

@@ -64,21 +64,6 @@ def _dtypes(mapped: MappedRows) -> str:
     return ""
 
 
-def _devices(mapped: MappedRows) -> str:
-    if {mapped.queries.device, mapped.keys.device} != {mapped.q.device}:
-        return f"{mapped.q.device} became {mapped.queries.device} and {mapped.keys.device}"
-    return ""
-
-
-def _finite(mapped: MappedRows) -> str:
-    bad = sum(int((~out.isfinite()).sum()) for out in (mapped.queries, mapped.keys))
-    return f"{bad} numbers are not finite" if bad else ""
-
-
-def _untouched(mapped: MappedRows) -> str:
-    return f"{mapped.changed} numbers were written over" if mapped.changed else ""
-
-
 def _rowwise(mapped: MappedRows) -> str:
     count = mapped.k.shape[0]
     for at in sorted({0, count // 2, count - 1}):
@@ -92,9 +77,19 @@ def _rowwise(mapped: MappedRows) -> str:
 MAPPED: dict[str, Callable[[MappedRows], str]] = {
     "shapes (C, R) and (n, R)": _shapes,
     "one floating point dtype": _dtypes,
-    "on the input's device": _devices,
-    "finite": _finite,
-    "leaves queries and keys alone": _untouched,
+    "on the input's device": lambda mapped: (
+        f"{mapped.q.device} became {mapped.queries.device} and {mapped.keys.device}"
+        if {mapped.queries.device, mapped.keys.device} != {mapped.q.device}
+        else ""
+    ),
+    "finite": lambda mapped: (
+        f"{bad} numbers are not finite"
+        if (bad := sum(int((~out.isfinite()).sum()) for out in (mapped.queries, mapped.keys)))
+        else ""
+    ),
+    "leaves queries and keys alone": lambda mapped: (
+        f"{mapped.changed} numbers were written over" if mapped.changed else ""
+    ),
     "each key on its own": _rowwise,
 }
 

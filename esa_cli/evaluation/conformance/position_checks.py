@@ -113,16 +113,14 @@ def _behind(placed: PlacedTokens) -> str:
     return f"a far query at {query.min().item()}, a far key at {key.max().item()}"
 
 
-def _untouched(placed: PlacedTokens) -> str:
-    return f"{placed.changed} of the positions `at` were written over" if placed.changed else ""
-
-
 PLACED: dict[str, Callable[[PlacedTokens], str]] = {
     "integers or floats": _numbers,
     "finite": _finite,
     "not negative": _not_negative,
     "no far query before a far key": _behind,
-    "leaves the positions it is given alone": _untouched,
+    "leaves the positions it is given alone": lambda placed: (
+        f"{placed.changed} of the positions `at` were written over" if placed.changed else ""
+    ),
 }
 
 

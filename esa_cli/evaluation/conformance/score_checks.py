@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.parts import Score
@@ -31,25 +32,17 @@ def _shape(tried: TriedStep) -> str:
     return f"has {tried.out.shape[0]} scores for M = {tried.step.middle}"
 
 
-def _floating(tried: TriedStep) -> str:
-    return "" if tried.out.is_floating_point() else f"is {tried.out.dtype}"
-
-
-def _no_nan(tried: TriedStep) -> str:
-    count = int(tried.out.isnan().sum())
-    return f"{count} of {tried.out.numel()} are NaN" if count else ""
-
-
-def _bounded(tried: TriedStep) -> str:
-    count = int(tried.out.isposinf().sum())
-    return f"{count} of {tried.out.numel()} are +inf" if count else ""
+def _share(found: Tensor, what: str) -> str:
+    return f"{int(found.sum())} of {found.numel()} are {what}" if found.any() else ""
 
 
 SCORED: dict[str, Callable[[TriedStep], str]] = {
-    "floating point": _floating,
+    "floating point": lambda tried: (
+        "" if tried.out.is_floating_point() else f"is {tried.out.dtype}"
+    ),
     "on the queries' device": right_device,
-    "never NaN": _no_nan,
-    "never +inf": _bounded,
+    "never NaN": lambda tried: _share(tried.out.isnan(), "NaN"),
+    "never +inf": lambda tried: _share(tried.out.isposinf(), "+inf"),
 }
 
 

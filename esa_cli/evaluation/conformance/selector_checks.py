@@ -32,10 +32,6 @@ TAKEN_BACK = (8, 60, 50)
 SHAPE = "a tensor of one dimension, or a list with one for each query head"
 
 
-def _int64(tried: TriedStep) -> str:
-    return "" if tried.out.dtype == torch.int64 else f"is {tried.out.dtype}"
-
-
 def _within_budget(tried: TriedStep) -> str:
     most, count = min(tried.budget, tried.step.middle), tried.out.shape[0]
     if count <= most:
@@ -64,7 +60,7 @@ def _unique(tried: TriedStep) -> str:
 
 
 PICKED: dict[str, Callable[[TriedStep], str]] = {
-    "int64": _int64,
+    "int64": lambda tried: "" if tried.out.dtype == torch.int64 else f"is {tried.out.dtype}",
     "on the queries' device": right_device,
     "within the budget": _within_budget,
     "inside M": _inside,

@@ -47,5 +47,4 @@ def _number(value: Any) -> bool:
 
 def is_share(value: Any) -> bool:
     """Whether a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= 1
+    return _number(value) and 0 <= value <= 1

@@ -16,7 +16,7 @@ from esa_cli.evaluation.selftest.shared_prefill import read_for
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.evidence import heaviest
 from esa_cli.qa.preset import Preset
-from esa_cli.qa.session import Answer, Session
+from esa_cli.qa.session import Session
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
 
@@ -72,11 +72,6 @@ class MethodAnswer:
     passages: list[SelectedPassage] = field(default_factory=list)
 
 
-def _ask(session: Session, question: str, most: int | None) -> tuple[Answer, SelectionCounts]:
-    view = SelectionCounts(torch.zeros(session.document_tokens))
-    return session.ask(question, max_new_tokens=most, trace=view), view
-
-
 def selected_passages(counts: Tensor, book: PlacedBook, count: int) -> list[SelectedPassage]:
     """The `count` passages that were selected most, whole sentences, none overlapping.
 
@@ -118,7 +113,8 @@ def compare(
             read = read_for(session, preset, group, text, reading(group.names))
             for name, one in zip(group.names, group.presets, strict=True):
                 session.use(one)
-                answer, view = _ask(session, question, most)
+                view = SelectionCounts(torch.zeros(session.document_tokens))
+                answer = session.ask(question, max_new_tokens=most, trace=view)
                 out.append(
                     MethodAnswer(
                         name,
