@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,12 +41,19 @@ def without_file(method: Method) -> str:
     return next((name for name, kind in kinds.items() if _file(kind) is None), "")
 
 
-def contents(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of one part, a file by what is in it."""
+def contents(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of one part; those that name a file have the hash of its content.
+
+    Args:
+        files: of the part (`Compressor.files`); a setting called `file` names one, too. Files that
+            no setting names are hashed under `files`.
+    """
     out = dict(settings)
-    if "file" in out:
-        out["file"] = _of(Path(str(out["file"])).expanduser())
-    return out
+    for key, value in settings.items():
+        if key == "file" or value in files:
+            out[key] = _of(Path(str(value)).expanduser())
+    others = [_of(Path(one).expanduser()) for one in files if one not in settings.values()]
+    return {**out, "files": others} if others else out
 
 
 def _file(kind: type) -> Path | None:

@@ -75,7 +75,7 @@ def identity(
             "rotate": method.score.rotates,
             "distance": method.position.distance,
         }
-        facts["compressor"] = {**contents(preset.compressor), **aim}
+        facts["compressor"] = {**contents(preset.compressor, method.compressor.files), **aim}
     if preset.window.dense is None:  # then it follows from k how far attention is plain
         facts["window"] = window = {**window, "dense": method.window.dense_below}
     if preset.reading == "select":

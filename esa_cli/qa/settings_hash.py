@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from esa_cli.methods.source_hashes import PARTS, contents, sources
 from esa_cli.qa.preset import Preset
@@ -20,10 +21,14 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
         PresetError: it does not hold, or a file of it cannot be read.
     """
     facts = preset.model_dump(mode="json", exclude=set(without))
-    files = sources(resolve(preset).method)
+    method = resolve(preset).method
+    files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:
-        if "file" in facts[kind]:
-            files[f"{kind}.file"] = contents(facts[kind])["file"]
+        named = method.compressor.files if kind == "compressor" else ()
+        hashed = contents(facts[kind], named)
+        files |= {
+            f"{kind}.{key}": hashed[key] for key in hashed if hashed[key] != facts[kind].get(key)
+        }
     if files:  # so that what has none keeps the hash that rows were written with
         facts["files"] = files
     return text_digest(json.dumps(facts, sort_keys=True))[:16]

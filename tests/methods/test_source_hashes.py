@@ -14,12 +14,13 @@ from conftest import copy_registries
 
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
-from esa_cli.attention.parts import Score
+from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Compressor, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import part_registry as registry
 from esa_cli.methods import plugin_loading
 from esa_cli.methods.part_registry import register
-from esa_cli.methods.source_hashes import without_file
+from esa_cli.methods.source_hashes import contents, without_file
 from esa_cli.qa import preset
 from esa_cli.qa.archive import hindrance
 from esa_cli.qa.resolved import resolve
@@ -83,6 +84,35 @@ def test_what_is_in_a_compressors_file_counts(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(PresetError, match=r"maps\.safetensors cannot be read"):
         hashed(*given)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_compressor_reads_counts_whatever_its_fields_are_called(
+    named: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "maps.bin").write_bytes(b"1")
+
+    @register("compressor", "elsewhere")
+    @dataclass(frozen=True)
+    class Elsewhere(Compressor):
+        maps: str = "none"
+
+        @property
+        def files(self) -> tuple[str, ...]:
+            return (self.maps if named else str(tmp_path / "maps.bin"),)
+
+        def fit(self, layer: int, moments: Moments) -> None:
+            return None
+
+    given = ["compressor.name=elsewhere", *([f"compressor.maps={tmp_path}/maps.bin"] * named)]
+    found, resolved = [hashed(*given)], resolve(preset.load("tiny-random", given))
+    files = resolved.method.compressor.files
+    keys = [contents(resolved.preset.compressor, files)]
+    (tmp_path / "maps.bin").write_bytes(b"2")
+    found.append(hashed(*given))
+    keys.append(contents(resolved.preset.compressor, files))
+    assert found[0] != found[1]
+    assert keys[0] != keys[1]
 
 
 def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
