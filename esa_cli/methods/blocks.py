@@ -1,8 +1,7 @@
-"""Blocks of M, and numbers worked out once for each block that is whole.
+"""Blocks of M with one row of numbers each, computed once for each whole block.
 
-M begins at the same token in every step and grows at its end, so a block that is whole stays what
-it is. Its row is kept in the selector's layer state, and computed again when tokens are taken back.
-Knows nothing about what the numbers mean.
+M begins at the same token in every step and grows at its end, so a whole block does not change. Its
+row is kept in the selector's layer state, and computed again after a crop.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from esa_cli.attention.step import Step
 from esa_cli.storage.growing_rows import GrowingRows
 
 AT_ONCE = 4096
-"""Tokens whose rows are worked out at a time."""
+"""Tokens whose rows are computed at once."""
 
 
 def tokens_of(blocks: Tensor, size: int, middle: int) -> Tensor:
@@ -32,7 +31,7 @@ class BlockRows(LayerState):
     """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
     Args:
-        settled: tokens behind a block that have to be there before its row is final.
+        settled: tokens after a block that must be cached before its row is final.
     """
 
     low: int = 0

@@ -1,18 +1,16 @@
-"""Selection by agreement: what earlier layers found, later layers read too.
+"""Selection by the scores of all layers so far, in whole windows of tokens.
 
-The paper selects in every layer for itself. In a small model few layers find a passage (their
-heads match the question's words), and the layers that would use it do not select it once M is
-large: that is why answers collapse between 12k and 24k tokens (docs/results.md). Here each layer
-adds its votes to those of the layers before it, and selects passages by the sum; no training. The
-last layer's selection then serves the answer's tokens, and with two rounds the question's, too.
+The paper selects in every layer for itself. In a small model few layers find a passage (retrieval
+heads), and the layers that would use it do not select it once M is large: answers collapse between
+12k and 24k tokens (docs/results.md). Here each layer adds its scores to those of the layers before
+it and selects by the sum; no training. The answer's tokens keep the last layer's selection, and
+with two rounds so does the question.
 
-Few whole passages serve a small model better than many torn ones (docs/results.md): `passage` takes
-windows of that many tokens, each with the most votes left, until the budget is used.
+`passage` selects windows of that many tokens with the highest score left, until the budget is used:
+a small model uses few whole passages better than many torn ones (docs/results.md).
 
-A forward call may hold several chunks, and the host runs all of them through a layer before the
-next layer: agreements are kept by the position at which their chunk starts.
-
-Not in the paper; measured against it in docs/results.md.
+A forward call may have several chunks, and all of them pass a layer before the next one: scores are
+kept by the position at which their chunk starts. Not in the paper; measured in docs/results.md.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_at_least, check_odd
 from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.paper import ATTENDED
@@ -36,27 +34,31 @@ from esa_cli.methods.voting import PLAIN, esa_vote
 
 @dataclass
 class LayerScores:
-    """Votes for the tokens from position `low` on, summed over the layers up to `layer`."""
+    """Accumulated scores (M,) of the tokens from position `low` on, layers up to `layer`.
+
+    Args:
+        start: of the chunk. chosen: absolute positions selected by them, once computed.
+    """
 
     start: int
     layer: int
     low: int
-    votes: Tensor
+    scores: Tensor
     chosen: Tensor | None = None
 
 
-def passages(votes: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
-    """Ascending offsets (count,) of the passages with the most votes.
+def passages(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
+    """Ascending offsets (count,) of the passages with the highest scores.
 
     Args:
-        votes: (M,). smooth: tokens over which votes are averaged, odd; a passage that many words
-            of the question ask for then beats a single token. epsilon: of Eq. (8); passages are at
-            least 2 epsilon + 1 tokens long.
+        scores: (M,). smooth: tokens over which scores are averaged, odd; a passage that many
+            words of the question match then beats a single token. epsilon: of Eq. (8), so passages
+            are at least 2 epsilon + 1 tokens long.
     """
-    if smooth > 1 and votes.numel():
-        votes = votes - votes.amin().clamp(max=0.0)  # beyond the borders there are zeros
-        votes = functional.avg_pool1d(votes[None], smooth, stride=1, padding=smooth // 2)[0]
-    return top_k(proximity(votes, epsilon), count)
+    if smooth > 1 and scores.numel():
+        scores = scores - scores.amin().clamp(max=0.0)  # avg_pool1d pads with zeros
+        scores = functional.avg_pool1d(scores[None], smooth, stride=1, padding=smooth // 2)[0]
+    return top_k(proximity(scores, epsilon), count)
 
 
 @dataclass
@@ -64,29 +66,29 @@ class ConsensusTurn:
     """The accumulated scores of a turn, by the position at which their chunk starts; `surveyed`:
     those of the question's survey pass, with which its second pass selects."""
 
-    agreements: dict[int, LayerScores] = field(default_factory=dict)
+    layer_scores: dict[int, LayerScores] = field(default_factory=dict)
     surveyed: LayerScores | None = None
 
 
 @register(
     "selector",
     "consensus",
-    about="whole passages, by the votes of all layers so far",
+    about="whole passages, by the scores of all layers so far",
     source="this project, after ESA, arXiv 2502.14477",
-    cost="the score's, and M for each passage; a question is read twice",
+    cost="the score's, and M for each passage; a question passes the model twice",
 )
 @dataclass(frozen=True)
 class Consensus(Selector):
-    """Passages that the layers so far agree on, by the sum of their scores.
+    """Passages with the highest sum of the scores of the layers so far.
 
     Args:
-        smooth: tokens over which votes are averaged, odd. proximity: epsilon, see `passages`.
-        passage: tokens of a whole passage; 0: tokens are taken by `smooth` and `proximity`, and
-            `share` says nothing. share: see `token_windows.best_windows`.
-        rounds: how often a session reads the question; the second time every layer has what all
-            layers agreed on the first time.
-        answer: what selects while the answer is written: `keep`, the question's agreement, or
-            `vote`, which adds the new token's votes in every step.
+        smooth: tokens over which scores are averaged, odd. proximity: epsilon, see `passages`.
+        passage: tokens of a window; 0: single tokens are selected by `smooth` and `proximity`,
+            and `share` is not used. share: see `token_windows.best_windows`.
+        rounds: passes of the question; in the second, every layer selects by the first one's
+            scores of all layers.
+        answer: how the answer's tokens select: `keep`, by the question's scores, or `vote`, which
+            adds each new token's.
     """
 
     smooth: int = 33
@@ -97,16 +99,16 @@ class Consensus(Selector):
     rounds: Literal[1, 2] = 1
 
     def __post_init__(self) -> None:
-        if self.passage < 0 or not 0 <= self.share <= 1 or self.rounds not in (1, 2):
-            raise ValueError("passage is at least 0, share from 0 to 1, rounds 1 or 2")
-        if self.smooth < 1 or self.smooth % 2 == 0:
-            raise ValueError("smooth must be odd and at least 1")
-        if self.proximity < 0:
-            raise ValueError("proximity must not be negative")
+        check_at_least(0, passage=self.passage, proximity=self.proximity)
+        check_odd(smooth=self.smooth)
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be from 0 to 1, got {self.share}")
+        if self.rounds not in (1, 2):
+            raise ValueError(f"rounds must be 1 or 2, got {self.rounds}")
         if self.answer not in ("keep", "vote"):
-            raise ValueError("answer is keep or vote")
+            raise ValueError(f"answer must be keep or vote, got {self.answer!r}")
         if self.rounds == 2 and self.answer == "vote":
-            raise ValueError("with rounds 2 the agreement is kept: answer must be keep")
+            raise ValueError("answer must be keep where rounds is 2, got 'vote'")
 
     @property
     def sums_layers(self) -> bool:
@@ -129,74 +131,74 @@ class Consensus(Selector):
         turn: ConsensusTurn = step.turn_state(self)
         if turn.surveyed is not None:
             return self._kept(turn.surveyed, step, budget)
-        agreements = turn.agreements
-        earlier = [start for start in agreements if start < step.start] if step.decoding else []
-        asked = agreements[max(earlier)] if earlier else None
-        if asked is not None and self.answer == "keep":
-            return self._kept(asked, step, budget)
-        same = agreements.get(step.start)
+        layer_scores = turn.layer_scores
+        earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
+        question = layer_scores[max(earlier)] if earlier else None
+        if question is not None and self.answer == "keep":
+            return self._kept(question, step, budget)
+        same = layer_scores.get(step.start)
         if same is None or same.layer >= step.layer:
-            same = asked
-            # What lies beyond this layer is left over from an earlier pass through the layers.
+            same = question
+            # Scores of layers after this one are left from an earlier pass.
             for start in [
-                s for s, a in agreements.items() if a.layer > step.layer and a is not asked
+                s for s, a in layer_scores.items() if a.layer > step.layer and a is not question
             ]:
-                del agreements[start]
+                del layer_scores[start]
         scores = step.scores()
-        # A token without a score is worth no more than the worst that has one.
+        # A token without a score counts as the lowest that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
-        votes = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
-        agreements[step.start] = LayerScores(step.start, step.layer, step.low, votes)
+        total = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
+        layer_scores[step.start] = LayerScores(step.start, step.layer, step.low, total)
         if step.query.surveying:
-            # What half of the layers would pick is not shown to the others: it sways their votes.
+            # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
-        return self._best(votes, budget)
+        return self._best(total, budget)
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
         turn: ConsensusTurn = step.turn_state(self)
         last, stop = step.last_scoring_layer, step.start + step.queries.shape[1]
-        scored = step.start in turn.agreements and stop == len(step.store)
+        scored = step.start in turn.layer_scores and stop == len(step.store)
         return scored and last is not None and step.layer >= last
 
     def after_survey(self, turn: ConsensusTurn | None) -> ConsensusTurn:
-        agreements = turn.agreements if turn else {}
-        return ConsensusTurn(surveyed=agreements[max(agreements)] if agreements else None)
+        layer_scores = turn.layer_scores if turn else {}
+        return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _best(self, votes: Tensor, budget: int) -> Tensor:
+    def _best(self, scores: Tensor, budget: int) -> Tensor:
         if self.passage:
-            return best_windows(votes, budget, self.passage, self.share)
-        return passages(votes, budget, self.smooth, self.proximity)
+            return best_windows(scores, budget, self.passage, self.share)
+        return passages(scores, budget, self.smooth, self.proximity)
 
     def _base(self, known: LayerScores | None, step: Step) -> Tensor:
-        """Votes so far (M,); of middle tokens that had none, the fewest that any has."""
+        """Accumulated scores (M,); middle tokens that are new get the lowest."""
         base = torch.zeros(step.middle, device=step.queries.device)
-        if known is not None and known.low == step.low and known.votes.numel():
-            count = min(base.shape[0], known.votes.shape[0])
-            base[:count] = known.votes[:count]
-            base[count:] = known.votes.amin().clamp(max=0.0)
+        if known is not None and known.low == step.low and known.scores.numel():
+            count = min(base.shape[0], known.scores.shape[0])
+            base[:count] = known.scores[:count]
+            base[count:] = known.scores.amin().clamp(max=0.0)
         return base
 
     def _kept(self, known: LayerScores, step: Step, budget: int) -> Tensor:
-        """The question's last agreement, worked out once for all layers and later tokens."""
+        """Selection by the question's last scores, the same for all layers and later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
-            known.chosen = self._best(known.votes, budget) + known.low
+            known.chosen = self._best(known.scores, budget) + known.low
         chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
 
 @recipe(
     "esa-consensus",
-    about="whole passages that the layers agree on, seen right before the question",
+    about="whole passages by the scores of all layers, positioned right before the question",
     source="this project, after the paper",
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def esa_consensus(base: Base) -> dict[str, Any]:
-    agreed = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
+    selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
         **esa_vote(base),
-        "selector": agreed,
+        "selector": selector,
         "score": {**PLAIN, **vote},
         "position": {"name": "contiguous", "distance": min(1024, base.context // 2)},
         "window": {"ending": 0},

@@ -1,11 +1,8 @@
-"""Selectors that do not choose: `full` takes all of M, `none` takes nothing.
+"""Selectors without a score: `full` selects all of M, `none` nothing.
 
-`full` is full attention, for encodings that stretch the window. `none` leaves I and L, for methods
-without a memory. Neither looks at a query.
-
-Recipes: `origin` is the model as it is, at true positions; `full` has the preset's positions.
-Those that stretch the window have files of their own; their factor is the document's length and 256
-tokens for the words around it, in trained windows, rounded up to a whole number.
+`full` is full attention, for encodings that stretch the window; `none` leaves I and L. Recipes:
+`origin` at true positions, `full` at the preset's. The factor s of methods that stretch the window
+is the document's length plus 256 tokens in trained windows, rounded up to a whole number.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
     "full",
     about="all middle tokens, whatever the budget",
     source="Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
-    cost="nothing to choose; attention then reads 2 F N",
+    cost="nothing to score; attention then reads 2 F N",
 )
 @dataclass(frozen=True)
 class Full(Selector):
-    """All of M, whatever the budget."""
+    """All middle tokens, whatever the budget."""
 
     def allowance(self, step: Step, budget: int) -> int:
-        """M: this method has no budget."""
+        """All of M."""
         return step.middle
 
     def select(self, step: Step, budget: int) -> Tensor:
@@ -61,11 +58,11 @@ class Nothing(Selector):
 
 FULL_COST = "H C N D: every cached token is attended to"
 ROOM = 256
-"""Tokens for what stands around the document: the prompt's words, the question and the answer."""
+"""Tokens for the prompt, the question and the answer."""
 
 
 def everything(position: dict[str, Any]) -> dict[str, Any]:
-    """Settings of full attention with this encoding. Nothing is scored, so nothing is reduced."""
+    """Settings of full attention with this position encoding."""
     return {
         "selector": {"name": "full"},
         **OWN_SCORE,
@@ -75,7 +72,7 @@ def everything(position: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole_stretch(base: Base) -> float:
-    """s of a recipe: the trained windows that the document takes with ROOM, a whole number."""
+    """s of a recipe: trained windows for the document and ROOM, a whole number."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 

@@ -1,12 +1,12 @@
-"""InfLLM: a memory of whole blocks, each found by the few keys that were attended to most.
+"""InfLLM: whole blocks, scored by each block's few keys that received most attention.
 
-    r_h(m)   attention that token m got from head h while it was near         (`received`)
+    r_h(m)   attention that token m received from head h while near      (`infllm_mass`)
     K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
     s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) . K_h,b, the same for all heads
-    choice   the blocks with the highest s, as many as the budget holds
+    choice   the blocks with the highest s that fit the budget
 
-A block is formed of `block` tokens that have left L, counted from the first token of M. Tokens that
-have left L but do not fill a block yet are attended to as well, out of the same budget.
+A block is `block` tokens that have left L, counted from the first token of M. Tokens that do not
+fill a block yet are selected as well, within the same budget.
 
 Source: Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an Efficient
 Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
@@ -15,13 +15,12 @@ Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
 - one retrieval serves a chunk of the preset's size (512 there), and windows are the preset's (there
   128 initial, 4096 local, 16 blocks);
 - tokens that do not fill a block come on top of its 16 blocks; here they count in the budget;
-- a block of which no r is known, its chunks having been read under another method, is represented
-  by the mean of all its keys.
+- a block without r (prefilled with another method) is represented by the mean of all its keys.
 n_local - 1 is the position encoding's `distance`, which the recipe sets.
 
 Positions: far queries at n_local - 1, far keys at 0; near ones at true distances. InfLLM cuts its
-window off at n_local tokens for each query; here a chunk's last queries see near tokens up to
-l_C - 1 further away.
+window off at n_local tokens for each query; here a chunk's last queries attend to near tokens up
+to l_C - 1 further away.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import LayerState, Positions
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.positions import ROTATED, FixedDistance
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
@@ -47,8 +46,7 @@ from esa_cli.storage.growing_rows import GrowingRows
 
 @dataclass
 class InfLLMState(LayerState):
-    """Attention that a layer's tokens received, and the keys that represent its blocks, by the
-    settings they were made with."""
+    """Attention that a layer's tokens received, and its blocks' representative keys by settings."""
 
     mass: AttentionMass | None = None
     keys: dict[tuple[int, int], BlockRows] = field(default_factory=dict)
@@ -69,9 +67,9 @@ class InfLLMState(LayerState):
 )
 @dataclass(frozen=True)
 class InfLLM(Selector):
-    """The best whole blocks of M, and what does not fill one.
+    """The best whole blocks of M, and the tokens after them.
 
-    A budget below `block` has room for what does not fill one only.
+    A budget below `block` has room for the latter only.
 
     Args:
         block: tokens in a block. representatives: keys of a block that stand for it.
@@ -81,14 +79,13 @@ class InfLLM(Selector):
     representatives: int = 4
 
     def __post_init__(self) -> None:
-        if self.block < 1 or self.representatives < 1:
-            raise ValueError("block and representatives must be at least 1")
+        check_at_least(1, block=self.block, representatives=self.representatives)
 
     def new_layer_state(self) -> InfLLMState:
         return InfLLMState()
 
     def observe(self, step: Step) -> None:
-        """Adds what the chunk's queries gave to each token of L and C."""
+        """Adds the attention of the chunk's queries to each token of L and C."""
         state: InfLLMState = step.layer_state(self)
         if state.mass is None:
             rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
@@ -121,7 +118,7 @@ class InfLLM(Selector):
     def _keys(self, step: Step) -> GrowingRows:
         """K, rows (at least the whole blocks of M, H * D).
 
-        A block behind L receives no more. After a crop it may be in L again, so it is made anew.
+        A block that left L receives no more. After a crop it may be in L again: computed anew.
         """
         heads, _, dim = step.queries.shape
         state: InfLLMState = step.layer_state(self)
@@ -145,15 +142,15 @@ class InfLLM(Selector):
         r = r.view(count, size, groups, share).permute(2, 3, 0, 1)
         best = r.topk(min(self.representatives, size), dim=3).indices
         best = best[..., None].expand(-1, -1, -1, -1, dim)
-        loud = keys[:, None].expand(-1, share, -1, -1, -1).gather(3, best).float().mean(dim=3)
+        most = keys[:, None].expand(-1, share, -1, -1, -1).gather(3, best).float().mean(dim=3)
         known = r.amax(dim=(0, 1, 3))[:, None] > 0
-        picked = torch.where(known, loud.flatten(0, 1), mean)
+        picked = torch.where(known, most.flatten(0, 1), mean)
         return picked.transpose(0, 1).flatten(1)
 
 
 @recipe(
     "infllm",
-    about="blocks of 128 tokens, found by the keys that were attended to most; one distance",
+    about="blocks of 128 tokens, by their most attended keys; all far tokens at one distance",
     source="Xiao et al., InfLLM: Training-Free Long-Context Extrapolation for LLMs with an "
     "Efficient Context Memory, arXiv 2402.04617",
     cost=f"H D M / 128 + {ATTENDED}",
@@ -180,7 +177,7 @@ class InfLLMPositions(FixedDistance):
     """Far queries at l_L - 1 and far keys at 0, near ones in order.
 
     Args:
-        distance: where a far token is taken to be when it is scored; InfLLM scores at n_local - 1.
+        distance: of far tokens when they are scored; InfLLM scores at n_local - 1.
     """
 
     distance: int = 4095

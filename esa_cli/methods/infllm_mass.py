@@ -1,12 +1,12 @@
-"""How much attention every token got while it was near: the r of InfLLM.
+"""Attention that every token received while it was near: the r of InfLLM.
 
     r_h(m) = sum over queries c, while m is in L or C, of exp( scale * R(q_h,c) . R(k_m) - lse_h,c )
 
-lse is the log-sum-exp of all that the query attended to, far tokens included, so r sums shares of
-one softmax. Distances are the true ones, as position encodings have them for L and C.
+lse is the log-sum-exp of the whole attention, far tokens included, so r sums shares of one softmax.
+Distances are the true ones, as position encodings have them for L and C.
 
-r cannot be worked out again: the queries are gone. So what L had before each of the last chunks is
-kept, and comes back when tokens are taken back up to the start of one of them.
+r cannot be computed again, because the queries are not stored. So r of L before each of the last
+chunks is kept, and restored when tokens are cropped to the start of one of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from esa_cli.attention.step import Step
 from esa_cli.methods.per_head_scores import most_at_once
 from esa_cli.storage.growing_rows import GrowingRows
 
-MARKS = 8
-"""Chunks that can be taken back exactly; a question is one or two."""
+KEPT_CHUNKS = 8
+"""Chunks that can be cropped exactly; a question is one or two."""
 AT_ONCE = 8192
+"""Tokens whose r is added at once."""
 
 
-def given(step: Step) -> Tensor:
-    """What the chunk gives to each token of L and C, (H, L + C), for a step with its `lse`."""
-    assert step.lse is not None, "attention comes before observe"
+def chunk_mass(step: Step) -> Tensor:
+    """Attention of the chunk to each token of L and C, (H, L + C), for a step with its `lse`."""
+    assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
     first, stop = step.start - step.local, step.start + chunk
     device, groups = step.queries.device, step.store.heads
@@ -46,7 +47,7 @@ def given(step: Step) -> Tensor:
 
 @dataclass(frozen=True)
 class MassBefore:
-    """r (n, H) of the n tokens before `start`, before the chunk that begins there was read."""
+    """r (n, H) of the n tokens before `start`, without the chunk that begins there."""
 
     start: int
     before: Tensor
@@ -57,35 +58,35 @@ class AttentionMass:
     """r of every token, rows (N, H) float32; zero where nothing was observed."""
 
     rows: GrowingRows
-    marks: list[MassBefore] = field(default_factory=list)
+    before_chunks: list[MassBefore] = field(default_factory=list)
     answering: bool = False
 
     @torch.no_grad()
     def add(self, step: Step) -> None:
-        """Adds what the step's chunk gives; once, however many selectors look on."""
+        """Adds the attention of the step's chunk; once, however many selectors observe it."""
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
-        shares = given(step).T
+        shares = chunk_mass(step).T
         missing = stop - self.rows.length
         if missing > 0:
             self.rows.append(shares.new_zeros(missing, self.rows.width))
         if not (self.answering and step.decoding):
-            kept = [mark for mark in self.marks if mark.start < step.start]
+            kept = [one for one in self.before_chunks if one.start < step.start]
             before = self.rows.span(first, step.start).clone()
-            self.marks = [*kept, MassBefore(step.start, before)][-MARKS:]
+            self.before_chunks = [*kept, MassBefore(step.start, before)][-KEPT_CHUNKS:]
         self.answering = step.decoding
         for at, view in self.rows.blocks(first, stop, AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Keeps `length` tokens; what later ones gave them goes, where a mark is there for it."""
+        """Keeps `length` tokens, and takes off the later ones' attention where it is known."""
         self.rows.truncate(length)
-        self.marks = [mark for mark in self.marks if mark.start <= length]
+        self.before_chunks = [one for one in self.before_chunks if one.start <= length]
         self.answering = False
-        if self.marks and self.marks[-1].start == length:
-            before = self.marks[-1].before
+        if self.before_chunks and self.before_chunks[-1].start == length:
+            before = self.before_chunks[-1].before
             first = length - before.shape[0]
             for at, view in self.rows.blocks(first, length, AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])

@@ -1,14 +1,14 @@
-"""LM-Infinite: a Λ of first and recent tokens, and its variant with the best middle tokens a head.
+"""LM-Infinite: first and recent tokens, and its variant with top-k middle tokens for each head.
 
-    lm-infinite        I, seen from distance L, and the most recent tokens
+    lm-infinite        I at distance L, and the most recent tokens
     lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
                        s_h(m) = scale * R(q_h,last, w) . k_g(h),m, w = 2048, keys unrotated,
-                       q_h,last the chunk's last query; the k best of M, seen from distance w
+                       q_h,last the chunk's last query; the k best of M, at distance w
 
 Source: Han et al., "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language
 Models", arXiv 2308.16137, and its published code. Unlike the original,
 - w is half the trained window where that is less than 2048;
-- its k is 5; here k is the budget, so that methods compare; `count` takes another;
+- its k is 5; here k is the budget, so that methods compare, or `count`;
 - I and L are the preset's (it has 10 or 100 sinks), and L moves by whole chunks;
 - "the last query" is that of a chunk, which is a whole forward call there.
 Layers below `first_layer` leave the budget unspent, as in the original.
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import Positions
-from esa_cli.attention.parts import PositionEncoding, Selector
+from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
 from esa_cli.attention.positions import ROTATED, FixedDistance, consecutive
 from esa_cli.attention.step import Step
 from esa_cli.methods.part_registry import register
@@ -38,7 +38,7 @@ SOURCE = (
     "arXiv 2308.16137"
 )
 INSERT = 2048
-"""Where the original places its middle tokens."""
+"""The original's distance of middle tokens."""
 
 
 @register(
@@ -61,8 +61,7 @@ class LastQueryTopK(Selector):
     count: int | None = None
 
     def __post_init__(self) -> None:
-        if self.first_layer < 0 or (self.count is not None and self.count < 0):
-            raise ValueError("first_layer and count must not be negative")
+        check_at_least(0, first_layer=self.first_layer, count=self.count)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """H tensors (K,) of offsets into M, or (0,) below `first_layer`."""
@@ -95,24 +94,21 @@ class TwoDistances(PositionEncoding):
     initial: int = 64
 
     def __post_init__(self) -> None:
-        if self.distance < 0 or self.initial < 0:
-            raise ValueError("distance and initial must not be negative")
+        check_at_least(0, distance=self.distance, initial=self.initial)
 
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """(C,) queries and (L + C,) keys, consecutive."""
         return consecutive(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        """(C,) queries in one place and (n,) keys before it."""
-        stand = max(local, self.distance)
-        first = torch.full_like(at, stand - local)
-        keys = torch.where(at < self.initial, first, stand - self.distance)
-        return Positions(torch.full((chunk,), stand), keys)
+        query = max(local, self.distance)
+        first = torch.full_like(at, query - local)
+        keys = torch.where(at < self.initial, first, query - self.distance)
+        return Positions(torch.full((chunk,), query), keys)
 
 
 @recipe(
     "lm-infinite",
-    about="first and most recent tokens only, the first seen from the window's length",
+    about="first and most recent tokens only, the first at the window's length",
     source=SOURCE,
     cost="2 F (I + L), L taking the whole budget",
 )
@@ -155,7 +151,7 @@ class LMInfinitePositions(FixedDistance):
     """Far queries at l_L and far keys at 0, near ones in order.
 
     Args:
-        distance: where a far token is taken to be when it is scored.
+        distance: of far tokens when they are scored.
     """
 
     distance: int = 2048

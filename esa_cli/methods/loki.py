@@ -6,16 +6,16 @@
 
 Source: Singhania et al., "Loki: Low-Rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
 Unlike the original,
-- it fits on another text beforehand; here the first `fit_tokens` of M do, the sinks before M left
-  out: they are unlike all other keys;
-- it projects keys rotated to their true positions; ours are unrotated, and the query stands for the
-  distance (`rotate`), as in attention with all far tokens at one place;
-- it selects while the answer is written; here chunks do, too, their queries agreeing as in
-  `by_head`;
-- as there, means give the directions only: they are not subtracted from what is scored.
+- it fits on another text beforehand; here on the first `fit_tokens` of M, without the sinks, whose
+  keys are unlike all others;
+- it projects keys rotated to their true positions; ours are unrotated, and the query is
+  rotated to the distance (`rotate`), as in attention with all far tokens at one position;
+- it selects for tokens of an answer; here chunks select, too, by the maximum over their queries
+  (`per_head_scores`);
+- as there, means are subtracted for the directions only, not from the scored vectors.
 
-The directions depend on the first tokens alone. Taking back later ones loses neither them nor the
-projected keys of those that stay.
+The directions depend on the first tokens alone: cropping later ones changes neither them nor the
+projected keys that stay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import LayerState
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.precision import to_float64
 from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
@@ -41,7 +41,7 @@ from esa_cli.storage.growing_rows import GrowingRows
 
 @dataclass(frozen=True)
 class Directions:
-    """Principal directions (G, D, r) of the keys of tokens [low, upto), while those are there."""
+    """Principal directions (G, D, r) of the keys of tokens [low, upto)."""
 
     low: int
     upto: int
@@ -84,7 +84,7 @@ class Loki(Selector):
     Args:
         rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
             fewer, if the first selection comes before.
-        rotate: score the logit that attention at the far distance will see.
+        rotate: score the logit of attention at the far distance.
     """
 
     rank: int | None = None
@@ -92,10 +92,7 @@ class Loki(Selector):
     rotate: bool = True
 
     def __post_init__(self) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise ValueError("rank must be at least 1")
-        if self.fit_tokens < 1:
-            raise ValueError("fit_tokens must be at least 1")
+        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """H tensors (K,) of offsets into M."""
@@ -116,7 +113,7 @@ class Loki(Selector):
         return LokiState()
 
     def _basis(self, step: Step) -> Tensor:
-        """(G, D, r), fitted when there is none, and then without keys projected by another."""
+        """(G, D, r); fitted when there is none, which drops the keys projected before."""
         state: LokiState = step.layer_state(self)
         settings, kept = (self._rank(step), self.fit_tokens), state.directions
         if kept is None or state.settings != settings or kept.low != step.low:

@@ -4,14 +4,11 @@
     dynamic   b' = b (s N / L0 - (s - 1))^(D / (D - 2)) once N tokens, more than L0, are cached
 The slowest frequency of the fixed form is exactly that of interpolation by s.
 
-Dynamic: keys are kept unrotated, so all of a step's tokens are rotated by the same b'. N is the end
-of the current chunk: a document read in chunks is seen through a base that grows with them.
-
-What s is there: at N = L0 the base is b whatever s is, and what multiplies it grows by s / L0 with
-every token, so s says how fast, not how far. With s = 1 the base suits the N tokens there are. The
-recipe gives s the whole stretch of the document, as for `ntk`; at N = s L0 the base is multiplied
-as for a stretch of s^2 - s + 1, where the fixed form has s. It is what transformers does with a
-configuration whose factor is s.
+Dynamic: cached keys are unrotated, so all of a step's tokens are rotated by the same b'. N is the
+end of the current chunk: during a prefill in chunks the base grows with them. At N = L0 the base is
+b whatever s is, and its factor grows by s / L0 with every token. The recipe sets s to the whole
+stretch of the document, as for `ntk`; at N = s L0 the stretch is s^2 - s + 1 where the fixed form
+has s. transformers does the same with a configuration of factor s.
 
 Source: bloc97 (fixed) and emozilla (dynamic), 2023, as in transformers. The ESA paper runs NTK in
 vLLM and does not say in which form; `ntk` is the fixed one.
@@ -25,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.parts import check_at_least
 from esa_cli.attention.positions import ROTATED
 from esa_cli.methods.full_attention import FULL_COST, everything, whole_stretch
 from esa_cli.methods.part_registry import register
@@ -51,7 +49,7 @@ class NTK(StretchedPositions):
     """True positions, the base enlarged for a text `factor` times the trained window.
 
     Args:
-        distance: where a far token is taken to be when it is scored. factor: s, at least 1.
+        distance: of far tokens when they are scored. factor: s, at least 1.
     """
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
@@ -70,7 +68,7 @@ class DynamicNTK(StretchedPositions):
     """True positions, the base enlarged as the text grows beyond the trained window.
 
     Args:
-        distance: where a far token is taken to be when it is scored. factor: s, at least 1.
+        distance: of far tokens when they are scored. factor: s, at least 1.
         trained: L0, the model's trained window in tokens.
     """
 
@@ -78,11 +76,10 @@ class DynamicNTK(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trained < 1:
-            raise ValueError("trained must be at least 1")
+        check_at_least(1, trained=self.trained)
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-        base = base_of(inverse)  # a host without one is refused at once, not in mid-document
+        base = base_of(inverse)  # a model without one is refused at once, not in mid-document
         if length <= self.trained:
             return inverse, factor
         stretch = self.factor * length / self.trained - (self.factor - 1)
@@ -102,7 +99,7 @@ def ntk(base: Base) -> dict[str, Any]:
 
 @recipe(
     "ntk-dynamic",
-    about="full attention, a rotary base that grows with what has been read",
+    about="full attention, a rotary base that grows with the tokens cached",
     source="emozilla 2023, dynamic NTK-aware scaling",
     cost=FULL_COST,
     full=True,

@@ -1,7 +1,7 @@
-"""The paper's method by name: registers the parts of `attention/` and the recipe `esa`.
+"""The paper's method by name: the registered parts of `attention/`, and the recipe `esa`.
 
-Every setting of the recipe is written out, so that none is left over from the preset below. Windows
-and compressor are the preset's.
+The recipe sets every setting of its parts, so that none is the preset's. Windows and compressor are
+the preset's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAPER = (
     "Query-Key Compression, arXiv 2502.14477"
 )
 ATTENDED = "2 F (I + K + L)"
-"""Keys and values that a step attends to, where all heads share them."""
+"""Numbers of keys and values that a step attends to, where all heads share the selection."""
 
 
 def far_away(base: Base) -> int:
@@ -49,28 +49,28 @@ register(
     "none",
     about="scores with whole keys",
     source="no compression",
-    cost="F M to score; nothing more is kept",
+    cost="F M to score; nothing more is stored",
 )(NoCompression)
 register(
     "compressor",
     "closed-form",
     about="the best linear maps for the text's first tokens",
     source="this project; the minimum of Eq. (7) of ESA, arXiv 2502.14477",
-    cost="R M to score, R kept a token; F^3 once a layer to fit",
+    cost="R M to score, R stored a token; F^3 once a layer to fit",
 )(ClosedForm)
 register(
     "compressor",
     "pca",
     about="the directions in which the keys are largest",
     source="ESA, arXiv 2502.14477, compares with it in Section 4",
-    cost="R M to score, R kept a token; F^3 once a layer to fit",
+    cost="R M to score, R stored a token; F^3 once a layer to fit",
 )(Pca)
 register(
     "compressor",
     "learned",
     about="linear maps from a file of `esa calibrate`",
     source="Wang et al., ESA, arXiv 2502.14477, Eqs. (5)-(7)",
-    cost="R M to score, R kept a token; trained beforehand",
+    cost="R M to score, R stored a token; trained beforehand",
 )(Learned)
 register(
     "position",
@@ -89,14 +89,14 @@ register(
 register(
     "position",
     "true",
-    about="every token at its place in the document",
+    about="every token at its position in the document",
     source="Su et al. 2021, RoFormer, arXiv 2104.09864",
     cost=ROTATED,
 )(TruePositions)
 register(
     "score",
     "sum",
-    about="the sum over all heads, then the loudest query",
+    about="summed over heads, then maximum over queries",
     source="Wang et al., ESA, arXiv 2502.14477, Eqs. (3)-(4)",
     cost="R M with a compressor, F M without",
 )(SumScore)

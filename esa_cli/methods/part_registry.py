@@ -1,7 +1,7 @@
 """Parts of a method by name: selectors, scores, compressors and position encodings.
 
 A part is a frozen dataclass; its fields are the keys a preset may set. Built-in parts and those of
-plugins are registered by the same decorator. Loading plugins is `plugin_loading`'s business.
+plugins are registered by the same decorator; `plugin_loading` loads plugins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What methods that select for each query head share: scores by head, and the best of each.
+"""Scores of a chunk for each query head, and the top k of each, for methods that select by head.
 
-A chunk of several queries shares one selection a head, so its scores are put together as Eq. (4)
-does it, but for each head alone:
+All queries of a chunk share one selection a head, by Eq. (4) for each head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
@@ -21,7 +20,7 @@ from esa_cli.attention.step import BLOCK_ELEMENTS
 
 
 def most_at_once(rows: int) -> int:
-    """How many tokens a block of logits may have beside `rows` = H * C."""
+    """Tokens in a block of logits with `rows` = H * C."""
     return max(256, BLOCK_ELEMENTS // max(rows, 1))
 
 
@@ -29,8 +28,8 @@ def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) 
     """Scores (H, count) of each head for the whole chunk.
 
     Args:
-        blocks: gives the logits from the start; called a second time where they are too many to
-            be kept. queries: (H, C, D). count: tokens or pages in all.
+        blocks: computes the logits; called twice where they are too many to be kept.
+        queries: (H, C, D). count: tokens or pages in all.
     """
     heads, chunk, _ = queries.shape
     out = torch.empty(heads, count, device=queries.device)

@@ -1,21 +1,21 @@
-"""Quest: pages of keys, found for each query head by an upper bound of the page's best logit.
+"""Quest: pages of keys for each query head, by an upper bound of the page's best logit.
 
     u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
     choice   for each query head h the floor(budget / page) pages with the highest u_h
 
-q is rotated to the far distance and keys are unrotated, so that u bounds the logit that attention
-at that distance will see. The original's keys are rotated to their true positions, which ours do
-not have. The two agree where all far tokens stand at one place, as the recipe puts them.
+q is rotated to the far distance and keys are unrotated, so u bounds the logit of attention at that
+distance. The original's keys are rotated to their true positions, which ours do not have; the two
+are equal where all far tokens have one position, as in the recipe.
 
 Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv
 2406.10774, and its published code. Unlike the original,
-- it selects while the answer is written only, and reads densely; here chunks select, too, and their
-  queries agree as in `by_head`;
+- it selects for tokens of an answer only, after a full prefill; here chunks select, too, by the
+  maximum over their queries (`per_head_scores`);
 - it takes at least 3 pages, and its first two layers are dense: `dense_layers`, 0 here, so that
   methods compare at one budget;
 - its newest page is always taken; here L is.
 
-Bounds of whole pages are kept and grow with M; the last, short page is looked at in every step.
+Bounds of whole pages are kept; those of the last, short page are computed in every step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
 from esa_cli.methods.blocks import BlockRows, tokens_of
@@ -49,16 +49,16 @@ class Quest(Selector):
     """Whole pages for each query head; fewer than `page` tokens of budget take none.
 
     Args:
-        page: tokens in a page. dense_layers: so many first layers attend to everything; the
-            original's number is 2.
+        page: tokens in a page. dense_layers: number of first layers with full attention; the
+            original has 2.
     """
 
     page: int = 16
     dense_layers: int = 0
 
     def __post_init__(self) -> None:
-        if self.page < 1 or self.dense_layers < 0:
-            raise ValueError("page must be at least 1, and dense_layers must not be negative")
+        check_at_least(1, page=self.page)
+        check_at_least(0, dense_layers=self.dense_layers)
 
     def new_layer_state(self) -> BlockRows:
         return BlockRows()

@@ -1,9 +1,7 @@
-"""Whole methods by name: which selector, score, positions and windows a published method means.
+"""Recipes, whole methods by name: the selector, score, positions and windows of a published method.
 
-A selector alone is half a method: InfLLM is its blocks and its positions together. A recipe lays a
-method's settings over a preset at the preset's own token budget I + K + L, so that methods can be
-compared. Recipes register themselves where the method is written, built in or in a plugin.
-`qa.method_presets` lays a recipe over a preset.
+`qa.method_presets` merges a recipe into a preset, at the preset's token budget I + K + L, so that
+methods can be compared. A recipe is registered where its method is written, here or in a plugin.
 """
 
 from __future__ import annotations
@@ -42,22 +40,21 @@ class Base(NamedTuple):
 
 
 OWN_SCORE: dict[str, Any] = {"score": {"name": "vote", "shortlist": 0, "contrast": False}}
-"""For selectors that score by themselves: `vote` needs no reduced keys, so none are made."""
+"""For selectors with scores of their own: `vote` needs no reduced keys, so none are stored."""
 
 Settings = Callable[[Base], dict[str, Any]]
 LAID = ("window", "selector", "score", "compressor", "position", "reading")
-"""What a recipe may set: model, prompt and trained window are what methods are compared on."""
+"""Settings that a recipe may set; model, prompt and trained window stay for a comparison."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method, described and made.
+    """A method by name.
 
     Args:
         about: one line. source: the paper. cost: of one step, in the letters of `attention`.
-        settings: what is laid over a preset. full: it attends to everything, whatever the budget,
-            while reading, too.
-        origin: the module or plugin file it stands in.
+        settings: returns the settings merged into a preset. full: full attention, whatever the
+            budget, during prefill, too. origin: the module or plugin file that registers it.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""ReRoPE's positions: distances min(i - j, w), and queries that grow with the log of their place.
+"""ReRoPE's positions: distances min(i - j, w), queries scaled by the log of their position.
 
     far        query at w, keys at 0
     near       true distances, cut off at w by `max_distance`
     queries    query i times max(1, ln(i + 1) / ln L_train)
-Exact where L holds at least w tokens, or everything is near: far tokens closer than w are put at w.
+Exact where L has at least w tokens, or everything is near: closer far tokens are moved to w.
 Source: Su, "Rectified Rotary Position Embeddings" (ReRoPE), 2023. The ESA paper takes the distances
 and does not mention the factor, so it is off unless `trained` is given.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from esa_cli.attention.parts import check_at_least
 from esa_cli.attention.positions import ROTATED, FixedDistance
 from esa_cli.methods.part_registry import register
 
@@ -28,28 +29,26 @@ from esa_cli.methods.part_registry import register
 )
 @dataclass(frozen=True)
 class ReRoPE(FixedDistance):
-    """Nothing is further away than w.
+    """Distances of at most w.
 
     Args:
         distance: w, in tokens. trained: L_train of the query scale, the model's trained window in
-            tokens; 0: queries stay as they are.
+            tokens; 0: queries are not scaled.
     """
 
     distance: int = 512
     trained: int = 0
 
     def __post_init__(self) -> None:
-        if self.distance < 1:
-            raise ValueError("distance must be at least 1")
+        check_at_least(1, distance=self.distance)
         if self.trained < 0 or self.trained == 1:
-            raise ValueError("trained must be 0, or the model's window in tokens")
+            raise ValueError(f"trained must be 0 or at least 2 tokens, got {self.trained}")
 
     @property
     def max_distance(self) -> int:
         return self.distance
 
     def query_scale(self, at: Tensor) -> Tensor | None:
-        """(C,) factors of the queries at absolute positions `at` (C,)."""
         if not self.trained:
             return None
         return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)

@@ -1,13 +1,13 @@
-"""Position interpolation: all positions, or which is the same all frequencies, divided by s.
+"""Position interpolation: all positions, or equally all frequencies, divided by s.
 
-Needs no base b, so it also works on a host whose frequencies are scaled already.
+Needs no base b, so it also works on a model whose frequencies are scaled already.
 Source: Chen et al., "Extending Context Window of Large Language Models via Positional
 Interpolation", 2023.
 
-`StretchedPositions` is the common base of interpolation, ntk and yarn: a factor s, and the host's
-base b. The host's inverse frequencies are b^(-2i/D), i = 0 .. D/2 - 1, so the last one gives b; it
-keeps most of b's digits. Frequencies that are no such series (llama3, yarn or linear scaling in the
-host) have no b and are refused. Plain Python numbers: the same on every device.
+`StretchedPositions` is the common base of interpolation, ntk and yarn: a factor s, and the model's
+base b. Inverse frequencies are b^(-2i/D), i = 0 .. D/2 - 1; b comes from the last one, which keeps
+most of its digits. Other frequencies (models with llama3, yarn or linear scaling) are refused.
+Python floats, so that they are the same on every device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StretchedPositions(TruePositions):
     """True positions for a window `factor` times the trained one.
 
     Args:
-        distance: where a far token is taken to be when it is scored.
+        distance: of far tokens when they are scored.
         factor: s, at least 1.
     """
 
@@ -42,11 +42,11 @@ class StretchedPositions(TruePositions):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise ValueError("factor must be at least 1")
+            raise ValueError(f"factor must be at least 1 and finite, got {self.factor}")
 
 
 def base_of(inverse: Tensor) -> float:
-    """b of the host's inverse frequencies (D / 2,).
+    """b of inverse frequencies (D / 2,).
 
     Raises:
         PresetError: they are not b^(-2i/D).
@@ -59,8 +59,8 @@ def base_of(inverse: Tensor) -> float:
         if base > 1 and all(abs(rate / plain - 1) < TOLERANCE for rate, plain in pairs):
             return base
     raise PresetError(
-        "this model's rotary frequencies are no plain series b^(-2i/D), perhaps because its window "
-        "was stretched already; there is no base b to change",
+        "the model's rotary frequencies must be a series b^(-2i/D), got others; its window may "
+        "have been stretched already",
         "use position `true` or `interpolation` with this model",
     )
 
@@ -82,7 +82,7 @@ class Interpolation(StretchedPositions):
     """True positions divided by `factor`.
 
     Args:
-        distance: where a far token is taken to be when it is scored, before the division.
+        distance: of far tokens when they are scored, before the division.
         factor: s, how many times the trained window the text is long.
     """
 

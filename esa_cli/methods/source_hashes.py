@@ -1,7 +1,6 @@
-"""What a method is made of beyond its settings' words: plugin files, and files that settings name.
+"""Content hashes of the files behind a method: plugin sources, and files named in settings.
 
-Both are known by what is in them: rows of an edited plugin are another method's rows. What such a
-file imports from elsewhere is not looked at.
+Documents stored with an earlier content are not reused. Imports of these files are not hashed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def sources(method: Method) -> dict[str, str]:
-    """The hashes of the plugin files that the method's parts stand in, by kind of part.
+    """Hashes of the plugin files that define the method's parts, by kind of part.
 
-    A class typed into a running Python has no file: it is only itself, until it is typed again.
+    A class defined in an interactive session has no file, and a random name in place of a hash.
     """
     found = {}
     for name in PARTS:
@@ -36,7 +35,7 @@ def sources(method: Method) -> dict[str, str]:
 
 
 def without_file(method: Method) -> str:
-    """The first kind of part whose class stands in no file; empty where all do."""
+    """The first kind of part whose class has no source file; empty where all have one."""
     kinds = {name: type(getattr(method, name)) for name in PARTS}
     return next((name for name, kind in kinds.items() if _file(kind) is None), "")
 
@@ -59,7 +58,7 @@ def contents(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str
 def _file(kind: type) -> Path | None:
     try:
         return Path(inspect.getfile(kind))
-    except (TypeError, OSError):  # what Python says of classes that were typed in
+    except (TypeError, OSError):  # a class defined in an interactive session
         return None
 
 
@@ -67,5 +66,5 @@ def _of(file: Path) -> str:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        said = error.strerror or str(error)
-        raise PresetError(f"{file} cannot be read: {said}", "name a file that is there") from error
+        reason = error.strerror or str(error)
+        raise PresetError(f"{file} cannot be read: {reason}", "check the path") from error

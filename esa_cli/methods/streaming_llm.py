@@ -1,17 +1,16 @@
-"""StreamingLLM: the document's first tokens (sinks) and the most recent ones, nothing between.
+"""StreamingLLM: the document's first tokens (sinks) and the most recent ones.
 
-    attended   I and the last K + L tokens: the whole budget is spent on what is recent
-    position   a token's index among those attended to (`contiguous`), never its place in the text
+    attended   I and the last K + L tokens: the rest of the budget goes to L
+    position   a token's index among those attended to (`contiguous`)
 
 Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453.
 Unlike the original,
 - it keeps 4 sinks; here I is the preset's, so that methods compare at one budget;
-- its window moves with every token; here with every chunk, whose queries all see the same L;
-- what left the window is forgotten there; here it stays in memory and is not looked at.
-InfLLM's comparison numbers the sinks otherwise: that is the position encoding `streaming`.
+- its window moves with every token; here with every chunk, whose queries all have the same L;
+- it evicts tokens that left the window; here they stay cached and are not attended to.
 
-Position `streaming`, the form in InfLLM's published code: far keys at 0 .. n - 1, all queries at
-n_local + n - 1, so that the sinks are seen in order, a whole window away.
+Position `streaming` is the form in InfLLM's published code: far keys at 0 .. n - 1, all queries at
+n_local + n - 1, so that the sinks are in order, a whole window away.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class StreamingPositions(PositionEncoding):
     """Far keys in order from 0, far queries l_L behind the last of them; near ones in order.
 
     Args:
-        distance: where a far token is taken to be when it is scored; with sinks alone none is.
+        distance: of far tokens when they are scored; sinks alone are not.
     """
 
     distance: int = 2048
@@ -68,5 +67,5 @@ class StreamingPositions(PositionEncoding):
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         count = at.shape[0]
-        stand = max(local + count - 1, 0)
-        return Positions(torch.full((chunk,), stand), torch.arange(count))
+        query = max(local + count - 1, 0)
+        return Positions(torch.full((chunk,), query), torch.arange(count))

@@ -1,20 +1,19 @@
-"""TokenSelect: tokens by the soft vote of all heads for the chunk's mean query.
+"""TokenSelect: tokens by softmax scores summed over heads, for the chunk's mean query.
 
-    q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries as they stand behind L
+    q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
     S(m)   = sum over h of softmax_m( q_h . k_g(h),m )      keys unrotated, no 1/sqrt(D)
     choice   the k best of S, after an optional maximum over `pool` neighbours
 
-Selection cache (`reuse`): the last selection serves again while cos(q, q of that selection) is at
+Selection cache (`reuse`): the last selection is used again while cos(q, q of that selection) is at
 least `reuse`. The paper's threshold is 0.9.
 
 Source: Wu et al., "TokenSelect: Efficient Long-Context Inference and Length Extrapolation for LLMs
 via Dynamic Token-Level KV Cache Selection", arXiv 2411.02886, and its published code. Unlike it,
-- query head h votes with the key head it attends with, h // (H / G); the code takes h % G;
-- `reuse` is off unless asked for, as it is in the code. It is for tokens of an answer only: a chunk
-  of the document or question has other words, and begins anew. The cosine is that of all heads'
-  mean queries together;
+- query head h is scored with the key head it attends with, h // (H / G); the code takes h % G;
+- `reuse` is off by default, as in the code, and for tokens of an answer only. The cosine is that of
+  all heads' mean queries concatenated;
 - windows, chunk and k are the preset's (there 128, 512, 512 and 2048);
-- `pool` is odd, so that a neighbourhood has a middle. ESA's epsilon is (pool - 1) / 2.
+- `pool` is odd; ESA's epsilon is (pool - 1) / 2.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.interfaces import LayerState
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_odd
 from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods.paper import ATTENDED
@@ -40,7 +39,7 @@ VOTE = VoteScore(rule="softmax", rotate=False)
 
 @dataclass(frozen=True)
 class ReusableSelection:
-    """A selection that may serve the answer's next token.
+    """A selection that the answer's next token may use again.
 
     Args:
         query: (H, D). chosen: absolute positions (K,).
@@ -53,7 +52,7 @@ class ReusableSelection:
 
 @dataclass
 class TokenSelectState(LayerState):
-    """The layer's last selection; taking tokens back drops it."""
+    """The layer's last selection; a crop drops it."""
 
     last: ReusableSelection | None = None
 
@@ -64,25 +63,24 @@ class TokenSelectState(LayerState):
 @register(
     "selector",
     "tokenselect",
-    about="tokens by all heads' soft vote, for the mean query",
+    about="softmax scores of all heads, for the mean query",
     source="Wu et al., TokenSelect, arXiv 2411.02886",
     cost="F M; nothing while `reuse` keeps a selection",
 )
 @dataclass(frozen=True)
 class TokenSelect(Selector):
-    """One selection for all heads by soft vote.
+    """One selection for all heads, by softmax scores summed over heads.
 
     Args:
-        pool: tokens over which the maximum of the votes is taken, odd; 1: each for itself.
-        reuse: cosine from which an answer's token takes the selection before it; None: never.
+        pool: tokens over which the maximum of the scores is taken, odd; 1: none.
+        reuse: least cosine at which an answer's token uses the last selection; None: never.
     """
 
     pool: int = 1
     reuse: float | None = None
 
     def __post_init__(self) -> None:
-        if self.pool < 1 or self.pool % 2 == 0:
-            raise ValueError("pool must be odd and at least 1")
+        check_odd(pool=self.pool)
 
     def new_layer_state(self) -> TokenSelectState:
         return TokenSelectState()
@@ -98,7 +96,7 @@ class TokenSelect(Selector):
         kept, state.last = state.last, None
         if not step.decoding:
             return self._choose(step, query, budget)
-        if kept is None or kept.budget != budget or alike(query, kept.query) < self.reuse:
+        if kept is None or kept.budget != budget or cosine(query, kept.query) < self.reuse:
             kept = ReusableSelection(query, budget, self._choose(step, query, budget) + step.low)
         state.last = kept
         return kept.chosen - step.low
@@ -109,21 +107,21 @@ class TokenSelect(Selector):
 
 
 def mean_query(step: Step) -> Tensor:
-    """(H, D): the chunk's queries rotated to where they stand behind L, averaged."""
+    """(H, D): the chunk's queries, rotated to their positions after L, averaged."""
     chunk = step.queries.shape[1]
     at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
     rotated = step.rope.rotate(step.queries, at) * step.rope.gain(step.queries)
     return rotated.float().mean(dim=1).to(step.queries.dtype)
 
 
-def alike(a: Tensor, b: Tensor) -> float:
+def cosine(a: Tensor, b: Tensor) -> float:
     """The cosine of two queries (H, D), all heads together."""
     return float(functional.cosine_similarity(a.float().flatten(), b.float().flatten(), dim=0))
 
 
 @recipe(
     "tokenselect",
-    about="tokens by the soft vote of all heads for the chunk's mean query; re-numbered in order",
+    about="tokens by softmax scores of all heads for the chunk's mean query; re-numbered in order",
     source="Wu et al., TokenSelect: Efficient Long-Context Inference and Length Extrapolation for "
     "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
     cost=f"F M + {ATTENDED}",

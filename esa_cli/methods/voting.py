@@ -1,6 +1,6 @@
-"""Scores by votes: each head normalises over M before the heads are put together.
+"""The score `vote`: each head's logits are normalised over M before heads are combined.
 
-A head with large logits cannot outweigh the few that retrieve. Recipes: `esa-vote`, and
+A head with large logits then cannot outweigh the few retrieval heads. Recipes: `esa-vote`, and
 `esa-individual`, the paper's ablation over heads.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score
+from esa_cli.attention.parts import Score, check_at_least
 from esa_cli.attention.scoring import SumScore, twice
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
@@ -39,8 +39,8 @@ def vote(
     """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
 
     Args:
-        sides: (C,) each, which queries are the question's own words, and which the prompt's around
-            them: their votes are then taken off.
+        sides: (C,) bool each: queries inside the question span, and those of the prompt around it,
+            whose scores are then subtracted.
     """
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
@@ -53,30 +53,28 @@ def vote(
 @register(
     "score",
     "vote",
-    about="every head has one vote, then the loudest query",
+    about="heads normalised over M, maximum over queries",
     source="this project, after ESA, arXiv 2502.14477, whose individual selection is rule max",
     cost="F M; with a shortlist of S tokens R M + F S; nothing in layers without a head of `heads`",
 )
 @dataclass(frozen=True)
 class VoteScore(Score):
-    """Each head normalises over M, then the heads are put together, then the chunk.
+    """Logits normalised over M by head, then combined over heads, then over the chunk.
 
     Args:
         rule: `softmax`: sum over heads of each head's attention weight over M;
             `max`: maximum over heads of the logit less that head's maximum.
-        normalise: of rule max, what is taken off first: `head`, each head's own maximum over M, or
-            `query`, the largest of all heads', which is Eq. (4) with the maximum over heads for the
-            sum of Eq. (3) (the paper's individual selection).
-        rotate: score the logit that attention at the far distance will see.
-        contrast: where the question's own words are known, take off what the words around them vote
-            for: a token that any prompt asks for (an attention sink, the document's title) is not
-            an answer to this one. Ours; measured in docs/results-archive.md. Needs rule softmax.
-        heads: (layer, query head) pairs that vote, empty: all. Other layers give every token 0 and
-            read no keys. Only for selectors that sum the layers (`sums_layers`, as consensus has);
-            with any other all heads vote. In a small model a handful of heads find what a question
-            asks for (docs/evaluation.md); `esa heads` looks for them.
-        shortlist: 0 votes over all of M; otherwise only over the best by `sum`, which reads the
-            reduced keys instead of every key.
+        normalise: for rule max, the maximum subtracted first: `head`, each head's over M, or
+            `query`, that of all heads, which is Eq. (4) with the maximum over heads for the sum of
+            Eq. (3) (the paper's individual selection).
+        rotate: score the logit of attention at the far distance.
+        contrast: where the question span is known, subtract the scores of the prompt around it: a
+            token that any prompt attends to (a sink, the document's title) answers no question.
+            Ours; measured in docs/results-archive.md. Needs rule softmax.
+        heads: (layer, query head) pairs that score; empty: all. Other layers score 0 and read no
+            keys. Only for selectors that sum the layers (`sums_layers`, as consensus does); with
+            others all heads score. `esa heads` finds a model's retrieval heads.
+        shortlist: tokens preselected by `sum` on reduced keys; 0: all of M is scored.
     """
 
     rule: Literal["softmax", "max"] = "softmax"
@@ -89,17 +87,16 @@ class VoteScore(Score):
     def __post_init__(self) -> None:
         for pair in self.heads:
             if len(pair) != 2 or not all(isinstance(i, int) and i >= 0 for i in pair):
-                raise ValueError(f"heads holds pairs of a layer and a head, not {pair!r}")
+                raise ValueError(f"heads must be pairs of a layer and a head, got {pair!r}")
         if self.normalise not in ("head", "query"):
-            raise ValueError("normalise is head or query")
+            raise ValueError(f"normalise must be head or query, got {self.normalise!r}")
         if self.normalise == "query" and self.rule != "max":
-            raise ValueError("normalise query needs rule max")
+            raise ValueError(f"rule must be max where normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
-            raise ValueError("contrast needs rule softmax")
+            raise ValueError(f"rule must be softmax where contrast is on, got {self.rule!r}")
         if self.rule not in ("softmax", "max"):
-            raise ValueError("rule is softmax or max")
-        if self.shortlist < 0:
-            raise ValueError("shortlist must not be negative")
+            raise ValueError(f"rule must be softmax or max, got {self.rule!r}")
+        check_at_least(0, shortlist=self.shortlist)
 
     @property
     def features(self) -> bool:
@@ -110,20 +107,20 @@ class VoteScore(Score):
         return self.rotate
 
     def for_single_layers(self) -> VoteScore:
-        """A layer that selects for itself needs its own heads' votes, so all heads vote."""
+        """All heads score, since each layer selects for itself."""
         return replace(self, heads=())
 
     @property
     def last_layer(self) -> int | None:
-        """The last layer that votes; None: all do."""
+        """The last layer with scoring heads; None: all layers have them."""
         return max((layer for layer, _ in self.heads), default=None)
 
     def _for_all(self, normaliser: Tensor) -> Tensor:
-        """(H, C), or (1, C) where all heads have the same taken off."""
+        """(H, C), or (1, C) where all heads share the maximum."""
         return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
     def _sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """The question's own words and those around them, where both are among the queries."""
+        """Queries inside the question span and around it, where the chunk has both."""
         own, around = (step.own, step.around) if self.contrast else (None, None)
         if own is None or around is None or not bool(own.any()) or not bool(around.any()):
             return None
@@ -132,30 +129,30 @@ class VoteScore(Score):
     def _normaliser(self, logits: Tensor) -> Tensor:
         return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
 
-    def _voters(self, step: Step) -> list[int] | None:
-        """Which heads of the step's layer vote; None: all."""
+    def _scoring_heads(self, step: Step) -> list[int] | None:
+        """Heads of the step's layer that score; None: all."""
         if not self.heads:
             return None
-        voters = [head for layer, head in self.heads if layer == step.layer]
-        beyond = [head for head in voters if head >= step.queries.shape[0]]
+        chosen_heads = [head for layer, head in self.heads if layer == step.layer]
+        beyond = [head for head in chosen_heads if head >= step.queries.shape[0]]
         if beyond:
             raise PresetError(
-                f"score.heads names head {beyond[0]} of layer {step.layer}, and the model has "
-                f"{step.queries.shape[0]} heads",
+                f"score.heads must name heads below {step.queries.shape[0]}, got head {beyond[0]} "
+                f"of layer {step.layer}",
                 "the heads were found for another model; set score.heads=[]",
             )
-        return voters
+        return chosen_heads
 
     def scores(self, step: Step) -> Tensor:
-        voters = self._voters(step)
-        if voters == []:
+        chosen_heads = self._scoring_heads(step)
+        if chosen_heads == []:
             return torch.zeros(step.middle, device=step.queries.device)
         if 0 < self.shortlist < step.middle:
-            return self._from_shortlist(step, voters)
+            return self._from_shortlist(step, chosen_heads)
         heads, chunk, _ = step.queries.shape
-        heads = heads if voters is None else len(voters)
+        heads = heads if chosen_heads is None else len(chosen_heads)
         first, second = twice(
-            lambda: step.head_logits(self.rotate, voters), heads * chunk * step.middle
+            lambda: step.head_logits(self.rotate, chosen_heads), heads * chunk * step.middle
         )
         total: Tensor | None = None
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
@@ -170,9 +167,9 @@ class VoteScore(Score):
             out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, sides)
         return out
 
-    def _from_shortlist(self, step: Step, voters: list[int] | None) -> Tensor:
+    def _from_shortlist(self, step: Step, chosen_heads: list[int] | None) -> Tensor:
         chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
-        logits = step.head_logits_at(chosen, self.rotate, voters).float()
+        logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
         out = torch.full((step.middle,), float("-inf"), device=logits.device)
         normaliser = self._for_all(self._normaliser(logits))
         out[chosen] = vote(logits, normaliser, self.rule, self._sides(step))
@@ -192,7 +189,7 @@ def esa_individual(base: Base) -> dict[str, Any]:
 
 @recipe(
     "esa-vote",
-    about="as esa, but every head votes by its softmax over the logits attention will see",
+    about="as esa, but by each head's softmax over the logits of attention, summed over heads",
     source="this project, after the paper",
     cost=f"F M + {ATTENDED}",
 )

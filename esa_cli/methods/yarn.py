@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esa_cli.attention.parts import check_at_least
 from esa_cli.attention.positions import ROTATED
 from esa_cli.methods.full_attention import FULL_COST, everything, whole_stretch
 from esa_cli.methods.part_registry import register
@@ -37,7 +38,7 @@ class YaRN(StretchedPositions):
     """True positions at YaRN's frequencies for a text `factor` times the trained window.
 
     Args:
-        distance: where a far token is taken to be when it is scored. factor: s, at least 1.
+        distance: of far tokens when they are scored. factor: s, at least 1.
         trained: L0, the model's trained window in tokens.
         beta_fast, beta_slow: frequencies that turn more often than beta_fast in L0 tokens are kept,
             those that turn less often than beta_slow are divided by s.
@@ -49,10 +50,12 @@ class YaRN(StretchedPositions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trained < 1:
-            raise ValueError("trained must be at least 1")
+        check_at_least(1, trained=self.trained)
         if not self.beta_fast >= self.beta_slow > 0:
-            raise ValueError("beta_slow must be above 0, and beta_fast not below it")
+            raise ValueError(
+                f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow} and "
+                f"{self.beta_fast}"
+            )
 
     def _turning(self, turns: float, base: float, dim: int) -> float:
         return dim * math.log(self.trained / (2 * math.pi * turns)) / (2 * math.log(base))

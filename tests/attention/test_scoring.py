@@ -132,7 +132,7 @@ def test_individual_selection_is_eq_4_with_a_maximum_over_heads(
     want = [max(row[m] - max(row) for row in best) for m in range(21)]
     score = VoteScore(rule="max", rotate=rotate, normalise="query")
     same(score.scores(step), want)
-    with pytest.raises(ValueError, match="rule max"):
+    with pytest.raises(ValueError, match="rule must be max"):
         VoteScore(normalise="query")
 
 
@@ -194,7 +194,7 @@ def test_heads_of_another_model_are_named() -> None:
 
 @pytest.mark.parametrize("heads", [[(1,)], [(1, 2, 3)], [(0, -1)], [("a", 1)]])
 def test_heads_are_pairs(heads: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="pairs of a layer and a head"):
+    with pytest.raises(ValueError, match="must be pairs of a layer and a head"):
         VoteScore(heads=heads)
 
 

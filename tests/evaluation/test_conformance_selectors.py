@@ -133,7 +133,7 @@ class Selectors:
         surveys: bool = True
 
         def after_survey(self, turn: Any) -> Any:
-            return turn.agreements
+            return turn.layer_scores
 
     class SumsPerhaps(First):
         sums_layers: Any = "perhaps"
@@ -216,7 +216,7 @@ WRONG_SELECTORS = {
     "RemembersInItself": ("deterministic", "an answer's token: "),
     "RandomInLateLayers": ("deterministic", "a late layer: "),
     "SurveysPerhaps": ("declares its members", "surveys is 3, not True or False"),
-    "NothingAfter": ("declares its members", "no attribute 'agreements'"),
+    "NothingAfter": ("declares its members", "no attribute 'layer_scores'"),
     "SumsPerhaps": ("declares its members", "sums_layers is 'perhaps'"),
     "Idle": ("builds", "abstract method"),
 }

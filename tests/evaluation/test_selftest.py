@@ -311,7 +311,7 @@ def test_no_dense_row_ever_selects(loaded: Any) -> None:
         ({"tests": ("needle", "passkey"), "samples": 33}, "at most 32, got 33"),
         ({"tests": ("needle", "own")}, "needs a document of yours"),
         ({"lengths": (900, 40)}, "tokens are too few"),
-        ({"methods": ("preset", "ntk")}, "no plain series"),
+        ({"methods": ("preset", "ntk")}, "must be a series"),
     ],
 )
 def test_mistakes_come_before_the_first_reading(

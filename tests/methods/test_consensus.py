@@ -1,4 +1,4 @@
-"""Selection by agreement of the layers, against loops, and in a model.
+"""Selection by the accumulated scores of the layers, against loops, and in a model.
 
 `told` gives each layer's scores, so that what a selection should be can be said from them: the sum
 over the layers so far, averaged, spread, and the best of it.
@@ -195,7 +195,7 @@ def test_scores_below_zero_are_votes_too() -> None:
     assert best_windows(votes - 7.0, 9, 4).shape[0] > 4
 
 
-def test_an_agreement_that_is_kept_is_not_voted_on() -> None:
+def test_kept_scores_are_not_computed_again() -> None:
     with pytest.raises(ValueError, match="must be keep"):
         Consensus(rounds=2, answer="vote")
 
@@ -215,7 +215,7 @@ def test_whole_passages_from_what_the_layers_agree_on() -> None:
     assert got == want
 
 
-def test_the_second_reading_has_what_the_first_agreed_on() -> None:
+def test_the_second_pass_selects_by_the_first_ones_scores() -> None:
     values, shared = scores(), QueryState()
     first = asked(values, shared, rounds=2)
     shared.selector = selector(rounds=2).after_survey(shared.selector)
@@ -227,7 +227,7 @@ def test_the_second_reading_has_what_the_first_agreed_on() -> None:
     assert selector(rounds=2).after_survey(None).surveyed is None
 
 
-def test_nothing_is_shown_while_the_question_is_rehearsed() -> None:
+def test_no_middle_tokens_in_the_survey_pass() -> None:
     """The votes are the same; what they come to is shown the second time."""
     values, shared = scores(), QueryState(surveying=True)
     assert asked(values, shared, rounds=2) == [[]] * LAYERS
@@ -236,7 +236,7 @@ def test_nothing_is_shown_while_the_question_is_rehearsed() -> None:
 
 
 def test_what_has_become_local_since_is_not_selected() -> None:
-    """An agreement on 40 tokens serves a step with 30 of them in the middle."""
+    """Scores of 40 tokens select in a step with 30 of them in the middle."""
     shared = QueryState()
     votes = torch.zeros(MIDDLE)
     votes[[5, 29, 30, 39]] = 1.0
@@ -434,8 +434,8 @@ def test_voting_answers_add_to_the_question() -> None:
         ({"smooth": 0}, "odd"),
         ({"smooth": 4}, "odd"),
         ({"smooth": -3}, "odd"),
-        ({"proximity": -1}, "negative"),
-        ({"answer": "forget"}, "keep or vote"),
+        ({"proximity": -1}, "at least 0"),
+        ({"answer": "drop"}, "keep or vote"),
     ],
     ids=str,
 )
@@ -480,19 +480,19 @@ def answer(attached: Attachment, ids: torch.Tensor, cache: EsaCache) -> list[int
     return out[0, ids.shape[1] :].tolist()
 
 
-def test_all_layers_of_a_document_share_one_agreement(attached: Attachment) -> None:
+def test_all_layers_of_a_document_share_one_turn_state(attached: Attachment) -> None:
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
     cache = read(attached, ids)
     assert cache.query.selector is None
     answer(attached, ids, cache)
-    agreements = cache.query.selector.agreements
-    agreement = agreements[max(agreements)]
+    layer_scores = cache.query.selector.layer_scores
+    last = layer_scores[max(layer_scores)]
     # The answer kept what the last layer of the question's last chunk found.
-    assert (agreement.layer, agreement.start, agreement.low) == (2, DOCUMENT + 2, 4)
-    assert agreement.chosen is not None
+    assert (last.layer, last.start, last.low) == (2, DOCUMENT + 2, 4)
+    assert last.chosen is not None
 
 
-def test_a_new_turn_begins_without_agreement(attached: Attachment) -> None:
+def test_a_new_turn_begins_without_scores(attached: Attachment) -> None:
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
     other = torch.cat((ids[:, :DOCUMENT], ids[:, -QUESTION:].flip(1)), dim=1)
     cache = read(attached, ids)

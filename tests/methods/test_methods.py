@@ -34,7 +34,7 @@ from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import part_registry as registry
 from esa_cli.methods import recipes
 from esa_cli.methods.infllm import InfLLM
-from esa_cli.methods.infllm_mass import MARKS
+from esa_cli.methods.infllm_mass import KEPT_CHUNKS
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.tokenselect import TokenSelect
 from esa_cli.methods.voting import VoteScore
@@ -558,7 +558,7 @@ def test_options_conform(options: dict[str, Any]) -> None:
 def test_nonsense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="must"):
         registry.build("selector", options)
-    with pytest.raises(Exception, match="must not be negative"):
+    with pytest.raises(Exception, match="must be at least 0"):
         registry.build("position", {"name": "lm-infinite-topk", "initial": -1})
 
 
@@ -712,7 +712,10 @@ def test_infllm_takes_back_what_a_question_gave() -> None:
     reader = Reader(method_of(INFLLM), *draw(120))
     reader.feed(40)
     before = reader.memory.states[InfLLM].mass.of(0, 40).clone()
-    for length, exact in ((40 + WINDOW.chunk * MARKS, True), (41 + WINDOW.chunk * MARKS, False)):
+    for length, exact in (
+        (40 + WINDOW.chunk * KEPT_CHUNKS, True),
+        (41 + WINDOW.chunk * KEPT_CHUNKS, False),
+    ):
         reader.feed(length)
         reader.crop(40)
         after = reader.memory.states[InfLLM].mass.of(0, 40)
@@ -725,7 +728,7 @@ def test_infllm_takes_back_a_long_answer() -> None:
     reader = Reader(method_of(INFLLM), *draw(80))
     reader.feed(40)
     before = reader.memory.states[InfLLM].mass.of(0, 40).clone()
-    for length in (44, *range(45, 45 + 3 * MARKS)):
+    for length in (44, *range(45, 45 + 3 * KEPT_CHUNKS)):
         reader.feed(length)
     reader.crop(40)
     assert torch.equal(reader.memory.states[InfLLM].mass.of(0, 40), before)

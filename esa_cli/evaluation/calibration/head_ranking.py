@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.methods.token_windows import centred_start, mean_votes
+from esa_cli.methods.token_windows import centred_start, mean_scores
 
 LEAST, MOST = 4, 16
 """Fewest and most heads in a set: few cost little, but one odd head must not decide."""
@@ -62,7 +62,7 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
     Their quotient is the mean place of a window's votes. Both may be added up over layers."""
     size, votes = min(size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_votes(both, size, stride_of(size)) * size
+    return mean_scores(both, size, stride_of(size)) * size
 
 
 def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
