@@ -27,10 +27,10 @@ import platformdirs
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models import hub
 from esa_cli.models.model_reference import ModelRef, as_reference
-from esa_cli.system.digest import text_digest
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
+from esa_cli.system.text import text_digest
 
 MARKER = "esa.json"
 

@@ -21,7 +21,7 @@ from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import state_tensors, weight_errors
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
-from esa_cli.system.digest import text_digest
+from esa_cli.system.text import text_digest
 
 FORMAT = 3
 """Raised when rows read by an older version would differ."""

@@ -13,7 +13,7 @@ from typing import Any
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.qa.preset import Prompt
 from esa_cli.qa.reply import Turn
-from esa_cli.system.surrogates import has_lone_surrogate
+from esa_cli.system.text import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
 """Private-use characters, which no template contains."""

@@ -8,7 +8,7 @@ from typing import Any
 from esa_cli.methods.source_hashes import PARTS, contents, sources
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.resolved import resolve
-from esa_cli.system.digest import text_digest
+from esa_cli.system.text import text_digest
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:

@@ -19,8 +19,7 @@ from typing import Any
 
 from esa_cli.documents.document import SourceFiles, source_files
 from esa_cli.errors import DocumentError
-from esa_cli.system.digest import text_digest
-from esa_cli.system.surrogates import has_lone_surrogate
+from esa_cli.system.text import has_lone_surrogate, text_digest
 
 _LIKELY = ("documents", "docs")
 """Unknown keys are ignored, but one that resembles these is refused: the question would be asked

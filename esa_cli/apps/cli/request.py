@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from esa_cli.errors import UsageError
-from esa_cli.system.surrogates import has_lone_surrogate
+from esa_cli.system.text import has_lone_surrogate
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
 

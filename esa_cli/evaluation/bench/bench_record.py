@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from esa_cli.system.digest import text_digest
+from esa_cli.system.text import text_digest
 
 
 @dataclass(frozen=True)

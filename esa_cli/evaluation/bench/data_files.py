@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError
-from esa_cli.system.surrogates import has_lone_surrogate
+from esa_cli.system.text import has_lone_surrogate
 
 FOLDERS = ("", "data")
 """Places of files below the folder that the user names."""

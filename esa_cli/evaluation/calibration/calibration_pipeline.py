@@ -23,9 +23,9 @@ from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.resolved import resolve
-from esa_cli.system.digest import text_digest
 from esa_cli.system.files import replacing
 from esa_cli.system.progress import Progress
+from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
 LEAST = 64

@@ -20,7 +20,7 @@ from esa_cli.attention.compression import Linear, closed_form, pca
 from esa_cli.attention.moments import Moments
 from esa_cli.evaluation.calibration.activation_files import MAPS, save
 from esa_cli.evaluation.calibration.train_maps import TrainingSettings, train
-from esa_cli.system.digest import text_digest
+from esa_cli.system.text import text_digest
 
 METHODS = ("closed-form", "pca", "learned")
 

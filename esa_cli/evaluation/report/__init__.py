@@ -8,10 +8,3 @@
 No model, preset or document is opened here. rich, jinja2 and matplotlib are imported only with the
 module that uses them.
 """
-
-from __future__ import annotations
-
-from esa_cli.evaluation.report.result_rows import Row
-from esa_cli.evaluation.report.statistics import Cell, DepthBin, Summary, summarise
-
-__all__ = ["Cell", "DepthBin", "Row", "Summary", "summarise"]

@@ -56,23 +56,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class DepthBin:
-    """The mean of the questions whose fact lies in one tenth of the document; 0 is the start."""
-
-    test: str
-    method: str
-    length: int
-    bin: int
-    n: int
-    mean: float
-
-
-@dataclass(frozen=True)
 class Summary:
     """All figures of a run, sorted by test, method, length and depth.
 
     `cells` and `bins` hold no dense rows. `pooled` is `cells` over all lengths, `dense` the dense
-    rows by length, and `ceilings` the dense rows of a test over all lengths.
+    rows by length, and `ceilings` the dense rows of a test over all lengths. A bin is a cell of the
+    questions whose fact lies in one tenth of the document; its key ends with the tenth, from 0.
     """
 
     tests: tuple[str, ...]
@@ -80,7 +69,7 @@ class Summary:
     pooled: tuple[Cell, ...]
     dense: tuple[Cell, ...]
     ceilings: tuple[Cell, ...]
-    bins: tuple[DepthBin, ...]
+    bins: dict[tuple[Any, ...], Cell]
 
     @property
     def every_method(self) -> list[str]:
@@ -102,19 +91,15 @@ class Summary:
         return next((cell for cell in self.ceilings if cell.test == test), None)
 
     def has_depths(self, test: str) -> bool:
-        return any(each.test == test for each in self.bins)
+        return any(key[0] == test for key in self.bins)
 
-    def depths(self, test: str, method: str, length: int) -> list[DepthBin | None]:
+    def depths(self, test: str, method: str, length: int) -> list[Cell | None]:
         """One entry a tenth of the document; None where nothing was asked."""
-        return [self._bins.get((test, method, length, tenth)) for tenth in range(BINS)]
+        return [self.bins.get((test, method, length, tenth)) for tenth in range(BINS)]
 
     @cached_property
     def _cells(self) -> dict[tuple[Any, ...], Cell]:
         return {(c.test, c.method, c.length): c for c in (*self.cells, *self.pooled)}
-
-    @cached_property
-    def _bins(self) -> dict[tuple[Any, ...], DepthBin]:
-        return {(b.test, b.method, b.length, b.bin): b for b in self.bins}
 
 
 def summarise(rows: Iterable[Row]) -> Summary:
@@ -125,6 +110,8 @@ def summarise(rows: Iterable[Row]) -> Summary:
     ceilings = [_cell((*key, "dense"), group, None) for key, group in _groups(dense, "test")]
     best = {cell.test: cell.mean for cell in ceilings}
     keys = ("test", "method", "length")
+    deep = [row for row in plain if row.get("depth") is not None]
+    placed = [{**row, "bin": depth_bin(row["depth"])} for row in deep]
     return Summary(
         tests=tuple(sorted({row["test"] for row in every})),
         cells=tuple(_cell(key, group, best.get(key[0])) for key, group in _groups(plain, *keys)),
@@ -133,7 +120,7 @@ def summarise(rows: Iterable[Row]) -> Summary:
         ),
         dense=tuple(_cell(key, group, None) for key, group in _groups(dense, *keys)),
         ceilings=tuple(ceilings),
-        bins=tuple(_bins(plain)),
+        bins={key: _cell(key, group, None) for key, group in _groups(placed, *keys, "bin")},
     )
 
 
@@ -159,7 +146,7 @@ def _groups(rows: Iterable[Row], *keys: str) -> list[tuple[tuple[Any, ...], list
 
 
 def _cell(key: tuple[Any, ...], rows: Sequence[Row], ceiling: float | None) -> Cell:
-    n, total = len(rows), math.fsum(_scores(rows))
+    n, total = len(rows), math.fsum(row["score"] for row in rows)
     mean = total / n
     low, high = wilson(mean, n)
     recalls = [row["recall"] for row in rows if row.get("recall")]
@@ -180,20 +167,6 @@ def _cell(key: tuple[Any, ...], rows: Sequence[Row], ceiling: float | None) -> C
         read_s=_mean(time.get("read_s") for time in times),
         ask_s=_mean(time.get("ask_s") for time in times),
     )
-
-
-def _bins(rows: Iterable[Row]) -> list[DepthBin]:
-    placed = [
-        {**row, "bin": depth_bin(row["depth"])} for row in rows if row.get("depth") is not None
-    ]
-    return [
-        DepthBin(test, method, length, bin, len(group), math.fsum(_scores(group)) / len(group))
-        for (test, method, length, bin), group in _groups(placed, "test", "method", "length", "bin")
-    ]
-
-
-def _scores(rows: Iterable[Row]) -> list[float]:
-    return [row["score"] for row in rows]
 
 
 def _by_layer(recalls: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:

@@ -14,8 +14,8 @@ from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.settings_hash import settings_hash
-from esa_cli.system.digest import text_digest
 from esa_cli.system.jsonl import Journal
+from esa_cli.system.text import text_digest
 
 KEY = ("test", "method", "length", "sample", "question")
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from esa_cli.storage.library.checksummed_file import FORMAT
 from esa_cli.storage.library.row_layout import Layout
-from esa_cli.system.digest import text_digest
+from esa_cli.system.text import text_digest
 
 
 def _hash(*parts: bytes) -> bytes:

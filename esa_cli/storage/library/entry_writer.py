@@ -35,7 +35,7 @@ from esa_cli.storage.library.reservations import needed_files, reserve
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Segment, write_segment
 from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.system.digest import text_bytes, text_digest
+from esa_cli.system.text import text_bytes, text_digest
 
 
 class Writer:

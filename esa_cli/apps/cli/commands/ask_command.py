@@ -182,7 +182,7 @@ def _check_room(
     request: AskRequest, ready: Preflight, documents: Sequence[Document], library: Library
 ) -> Sequence[Document | TokenisedDocument]:
     """What to ingest. Raises ResourceError where documents do not fit into memory, ModelError."""
-    from esa_cli.system.digest import text_digest
+    from esa_cli.system.text import text_digest
 
     texts = list(ready.texts)
     if not request.options.keep:

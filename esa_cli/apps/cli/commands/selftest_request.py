@@ -17,7 +17,7 @@ from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
-from esa_cli.system.digest import text_digest
+from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
