@@ -170,7 +170,7 @@ def test_what_does_not_hold_is_refused(overrides: list[str], message: str, hint:
     [
         (["selector.name=topp"], "unknown selector 'topp'", "topk"),
         (["selector.proximty=2"], "no setting 'proximty'", "proximity"),
-        (["selector.proximity=-1"], "negative", ""),
+        (["selector.proximity=-1"], "at least 0", ""),
         (["selector.proximity=soon"], "selector.proximity = 'soon'", ""),
         (["compressor.rank=0"], "at least 1", ""),
         (["kernel=fast"], "unknown kernel", "reference"),
