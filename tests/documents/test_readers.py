@@ -203,8 +203,9 @@ SAMPLES = {
     "a.csv": b'name,town\nAnn,"a b"\nBo,Ulm\n' * 3,
     "a.md": b"# One\ntext\n```\ncode\n```\nTwo\n===\n" * 3,
     "a.txt": "Grüße, 世界\n".encode() * 5,
-    "a.ipynb": b'{"cells": [{"cell_type": "markdown", "source": ["# One\\n", "x"]}, {"cell_type": '
-    b'"code", "source": "y", "outputs": [{"output_type": "stream", "text": "z"}]}], "nbformat": 4}',
+    "a.ipynb": b'{"cells": [{"cell_type": "markdown", "metadata": {}, "source": ["# One\\n", "x"]},'
+    b' {"cell_type": "code", "metadata": {}, "source": "y", "outputs": [{"output_type": "stream", '
+    b'"text": "z"}]}], "metadata": {}, "nbformat": 4}',
     "a.eml": b"From: Ann <a@x.org>\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\nContent-Type: multipart/"
     b"mixed; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>One\n--b\nContent-Type: image/png\n"
     b"Content-Transfer-Encoding: base64\n\nAAAA\n--b--\n",

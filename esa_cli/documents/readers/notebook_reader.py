@@ -1,4 +1,4 @@
-"""Jupyter notebooks: Markdown cells with their headings for chapters, code cells, text of outputs.
+"""Jupyter notebooks, by nbformat: Markdown cells with their headings for chapters, code, outputs.
 
 Code and outputs are fenced as in Markdown. Of an output in several forms one is read: plain text,
 unless that only names a Python object. Pictures and widgets are counted.
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.html_text import parse_html, write_html
-from esa_cli.documents.readers.reader_registry import damage_error, register
+from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import headings, plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')
+_NEWEST = 4
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
-_OLD_KINDS = {
-    "text": "text/plain", "html": "text/html", "latex": "text/latex", "png": "image/png",
-    "jpeg": "image/jpeg", "svg": "image/svg+xml", "json": "application/json",
-    "javascript": "application/javascript", "pdf": "application/pdf",
-}  # fmt: skip
-"""What nbformat 3 calls a kind of output, and nbformat 4."""
 _FORMS = ("text/plain", "text/markdown", "text/html", "text/latex", "application/json")
 _NAMES_AN_OBJECT = re.compile(r"\s*<[\w.]+ object(?: at 0x[0-9a-fA-F]+)?>\s*")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -34,7 +30,7 @@ _EMBEDDED = re.compile(r"data:[\w.+/-]+;base64,[A-Za-z0-9+/=]{64,}")
 
 @register("ipynb")
 class NotebookReader:
-    """Notebooks of nbformat 3 and 4."""
+    """Notebooks of nbformat 2 to 4."""
 
     what: ClassVar[str] = "a Jupyter notebook"
     suffixes: ClassVar[tuple[str, ...]] = (".ipynb",)
@@ -47,19 +43,21 @@ class NotebookReader:
         text, encoding = plain_text(data, name)
         if not _BEGINS.match(data):
             return ExtractedText(text, encoding=encoding)
+        nbformat = optional_import("nbformat", "nbformat", name, extra="office")
         try:
-            notebook = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = nbformat.reader.parse_json(text)
+            if "nbformat" not in found or not found.keys() & {"cells", "worksheets"}:
+                return ExtractedText(text, encoding=encoding)
+            with warnings.catch_warnings(action="ignore"):  # of the cell ids that it makes up
+                notebook = nbformat.convert(nbformat.reader.reads(text), _NEWEST)
+        except Exception as error:  # nbformat raises what it meets
             raise DocumentError(
-                f"{label(name)} cannot be read as {self.what}; its JSON is broken ({error})",
+                f"{label(name)} cannot be read as {self.what}; it is damaged or cut off ({error})",
                 "fetch it or save it in Jupyter again; a copy whose name ends in .txt is read as "
                 "plain text",
             ) from error
-        cells = _cells(notebook)
-        if cells is None:
-            return ExtractedText(text, encoding=encoding)
-        writer = _CellWriter(name, _language(notebook))
-        for cell in cells:
+        writer = _CellWriter(name, _language(notebook.metadata))
+        for cell in notebook.cells:
             writer.cell(cell)
         extracted = writer.out.result(writer.missing())
         if not extracted.text.strip():
@@ -71,29 +69,11 @@ class NotebookReader:
         return extracted
 
 
-def _cells(notebook: Any) -> list[Any] | None:
-    """All cells in order; None for JSON that is no notebook."""
-    if not isinstance(notebook, dict):
-        return None
-    sheets = notebook.get("worksheets", [notebook])
-    cells: list[Any] = []
-    for sheet in sheets if isinstance(sheets, list) else [None]:
-        inside = sheet.get("cells") if isinstance(sheet, dict) else None
-        if not isinstance(inside, list):
-            return None
-        cells += inside
-    return cells if all(isinstance(c, dict) and "cell_type" in c for c in cells) else None
-
-
-def _language(notebook: Any) -> str:
-    """What its code is written in, for the fences; empty where it does not say."""
-    about = notebook.get("metadata")
-    for key, what in (("language_info", "name"), ("kernelspec", "language")):
-        inside = about.get(key) if isinstance(about, dict) else None
-        said = inside.get(what) if isinstance(inside, dict) else None
-        if isinstance(said, str) and said.isprintable() and "`" not in said:
-            return said
-    return ""
+def _language(metadata: Any) -> str:
+    """The language of its code, for the fences; empty where it does not say."""
+    name = metadata.get("language_info", {}).get("name")
+    language = str(name or metadata.get("kernelspec", {}).get("language") or "")
+    return language if language.isprintable() and "`" not in language else ""
 
 
 class _CellWriter:
@@ -106,23 +86,17 @@ class _CellWriter:
         self._tracebacks = 0
         self._others: Counter[str] = Counter()
 
-    def cell(self, cell: dict[str, Any]) -> None:
-        kind = cell["cell_type"]
-        words = self._text(cell.get("source", ""))
-        if kind == "code":
-            self._fenced(words or self._text(cell.get("input", "")), self._language)
-            outputs = cell.get("outputs", [])
-            if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
-                raise self._odd("outputs")
-            self._fenced("\n".join(filter(None, map(self._output, outputs))), "output")
+    def cell(self, cell: Any) -> None:
+        words = cell.source.replace("\r\n", "\n")
+        if cell.cell_type == "code":
+            self._fenced(words, self._language)
+            self._fenced(
+                "\n".join(filter(None, map(self._output, cell.get("outputs", ())))), "output"
+            )
             return
-        self.pictures += len(cell.get("attachments") or ())
         words, embedded = _EMBEDDED.subn("picture", words)
-        self.pictures += embedded
-        if kind == "heading":
-            level = cell.get("level")
-            words = f"{'#' * level if isinstance(level, int) else '#'} {' '.join(words.split())}"
-        self._markdown(words.strip("\n"), titled=kind in ("markdown", "heading"))
+        self.pictures += embedded + len(cell.get("attachments", ()))
+        self._markdown(words.strip("\n"), titled=cell.cell_type == "markdown")
 
     def missing(self) -> Iterator[str]:
         """What the notebook has and the text has not."""
@@ -154,58 +128,36 @@ class _CellWriter:
             self.out.paragraph()
             self.out.exact(f"{fence}{what}\n{text}\n{fence}")
 
-    def _output(self, output: dict[str, Any]) -> str:
+    def _output(self, output: Any) -> str:
         """One output's text, without empty lines around; empty for pictures."""
-        kind = output.get("output_type")
-        if kind == "stream":
-            return _shown(self._text(output.get("text", "")))
-        if kind in ("error", "pyerr"):
+        if output.output_type == "stream":
+            return _shown(output.text)
+        if output.output_type == "error":
             self._tracebacks += bool(output.get("traceback"))
-            parts = (self._text(output.get(key, "")) for key in ("ename", "evalue"))
-            return _shown(": ".join(filter(None, parts)))
-        data = output.get("data")
-        if data is None:  # nbformat 3
-            data = {new: output[old] for old, new in _OLD_KINDS.items() if old in output}
-        if not isinstance(data, dict):
-            raise self._odd("an output")
-        return self._best(data)
+            return _shown(": ".join(filter(None, (output.ename, output.evalue))))
+        return self._best(output.data)
 
-    def _best(self, data: dict[str, Any]) -> str:
+    def _best(self, data: Any) -> str:
         """The text of an output that comes in several forms."""
-        pictures = [form for form in data if form.startswith("image/")]
-        self.pictures += bool(pictures)
+        pictures = any(form.startswith("image/") for form in data)
+        self.pictures += pictures
         forms = [form for form in _FORMS if form in data]
-        if len(forms) > 1 and forms[0] == "text/plain":
-            named = _NAMES_AN_OBJECT.fullmatch(self._text(data["text/plain"]))
-            forms = forms[1:] if named else forms
+        if len(forms) > 1 and _NAMES_AN_OBJECT.fullmatch(data.get("text/plain", "")):
+            forms.remove("text/plain")
         if not forms:
-            if data and not pictures:
-                self._others[next(iter(data))] += 1
+            self._others.update([*data][:1] if not pictures else ())
             return ""
         if forms[0] == "application/json":
             return json.dumps(data[forms[0]], ensure_ascii=False)
-        text = self._text(data[forms[0]])
         if forms[0] != "text/html":
-            return _shown(text)
-        root, page = parse_html(text, self._name), TextBuilder()
+            return _shown(data[forms[0]])
+        root, page = parse_html(data[forms[0]], self._name), TextBuilder()
         if root is not None:
             write_html(root, page, self._name, {})
         return page.result().text.strip("\n")
 
-    def _text(self, value: Any) -> str:
-        """A notebook has a text whole or as a list of its lines."""
-        lines = [value] if isinstance(value, str) else value
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise self._odd("a text")
-        return "".join(lines).replace("\r\n", "\n")
-
-    def _odd(self, what: str) -> DocumentError:
-        return damage_error(
-            self._name, NotebookReader.what, f"{what} of a cell is not what it should be"
-        )
-
 
 def _shown(text: str) -> str:
     """As a terminal shows it: colours are none of the text, and lines may be written over."""
-    lines = _COLOURS.sub("", text).split("\n")
+    lines = _COLOURS.sub("", text).replace("\r\n", "\n").split("\n")
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines).strip("\n")
