@@ -61,9 +61,16 @@ class Reply:
     cut: bool = False
 
 
-def lacking(books: Sequence[Any]) -> list[str]:
+class IngestedDocument(Protocol):
+    """What `Asker.ingest` returns: anything that has the document it was made of."""
+
+    @property
+    def document(self) -> Document: ...
+
+
+def lacking(books: Sequence[IngestedDocument]) -> list[str]:
     """What of the documents is missing in their texts, each as `NAME: what`."""
-    documents = [book.document for book in books if hasattr(book, "document")]
+    documents = [book.document for book in books]
     return [f"{document.name}: {what}" for document in documents for what in document.missing]
 
 
@@ -77,7 +84,7 @@ class Asker(Protocol):
 
     def ingest(
         self, source: str | Document, progress: Callable[[int, int], None] | None = None
-    ) -> Any:
+    ) -> IngestedDocument:
         """A book: one document, read, or found among those read before.
 
         Args:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import sample_files
 import typer.testing
-from fake_asker import FakeAsker
+from fake_asker import FakeAsker, fake_book
 
 from esa_cli.apps.batch.batch_questions import read_questions
 from esa_cli.apps.batch.batch_run import answers_file, run_batch
@@ -462,6 +462,8 @@ def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> N
     most = 0
 
     class Book:
+        document = fake_book("").document
+
         def __init__(self) -> None:
             nonlocal most
             held.add(id(self))
@@ -570,8 +572,8 @@ def test_what_cannot_stay_open_is_read_again(write: Write, tmp_path: Path) -> No
 class Book:
     """As text, but it can be seen when it is let go."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, document: Any) -> None:
+        self.text, self.document = text, document
 
 
 class Small(FakeAsker):
@@ -584,7 +586,8 @@ class Small(FakeAsker):
     def ingest(self, source: Any, progress: Any = None) -> Any:
         if len(self.alive) == self.books_room:
             raise ResourceError("no room")
-        book = Book(super().ingest(source))
+        text = super().ingest(source)
+        book = Book(text, text.document)
         self.alive.add(book)
         return book
 
@@ -786,7 +789,7 @@ def test_two_processes_do_not_write_the_same_answers(
 def asked(asker: FakeAsker, text: bytes, as_json: bool) -> tuple[str, int]:
     out = io.StringIO()
     wrong = ask_lines(
-        asker, ["alpha"], numbered_lines(io.BytesIO(text)), out, as_json, reporter=Reporter(),
+        asker, [fake_book("alpha")], numbered_lines(io.BytesIO(text)), out, as_json, reporter=Reporter(),
         options={"seed": 5}, shown=1,
     )  # fmt: skip
     return out.getvalue(), wrong

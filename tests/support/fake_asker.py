@@ -12,6 +12,19 @@ from esa_cli.errors import HistoryError, UsageError
 from esa_cli.qa.reply import Evidence, Reply, Turn
 
 
+class FakeBook(str):
+    """A document's text, with the document."""
+
+    document: Document
+
+
+def fake_book(text: str, document: Document | None = None) -> FakeBook:
+    """A book of words, of this document or of one with the text alone."""
+    book = FakeBook(text)
+    book.document = document or Document("", text, source="", encoding="", bytes=0)
+    return book
+
+
 class FakeAsker:
     """Answers `You asked: <question>`, or what `answers` has for the question.
 
@@ -50,7 +63,7 @@ class FakeAsker:
         except BaseException:
             self.stopped += 1
             raise
-        return document.text
+        return fake_book(document.text, document)
 
     def ask(
         self,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from fake_asker import FakeAsker
+from fake_asker import FakeAsker, fake_book
 
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
@@ -29,6 +29,7 @@ class LiveServer:
         self.asker, self.notes = asker, list[str]()
         self.clients: list[openai.OpenAI] = []
         fixed = more.pop("fixed", ["alpha"])
+        fixed = [fake_book(one) if isinstance(one, str) else one for one in fixed]
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
