@@ -789,7 +789,8 @@ def test_two_processes_do_not_write_the_same_answers(
 def asked(asker: FakeAsker, text: bytes, as_json: bool) -> tuple[str, int]:
     out = io.StringIO()
     wrong = ask_lines(
-        asker, [fake_book("alpha")], numbered_lines(io.BytesIO(text)), out, as_json, reporter=Reporter(),
+        asker, [fake_book("alpha")], numbered_lines(io.BytesIO(text)), out, as_json,
+        reporter=Reporter(),
         options={"seed": 5}, shown=1,
     )  # fmt: skip
     return out.getvalue(), wrong
