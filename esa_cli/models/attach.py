@@ -1,18 +1,20 @@
-"""The seam to transformers: attach a method to a model, and take it off again without a trace.
+"""Attaches a method to a transformers model, and restores the model on `detach`.
 
-Three public doors of the host are used, and nothing is patched:
+Three public interfaces of transformers are used, and nothing is patched:
 - `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
   that padding is refused instead of silently ignored);
-- the rotary module is replaced by one that rotates nothing, and put back by `detach`; so is the
-  configuration object, because other models may have been built from the same one;
-- a `Cache` whose layers are ours.
+- the rotary module is replaced by one that does not rotate, and the configuration by a copy, since
+  other models may share it; both are restored;
+- a `Cache` whose layers are `EsaLayer`s.
 
 The attention function finds its method by the attention module it is called with, so several
-models can be attached in one process. `_ATTACHED` holds them weakly: dropping a model frees it.
+models can be attached at once. `_ATTACHED` has weak references: dropping a model frees it.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
@@ -28,7 +30,6 @@ from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.models.kv_cache import EsaCache, MakeStore, in_memory
-from esa_cli.models.restore import own_configs, put_back
 from esa_cli.models.supported_families import check_type
 
 NAME = "esa"
@@ -89,10 +90,10 @@ class Attachment:
         self._attention: Attention | None = None
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
-        configs = own_configs(model)
-        # Also where the attachment is dropped and nobody has called `detach`.
-        self._put_back = finalize(self, put_back, self.body, rotary, configs)
-        self._put_back.atexit = False
+        configs = copy_configs(model)
+        # Also when the attachment is dropped without `detach`.
+        self._restore = finalize(self, restore, self.body, rotary, configs)
+        self._restore.atexit = False
         model.set_attn_implementation(NAME)
         self.body.rotary_emb = _StartOfForward(self)
         for module in self._modules:
@@ -107,28 +108,28 @@ class Attachment:
     @property
     def attached(self) -> bool:
         """Whether the model runs the method: until `detach`."""
-        return self._put_back.alive
+        return self._restore.alive
 
     def attention(self, method: Method) -> Attention:
-        """The method on this model; the last one asked for is kept."""
+        """The attention of a method on this model; the last method's is kept."""
         if self._attention is None or self._attention.method is not method:
             self._attention = Attention(method, self.rope, self.scale)
         return self._attention
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
-        """An empty memory; give it to `model(...)` or `model.generate(...)`.
+        """An empty cache for `model(...)` or `model.generate(...)`.
 
         Args:
-            store: makes each layer's store; the default keeps it where the model is.
+            store: makes each layer's store; by default on the model's device.
         """
         return EsaCache(self.forward_pass, self.method, len(self._modules), store)
 
     def detach(self) -> None:
-        """Puts the model back as it was. Does nothing the second time."""
+        """Restores the model. Does nothing the second time."""
         if not self.attached:
             return
         self.forward_pass.close()
-        self._put_back()
+        self._restore()
         for module in self._modules:
             _ATTACHED.pop(module, None)
 
@@ -145,16 +146,15 @@ class Attachment:
 
 
 def _check_free(model: PreTrainedModel, modules: list[Any]) -> None:
-    """Raises ModelError when the model, or one that it is part of or has in it, is attached."""
+    """Raises ModelError when the model, one that contains it or one inside it, is attached."""
     kept = [found() for module in modules if (found := _ATTACHED.get(module))]
     if any(kept) or isinstance(cast(Any, model.base_model).rotary_emb, RawRotary):
-        raise ModelError("this model is attached already", "call detach() on the first")
+        raise ModelError("this model is attached already", "call detach() on the first attachment")
 
 
 class _StartOfForward(RawRotary):
-    """The host calls its rotary module once at the start of a forward call: that is when an
-    attachment knows that what arrives in its cache comes from its own model, and where its first
-    and its last token stand."""
+    """Opens the attachment's `ForwardPass`: the model calls its rotary module once, at the start of
+    a forward call, with the positions of its tokens."""
 
     def __init__(self, attachment: Attachment) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class _StartOfForward(RawRotary):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         attachment = self._attachment()
         if attachment is not None:
-            # A compiled host would be compiled anew for every span.
+            # A compiled model would be compiled anew for every span.
             compiled = torch.compiler.is_compiling()
             attachment.forward_pass.open(None if compiled else _ends(position_ids))
         return super().forward(x, position_ids)
@@ -179,6 +179,31 @@ def attach(model: PreTrainedModel, method: Method) -> Attachment:
     return Attachment(model, method)
 
 
+def copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Replaces modules' configurations by copies; returns the modules with the originals.
+
+    Modules may share a configuration, also with other models. Those without a setting of attention
+    keep theirs.
+    """
+    modules: Sequence[Any] = list(model.modules())
+    found = [
+        (module, module.config)
+        for module in modules
+        if hasattr(getattr(module, "config", None), "_attn_implementation")
+    ]
+    copies = {id(config): copy.deepcopy(config) for _, config in found}
+    for module, config in found:
+        module.config = copies[id(config)]
+    return found
+
+
+def restore(body: Any, rotary: nn.Module, configs: Sequence[tuple[Any, Any]]) -> None:
+    """Restores the rotary module and the configurations of `copy_configs`."""
+    body.rotary_emb = rotary
+    for module, config in configs:
+        module.config = config
+
+
 @torch.no_grad()
 def _attention_function(
     module: nn.Module,
@@ -190,7 +215,7 @@ def _attention_function(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The host's call: query (1, H, C, D), unrotated -> output (1, C, H, D), without gradients."""
+    """Called by transformers: query (1, H, C, D), unrotated -> (1, C, H, D), without gradients."""
     found = _ATTACHED.get(module)
     attachment = found() if found else None
     if attachment is None:

@@ -1,7 +1,4 @@
-"""transformers' `Cache`, with a layer memory of ours behind every layer.
-
-It can be given to `model(...)` and to stock `model.generate(...)` of the model it was made for.
-"""
+"""A transformers `Cache` with a `LayerMemory` for each layer, for one attached model."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ MakeStore = Callable[[int, int, int, torch.dtype, torch.device], KVStore]
 def in_memory(
     layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> KVStore:
-    """Keys and values on the device they come from."""
+    """A store on the device of the keys."""
     return MemoryStore(heads, dim, dtype, device)
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer: appends the chunk to its memory and hands the chunk itself on."""
+    """One layer: appends a forward call's keys and values to its memory, and returns them."""
 
     is_sliding = False
     is_croppable = True
@@ -64,7 +61,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return key_states, value_states
 
     def hold(self, memory: LayerMemory) -> None:
-        """Takes a memory whose store has tokens already."""
+        """Uses a memory whose store has tokens already."""
         self.memory = memory
         self.is_initialized = True
 
@@ -78,9 +75,9 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Takes back the last -tokens_to_remove tokens; the fitted compressor stays."""
+        """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
         if tokens_to_remove > 0:
-            raise ValueError("crop takes a negative number: how many tokens to take back")
+            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
         if tokens_to_remove and self.memory:
             self.memory.crop(tokens_to_remove)
 
@@ -123,7 +120,7 @@ class EsaCache(Cache):
         """Begins a turn. Until then each forward call of several tokens is a turn of its own.
 
         Args:
-            query: its state, shared by all layers. method: runs from now on; None: the same.
+            query: its state, shared by all layers. method: from now on; None: the same.
         """
         self.query = query
         self.method = self.method if method is None else method
@@ -139,14 +136,14 @@ class EsaCache(Cache):
         if layer_idx == 0:
             self._check_span(key_states.shape[2])
             if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
-                # Tokens were taken back: this is another turn.
+                # Tokens were cropped: this is another turn.
                 self.query = QueryState(trace=self.query.trace)
         chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self.forward_pass.enter(layer_idx, self)
         return chunk
 
     def _check_span(self, count: int) -> None:
-        """Raises UsageError when the host has these tokens anywhere but behind the cached ones."""
+        """Raises UsageError when these tokens do not follow the cached ones."""
         length, span = self.get_seq_length(), self.forward_pass.span
         if span is not None and span != (length, length + count - 1):
             raise UsageError(
@@ -157,7 +154,7 @@ class EsaCache(Cache):
 
     def memory(self, layer_idx: int) -> LayerMemory:
         memory = self.own[layer_idx].memory
-        assert isinstance(memory, LayerMemory), "the layer has read nothing yet"
+        assert isinstance(memory, LayerMemory), "the layer has no tokens"
         return memory
 
     def hold(
@@ -166,11 +163,11 @@ class EsaCache(Cache):
         projections: Sequence[Projection | None] | None,
         states: Sequence[dict[type, LayerState]] = (),
     ) -> None:
-        """Takes stores that have tokens already, one for each layer.
+        """Uses stores that have tokens already, one for each layer.
 
         Args:
-            projections: the compressors fitted to them; None: nothing was fitted yet.
-            states: what selectors keep of each layer's tokens.
+            projections: fitted to them; None: nothing was fitted yet.
+            states: each layer's states of selectors.
         """
         for i, layer in enumerate(self.own):
             layer.hold(
@@ -198,7 +195,7 @@ class EsaCache(Cache):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Does now what the first question would: fits compressors, computes reduced keys."""
+        """Fits compressors and computes reduced keys, as the first question would."""
         for layer in self.own:
             if layer.memory:
                 layer.memory.project(self.method, len(layer.memory.store))

@@ -1,14 +1,10 @@
-"""How much each token of the documents weighed while a question was read and answered.
+"""Attention weights of the documents' tokens for one question and its answer.
 
-Attention returns its log-sum-exp but not its probabilities; they are computed again from each
-chunk's trace, exp(scale * q . k - lse), with queries and keys where the position encoding had them.
-In a layer a token weighs the most that any head and any word of the question, or of the answer,
-took from it: probability times the length of the token's value, which is what gets into the output
-(Kobayashi et al., "Attention is Not Only a Weight", 2020); lengths as multiples of their mean. Its
-weight is the mean over the middle half of the layers.
-
-The layers and the rule are those that put the right passage first: docs/evidence.md. Knows nothing
-of text.
+Probabilities are computed again from each chunk's trace, exp(scale * q . k - lse), at the positions
+of the encoding. A token's weight in a layer is the maximum over heads and over the tokens of the
+question, or of the answer, of probability times the norm of its value (Kobayashi et al., "Attention
+is Not Only a Weight", 2020), norms as multiples of their mean. Its weight is the mean over the
+middle half of the layers; docs/evidence.md has the measurements behind this rule.
 """
 
 from __future__ import annotations
@@ -26,15 +22,15 @@ from esa_cli.attention.trace import ChunkTrace
 BLOCK_ELEMENTS = 4 << 20
 """Most logarithms in memory together (16 MB)."""
 NEAR = -1
-"""Stands for the local tokens where far ones go by the head that chose them."""
+"""Index of the local tokens, where far ones have the index of their selection."""
 
 
 class Share(NamedTuple):
-    """What some query heads took from some of the documents' tokens in one chunk of one layer.
+    """Attention of some query heads to some of the documents' tokens in one chunk of one layer.
 
     `heads`: which of the H. `start`: absolute position of the first of the C queries. `at`: (n,)
     absolute positions of the tokens. `logs`: (h, C, n) float32 logarithms of probabilities.
-    `lengths`: (g, n) lengths of the tokens' values as multiples of their mean; h / g heads share a
+    `lengths`: (g, n) norms of the tokens' values as multiples of their mean; h / g heads share a
     key head.
     """
 
@@ -50,7 +46,7 @@ class Share(NamedTuple):
         return self.logs.exp()
 
 
-class _Turned(NamedTuple):
+class _RotatedKeys(NamedTuple):
     """Rotated keys (G, n, D) of the tokens at (n,), standing at `place` (n,), and the lengths
     (G, n) of their values."""
 
@@ -60,15 +56,15 @@ class _Turned(NamedTuple):
     keys: Tensor
     lengths: Tensor
 
-    def serves(self, at: Tensor, place: Tensor, rope: Rope) -> bool:
+    def same(self, at: Tensor, place: Tensor, rope: Rope) -> bool:
         return rope is self.rope and torch.equal(at, self.at) and torch.equal(place, self.place)
 
 
 class AttentionWeights:
     """Weights of the documents' tokens; give it to `Session.ask` as `trace`.
 
-    It keeps the last question: the next one begins anew, as does the second reading of the same.
-    Read the weights before the cache is changed.
+    It has the last question's weights, without its survey pass. Read them before the cache
+    changes.
 
     Args:
         layers: of the model. tokens: N, how many are cached before the question.
@@ -81,112 +77,112 @@ class AttentionWeights:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was seen."""
+        """Drops the weights."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
-        self._turned: dict[tuple[int, int], _Turned] = {}
+        self._rotated_keys: dict[tuple[int, int], _RotatedKeys] = {}
         self._waiting: list[ChunkTrace] = []
 
     @property
     def asked(self) -> Tensor:
-        """(N,) what each cached token weighed for the question's words; 0 where none saw it."""
+        """(N,) weights for the question's tokens; 0 where none attended to it."""
         self._catch_up()
         return self._asked.mean(dim=0)
 
     @property
     def weights(self) -> Tensor:
-        """(N,) the same for the words of question and answer."""
+        """(N,) weights for the tokens of question and answer."""
         self._catch_up()
         return torch.maximum(self._asked, self._answered).mean(dim=0)
 
-    def __call__(self, seen: ChunkTrace) -> None:
-        if seen.start < self.tokens:
+    def __call__(self, trace: ChunkTrace) -> None:
+        if trace.start < self.tokens:
             return
-        if not seen.decoding and (seen.layer, seen.start) <= self._last:
+        if not trace.decoding and (trace.layer, trace.start) <= self._last:
             # A forward call of many words: turns before the question, the question, or it again.
             self.clear()
-        self._last = (seen.layer, seen.start)
-        if seen.layer not in self.layers:
+        self._last = (trace.layer, trace.start)
+        if trace.layer not in self.layers:
             return
-        self._waiting.append(seen)
-        if seen.decoding:
+        self._waiting.append(trace)
+        if trace.decoding:
             self._catch_up()
 
     @torch.inference_mode()
     def _catch_up(self) -> None:
-        """Works out what waits: a question that is read twice only the second time."""
+        """Processes the traces kept so far; of a survey pass they were dropped."""
         waiting, self._waiting = self._waiting, []
-        for seen in waiting:
-            for share in self.shares(seen):
-                self.note(seen, share)
+        for trace in waiting:
+            for share in self.shares(trace):
+                self.note(trace, share)
 
-    def note(self, seen: ChunkTrace, share: Share) -> None:
-        """Takes one share in."""
+    def note(self, trace: ChunkTrace, share: Share) -> None:
+        """Adds one share."""
         groups, tokens = share.lengths.shape
         top = share.logs.view(groups, -1, tokens).amax(dim=1).exp_()
         most = (top * share.lengths).amax(dim=0).cpu()
-        into = self._answered if seen.decoding else self._asked
-        row, at = into[seen.layer - self.layers.start], share.at.cpu()
+        into = self._answered if trace.decoding else self._asked
+        row, at = into[trace.layer - self.layers.start], share.at.cpu()
         row[at] = torch.maximum(row[at], most)
 
-    def shares(self, seen: ChunkTrace) -> Iterator[Share]:
+    def shares(self, trace: ChunkTrace) -> Iterator[Share]:
         """What the documents' tokens got: the far ones, for each head where each has its own, then
         the local ones."""
-        every = range(seen.queries.shape[0])
-        joint = isinstance(seen.far, Tensor)
-        for head, far in enumerate(seen.far_rows):
+        every = range(trace.queries.shape[0])
+        joint = isinstance(trace.far, Tensor)
+        for head, far in enumerate(trace.far_rows):
             held = int((far < self.tokens).sum())
             if held:
                 heads = every if joint else range(head, head + 1)
-                yield from self._taken(seen, head, heads, far[:held], seen.far_positions[head])
-        first = seen.start - seen.local
+                yield from self._taken(trace, head, heads, far[:held], trace.far_positions[head])
+        first = trace.start - trace.local
         if first < self.tokens:
-            at = torch.arange(first, self.tokens, device=seen.queries.device)
-            yield from self._taken(seen, NEAR, every, at, seen.near_positions)
+            at = torch.arange(first, self.tokens, device=trace.queries.device)
+            yield from self._taken(trace, NEAR, every, at, trace.near_positions)
 
     def _taken(
-        self, seen: ChunkTrace, part: int, heads: range, at: Tensor, place: Positions
+        self, trace: ChunkTrace, part: int, heads: range, at: Tensor, place: Positions
     ) -> Iterator[Share]:
         """Shares of the tokens at (n,), the first of those that `place` has keys for; some queries
         at a time."""
-        device, which = seen.queries.device, slice(heads.start, heads.stop)
+        device, which = trace.queries.device, slice(heads.start, heads.stop)
         query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
-        turned = self._rotated(seen, part, at, key)
-        keys, lengths = turned.keys, turned.lengths
-        if len(heads) < seen.queries.shape[0]:
-            group = heads.start * seen.store.heads // seen.queries.shape[0]
+        rotated = self._rotated(trace, part, at, key)
+        keys, lengths = rotated.keys, rotated.lengths
+        if len(heads) < trace.queries.shape[0]:
+            group = heads.start * trace.store.heads // trace.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
-        queries = seen.scaled[which] * seen.scale
+        queries = trace.scaled[which] * trace.scale
         most = max(1, BLOCK_ELEMENTS // (len(heads) * at.shape[0]))
         for low in range(0, queries.shape[1], most):
             rows = slice(low, low + most)
-            logits = _products(seen.rope.rotate(queries[:, rows], query[rows]), keys)
+            logits = _products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             if part == NEAR:
-                logits = self._limited(seen, queries[:, rows], query[rows], key, at, logits)
-            logs = logits.float().sub_(seen.lse[which, rows, None])
-            yield Share(heads, seen.start + low, at, logs, lengths)
+                logits = self._limited(trace, queries[:, rows], query[rows], key, at, logits)
+            logs = logits.float().sub_(trace.lse[which, rows, None])
+            yield Share(heads, trace.start + low, at, logs, lengths)
 
     def _limited(
-        self, seen: ChunkTrace, q: Tensor, query: Tensor, key: Tensor, at: Tensor, logits: Tensor
+        self, trace: ChunkTrace, q: Tensor, query: Tensor, key: Tensor, at: Tensor, logits: Tensor
     ) -> Tensor:
         """Products (H, C, n) in which no key is further away than the encoding's max_distance."""
-        limit, rope = seen.max_distance, seen.rope
+        limit, rope = trace.max_distance, trace.rope
         if limit is None or int(query.max() - key.min()) <= limit:
             return logits
-        still = rope.rotate(seen.store.gather(at)[0], torch.zeros_like(key))
+        still = rope.rotate(trace.store.gather(at)[0], torch.zeros_like(key))
         away = _products(rope.rotate(q, torch.full_like(query, limit)), still)
         return torch.where(query[:, None] - key[None] > limit, away, logits)
 
-    def _rotated(self, seen: ChunkTrace, part: int, at: Tensor, place: Tensor) -> _Turned:
+    def _rotated(self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor) -> _RotatedKeys:
         """Kept while the answer's tokens see the same ones at the same places."""
-        known, rope = self._turned.get((seen.layer, part)), seen.rope
-        if known is None or not known.serves(at, place, rope):
+        known, rope = self._rotated_keys.get((trace.layer, part)), trace.rope
+        if known is None or not known.same(at, place, rope):
             near = (int(at[0]), int(at[-1]) + 1)
-            keys, values = seen.store.span(*near) if part == NEAR else seen.store.gather(at)
+            keys, values = trace.store.span(*near) if part == NEAR else trace.store.gather(at)
             lengths = values.float().norm(dim=-1)
             lengths /= lengths.mean().clamp_min(1e-30)
-            known = _Turned(at, place, rope, rope.rotate(keys, place), lengths)
-            self._turned[seen.layer, part] = known
+            known = _RotatedKeys(at, place, rope, rope.rotate(keys, place), lengths)
+            self._rotated_keys[trace.layer, part] = known
         return known
 
 

@@ -1,7 +1,6 @@
-"""The passages an answer rests on: whole sentences, heaviest first, quoted to the letter.
+"""Evidence of an answer: the sentences with the highest attention weights, quoted exactly.
 
-From the weights of tokens to places in the documents. A passage is one sentence or
-line, or a few that follow each other and weigh alike. Knows nothing of layers, methods or files.
+A passage is one sentence or line, or a few adjacent ones of similar weight.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.reply import Evidence
 
 FOUND = 1.3
-"""Documents in which no sentence has this `strength` may not hold the answer. Chosen so that hardly
-any answer that is there is doubted: docs/evidence.md."""
+"""Documents whose best sentence has less `strength` than this may not contain the answer. Chosen so
+that hardly any answer that is there is doubted: docs/evidence.md."""
 JOIN = 0.5
-"""A sentence beside a passage belongs to it when it weighs at least this share of its heaviest."""
+"""An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
 
 
 class EvidencePlace(Protocol):
-    """Where a character of a document is, for a person; see `reply.Evidence`."""
+    """Page, line and chapter of a character; see `reply.Evidence`."""
 
     @property
     def page(self) -> int | None: ...
@@ -46,9 +45,9 @@ class EvidenceDocument(Protocol):
 
 
 class EvidenceSource(Protocol):
-    """A document and where its tokens are.
+    """A document with its tokens' characters and rows.
 
-    `spans`: (n, 2) first character of each token and the one behind its last. `rows`: the n cached
+    `spans`: (n, 2) characters [first, end) of each token. `rows`: the n cached
     tokens that are the document's.
     """
 
@@ -81,7 +80,7 @@ class _Passage:
 def rests_on(
     weighed: AttentionWeights, books: Sequence[EvidenceSource], count: int
 ) -> tuple[tuple[Evidence, ...], bool]:
-    """At most `count` passages, heaviest first, and whether the documents seem to hold the answer.
+    """At most `count` passages, heaviest first, and whether the documents seem to have the answer.
 
     Args:
         weighed: the `trace` of the question.
@@ -95,8 +94,10 @@ def rests_on(
 
 
 def strength(asked: Tensor, books: Sequence[EvidenceSource]) -> float:
-    """How much of the question one sentence of the documents takes up: in tokens, so to speak, that
-    have a head's whole attention in every layer. It does not grow with the documents.
+    """Attention of the question's tokens to the best single sentence, averaged over layers.
+
+    1.0 is one token of the sentence with the full attention of some head in every layer. It does
+    not grow with the documents.
 
     Args:
         asked: (N,), as `AttentionWeights.asked`.

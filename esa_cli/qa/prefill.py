@@ -1,7 +1,7 @@
-"""Prefill: a document's tokens go through the model once, and what they leave is kept.
+"""Prefill: a document's tokens pass the model once, and their keys and values are kept.
 
-What was read can be held, opened again, alone or with others, and read on. Knows nothing about
-questions; `session` asks them behind what is read here.
+A prefilled document can be kept, opened again, alone or with others, and continued; `session` asks
+questions after it.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ def feed(
 
 
 def check_same_fit(old: Method | None, new: Method) -> None:
-    """Whether a reading by one method can be asked by another; None: it is known to.
+    """Checks that a prefill by one method (None: not known) can be asked by another.
 
     Raises:
-        PresetError: the new one needs reduced keys of its own compressor.
+        PresetError: the new one needs reduced keys of another compressor.
     """
     if old is None or not new.score.features:
         return
     fits = new.compressor.fit_tokens > 0
     if new.fitting != old.fitting or (fits and not old.score.features):
         raise PresetError(
-            "the document was read for another compressor", "read it again with this preset"
+            "the document was prefilled for another compressor", "read it again with this preset"
         )
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Whether a document that is held has the reduced keys that a method scores by.
+    """Checks that a prefilled document has the reduced keys that a method scores by.
 
     `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
     later, but the stores of a prefilled document are not written to.
@@ -76,13 +76,13 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
         return
     if compressor.fit(0, Moments()) is not None:
         raise PresetError(
-            "the document was read without reduced keys, by which this preset scores",
+            "the document was prefilled without reduced keys, by which this preset scores",
             "read it again with this preset",
         )
 
 
 def check_fits_model(method: Method, model: Any) -> None:
-    """Whether a method that names parts of a model was made for this one.
+    """Checks that a method with maps or heads of a model was made for this one.
 
     Raises:
         PresetError: its compressor or its heads were found for another model.
@@ -97,7 +97,7 @@ def check_fits_model(method: Method, model: Any) -> None:
 
 
 class Prefill:
-    """What one attached model has read.
+    """The documents in one attached model's cache.
 
     Args:
         model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
@@ -123,12 +123,12 @@ class Prefill:
         self._opened: list[PrefilledDocument] = []
 
     def forget(self) -> None:
-        """Drops what was read, and frees its memory."""
+        """Drops the cached document, and frees its memory."""
         self.cache = self.attachment.new_cache()
         self._ids, self._todo, self._opened = [], [], []
 
     def held(self) -> PrefilledDocument:
-        """What was read, to be opened later by this session or another of the same model."""
+        """The cached document, to be opened later by this session or another of the same model."""
         memories = [self.cache.memory(i) for i in range(len(self.cache.own))]
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.project(), self._head,
@@ -136,16 +136,16 @@ class Prefill:
         )  # fmt: skip
 
     def project(self) -> list[Projection | None]:
-        """Computes the reduced keys of all that was read; the fitted compressor of each layer."""
+        """Computes the reduced keys of all cached tokens; returns each layer's projection."""
         self.cache.project()
         return [self.cache.memory(i).projection for i in range(len(self.cache.own))]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
-        """Asks from now on about these documents, as one; what was read before is let go.
+        """Asks from now on about these documents, concatenated, in place of those before.
 
         Raises:
-            UsageError: there is none. PresetError: one was read for another compressor, or without
-                the reduced keys that the method scores by.
+            UsageError: there is none. PresetError: one was prefilled for another compressor, or
+                without the reduced keys that the method scores by.
         """
         if not documents:
             raise UsageError("no document to ask about", "read one first")
@@ -157,7 +157,7 @@ class Prefill:
         self._ids, stores, projections = concatenate(documents)
         self._todo, self._head = self._ids, documents[0].head
         self._opened = list(documents)
-        # What a selector observed belongs to the rows of one document.
+        # A selector's layer state belongs to the rows of one document.
         alone = documents[0] if len(documents) == 1 else None
         states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
         self.cache.hold(stores, projections, states)
@@ -169,7 +169,7 @@ class Prefill:
 
     @property
     def document_tokens(self) -> int:
-        """Tokens read so far, the prompt's head included."""
+        """Cached tokens, the prompt's head included."""
         return len(self._ids)
 
     @torch.inference_mode()
@@ -179,10 +179,9 @@ class Prefill:
         progress: Callable[[int, int], None] | None = None,
         method: Method | None = None,
     ) -> None:
-        """Reads a document; what was read before is forgotten.
+        """Prefills a document, in place of those before.
 
-        An interruption (Ctrl-C) leaves the session with the tokens read so far, ready for
-        `resume`.
+        After an interruption (Ctrl-C) the tokens so far are cached, and `resume` continues.
 
         Args:
             text: the whole document. progress: called with (tokens read, tokens in all).
@@ -197,7 +196,7 @@ class Prefill:
         done: PrefilledDocument | None = None,
         method: Method | None = None,
     ) -> None:
-        """Makes ready to read these ids; `resume` reads them.
+        """Sets the ids to prefill; `resume` runs them.
 
         Args:
             ids: of `prompt.document`. done: what was read of them before, by the same method; its
@@ -217,7 +216,7 @@ class Prefill:
         progress: Callable[[int, int], None] | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> None:
-        """Goes on reading after an interruption.
+        """Prefills the rest, also after an interruption.
 
         Args:
             settle: called with the tokens read, all of them in the cache, after every FEED.

@@ -13,12 +13,12 @@ from esa_cli.qa.reply import Turn
 
 @dataclass(frozen=True)
 class EncodedQuestion:
-    """Ids behind the documents.
+    """Ids that follow the documents in the cache.
 
     Args:
         before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
-        span: absolute positions [first, last) of the question's own words.
-        answer_prefix: how many of `ids`, the last ones, are the answer's first words.
+        span: absolute positions [first, last) of the question's text.
+        answer_prefix: number of `ids`, the last ones, that the answer begins with.
         start: cached tokens before all of them.
     """
 
@@ -30,14 +30,14 @@ class EncodedQuestion:
 
     @property
     def ids_before_answer(self) -> list[int]:
-        """`ids` without the answer's first words: those are no part of what is asked."""
+        """`ids` without the answer prefix."""
         return self.ids[: len(self.ids) - self.answer_prefix]
 
     @classmethod
     def of(
         cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
     ) -> EncodedQuestion:
-        """The question behind `start` cached tokens. Raises UsageError when it is empty."""
+        """The question after `start` cached tokens. Raises UsageError when it is empty."""
         later = bool(history)
         ids, before = prompt.question(question, prime, later), prompt.history(history)
         first, last = (start + len(before) + at for at in prompt.question_span(question, later))
@@ -45,18 +45,18 @@ class EncodedQuestion:
         return cls(before, ids, (first, last), prime_ids, start)
 
     def last(self, chunk: int) -> int:
-        """Where the last chunk of the question's turn begins; earlier turns are read apart."""
+        """Position of the last chunk of the question's turn, earlier turns not included."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
     def check(self, window: Window, context: int, answer: int) -> None:
-        """Holds them, what they are seen beside and the answer to the window.
+        """Checks that the tokens attended to fit the model's window, the answer included.
 
-        Beside all of the text where attention is plain; else beside what is selected, and only
-        where `window.ending` has them all in view: otherwise the first of them are cached tokens
+        With full attention these are the document, else I and the selected tokens, and only where
+        `window.ending` keeps the whole turn local: otherwise its first tokens are cached tokens
         like any other.
 
         Raises:
-            HistoryError: they are beyond it, with earlier turns. LengthError: without any.
+            HistoryError: they do not fit, with earlier turns. LengthError: without any.
         """
         asked = len(self.before) + len(self.ids) + answer
         if self.last(window.chunk) <= window.dense_below:

@@ -1,7 +1,6 @@
-"""A session: read a document once, ask as often as you like.
+"""A session: prefill a document once, ask as many questions about it as needed.
 
-The document's keys and values stay in the cache; each question is asked behind it and taken back.
-Everything below this layer knows nothing of text, files or people.
+The document's keys and values stay in the cache; each question follows them and is cropped.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from esa_cli.qa.resolved import Resolved, resolve
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer and what it took. Times in seconds; `cut` when it reached the longest allowed."""
+    """One answer, its tokens and times in seconds; `cut`: it ended at `max_new_tokens`."""
 
     text: str
     question_tokens: int
@@ -40,7 +39,7 @@ class Answer:
 class Session(Prefill):
     """Asks questions about one document, or several, with one attached model.
 
-    Use as a context manager: the model is put back as it was on leaving.
+    Use as a context manager, which restores the model on leaving.
 
     Args:
         model, tokenizer: of transformers. preset: method, prompt and generation settings.
@@ -57,13 +56,13 @@ class Session(Prefill):
         self.close()
 
     def close(self) -> None:
-        """Puts the model back as it was."""
+        """Restores the model."""
         self.attachment.detach()
 
     def use(self, preset: Preset | Resolved) -> None:
-        """Asks from now on with another preset of the same model; what was read is kept.
+        """Asks from now on with another preset of the same model; the prefill is kept.
 
-        Only settings of the asking take effect: the keys were made by the old reading.
+        Settings of the prefill have no effect on keys that are cached.
 
         Raises:
             PresetError: the method does not hold, or needs another fitted compressor.
@@ -94,18 +93,17 @@ class Session(Prefill):
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
     ) -> Answer:
-        """Asks one question; the cache is afterwards what it was before, interrupted or not.
+        """Asks one question; afterwards the cache is as before, also after an interruption.
 
         Args:
-            prime: the first words of the answer, put into the model's mouth; not in what returns.
+            prime: the answer prefix, with which the model's answer begins; not in `Answer.text`.
             max_new_tokens, temperature, top_p: None takes the preset's. Temperature 0 is greedy.
             seed: for sampling. history: earlier turns. on_text: called with each piece of the
-                answer as it comes. trace: called with what each chunk of each layer attended to.
+                answer. trace: called with the `ChunkTrace` of each chunk of each layer.
 
         Raises:
-            UsageError: nothing has been read, or not to its end; the question is empty, or with the
-                turns before it longer than the model's window allows; no token is allowed, or a
-                sampling that cannot be is asked for.
+            UsageError: no document has been prefilled, or not to its end; the question is empty, or
+                with its history longer than the model's window allows; a setting is out of range.
         """
         if not self._ids:
             raise UsageError("no document has been read", "call read(text) first")
@@ -120,8 +118,8 @@ class Session(Prefill):
         nucleus = settings.top_p if top_p is None else top_p
         if not heat >= 0 or not 0 < nucleus <= 1:
             raise UsageError(
-                f"temperature {heat} and top_p {nucleus} cannot be",
-                "temperature is at least 0, top_p above 0 and at most 1",
+                f"temperature must be at least 0 and top_p in (0, 1], got {heat} and {nucleus}",
+                "leave both out for the preset's",
             )
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, tokens)
@@ -160,7 +158,7 @@ class Session(Prefill):
         max_new_tokens: int | None = None,
         history: Sequence[Turn] = (),
     ) -> None:
-        """Holds a question to the model's window as `ask` does, also before anything is read.
+        """Checks that a question fits the model's window as `ask` does, also before a prefill.
 
         Raises:
             UsageError: the question is empty. LengthError: it does not fit.
@@ -169,22 +167,22 @@ class Session(Prefill):
         asked.check(self.method.window, self.preset.context, self._tokens(max_new_tokens))
 
     def _tokens(self, most: int | None) -> int:
-        """How long an answer may be. Raises UsageError for less than one token."""
+        """Longest answer in tokens. Raises UsageError for less than one."""
         most = self.preset.generation.max_new_tokens if most is None else most
         if most < 1:
-            raise UsageError(f"an answer of {most} tokens is none", "max_new_tokens is at least 1")
+            raise UsageError(f"max_new_tokens must be at least 1, got {most}", "leave it out")
         return most
 
     def _process(self, ids: list[int]) -> None:
-        """Passes tokens through the model. Earlier turns are kept apart from the question: its last
-        chunk is what selects for the answer."""
+        """Runs tokens through the model. Earlier turns have a forward call of their own, so that
+        the question's last chunk selects for the answer."""
         if ids:
             batch = torch.tensor([ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _survey(self, asked: EncodedQuestion, query: QueryState) -> None:
-        """The survey pass, for selectors that have one: the question goes through the model for the
-        scores of all layers, and is taken back."""
+        """The survey pass, for selectors that have one: the question passes the model for the
+        scores of all layers, and is cropped."""
         length, method = self.cache.get_seq_length(), self.method
         if asked.last(method.window.chunk) <= method.window.dense_below:
             return  # full attention: nothing is selected
