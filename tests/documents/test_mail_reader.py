@@ -180,3 +180,26 @@ def test_mail_is_told_by_content_where_no_name_is() -> None:
         assert readers.read(text, STDIN).text == text.decode()
     assert readers.read(b"Note: no mail\n\nwords", "a.eml").text == "Note: no mail\n\nwords"
     assert "PNG" in refused(b"\x89PNG\r\n\x1a\n\0", "a.eml").message
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "Subject: " + "=?utf-8?q?a?= " * 100_000,
+        "To: " + "a <a@x.org>, " * 20_000,
+        "To: " + "(" * 100_000,
+        "Content-Type: text/plain" + "".join(f"; p*{n}*=a" for n in range(20_000)),
+        "Content-Disposition: inline; filename=" + "a" * 100_000,
+    ],
+)
+@pytest.mark.timeout(20)
+def test_mail_with_a_field_made_to_take_long(field: str) -> None:
+    assert mail("words", field).text.endswith("\n\nwords\n")
+
+
+def test_mail_with_forms_that_nobody_shows() -> None:
+    amp = "Content-Type: text/x-amp-html\r\n\r\n<html amp4email>"
+    assert of(PLAIN, amp, kind="alternative").text == of(PLAIN).text
+    alone = of("Content-Type: text/enriched\r\n\r\nwords", kind="alternative")
+    assert alone.text == f"{HEAD}words\n"
+    assert of("\r\nwithout fields", kind="alternative").text == f"{HEAD}without fields\n"

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from email import message_from_bytes, policy
+from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
-from typing import ClassVar, cast
+from typing import Any, ClassVar
 
 from esa_cli.documents.encoding import decode
 from esa_cli.documents.readers.html_reader import WIDER, decode_markup
@@ -41,8 +42,28 @@ _SENDER = re.compile(rb"^from:", re.IGNORECASE | re.MULTILINE)
 _HEAD = 1 << 16
 _ENCRYPTED = ("multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime")
 _NO_WORDS = ("text/rtf", "text/css", "text/javascript")
+_PAGES = ("text/html", "application/xhtml+xml")
 _STUB = 0.5
 _MOST_NAMES = 20
+_LONGEST = 1 << 14  # characters of a field; parsing takes time and memory quadratic in them
+_FIELDS = HeaderRegistry()
+
+
+def _field(name: str, value: str) -> Any:
+    """A header field, decoded; one that is too long or breaks the rules is left as it is."""
+    data = value.encode("utf-8", "surrogateescape")  # some send bytes as they are
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", "replace")
+    content = name.lower().startswith("content-")
+    with suppress(Exception):  # the parser raises what it meets
+        if content or len(text) <= _LONGEST:
+            return _FIELDS(name, text[: _LONGEST // 4] if content else text)
+    return _FIELDS(name, "") if content else text
+
+
+_POLICY = policy.default.clone(header_factory=_field)
 
 
 @register("mail")
@@ -58,18 +79,18 @@ class MailReader:
         return begins is not None and bool(_SURE.search(begins[0]) and _SENDER.search(begins[0]))
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        message = message_from_bytes(data, policy=policy.default)
+        message = message_from_bytes(data, policy=_POLICY)
         if not any(field in message for field in _TELLING):
             text, encoding = plain_text(data, name)
             return ExtractedText(text, encoding=encoding)
-        if _kind(message) in _ENCRYPTED:
+        if message.get_content_type() in _ENCRYPTED:
             raise DocumentError(
                 f"{label(name)} is an encrypted mail, or one that is packed with its signature",
                 "open it in a mail program, save its text, and give that",
             )
-        reading = _MailWriter(name)
-        reading.message(message)
-        return reading.out.result(reading.missing())
+        writer = _MailWriter(name)
+        writer.message(message)
+        return writer.out.result(writer.missing())
 
 
 class _MailWriter:
@@ -83,12 +104,14 @@ class _MailWriter:
 
     def message(self, message: EmailMessage) -> None:
         """A mail: its fields, then its parts."""
-        fields = [(field, value) for field in _SHOWN for value in _values(message, field)]
+        values = {field: message.get_all(field, []) for field in _SHOWN}
+        fields = [(field, " ".join(str(v).split())) for field in _SHOWN for v in values[field]]
         self.out.paragraph()
-        self.out.chapter(dict(fields).get("Subject"))
+        self.out.chapter(dict(fields).get("Subject") or None)
         for field, value in fields:
-            self.out.end_line()
-            self.out.exact(f"{field}: {value}")
+            if value:
+                self.out.end_line()
+                self.out.exact(f"{field}: {value}")
         self._part(message)
 
     def missing(self) -> Iterator[str]:
@@ -98,14 +121,14 @@ class _MailWriter:
         for words, count in self._said.items():
             yield f"{words}: {count}" if count > 1 else words
 
-    def _part(self, part: EmailMessage) -> None:
-        kind = _kind(part)
+    def _part(self, part: Any) -> None:
+        kind = part.get_content_type()
         if any("Boundary" in type(defect).__name__ for defect in part.defects):
             self._said["the end of the mail is missing, or where a part of it ends"] += 1
         if kind in _ENCRYPTED:
             self._said["an encrypted or signed part cannot be read"] += 1
         elif kind == "message/delivery-status" and part.is_multipart():
-            for block in cast(list[EmailMessage], part.get_payload()):
+            for block in part.get_payload():
                 self._words("\n".join(f"{field}: {value}" for field, value in block.raw_items()))
         elif kind == "message/rfc822" and part.is_multipart():
             self._inner(part)
@@ -113,7 +136,7 @@ class _MailWriter:
             self._best(part)
         elif part.is_multipart():
             for inner in part.iter_parts():
-                self._part(cast(EmailMessage, inner))
+                self._part(inner)
             if (part.epilogue or "").strip():
                 self._said["text behind the last part is left out"] += 1
         elif _is_text(part):
@@ -123,65 +146,65 @@ class _MailWriter:
         else:
             self._attach(part)
 
-    def _inner(self, part: EmailMessage) -> None:
+    def _inner(self, part: Any) -> None:
         """A mail inside this one, and back to this one's chapter."""
         around = self.out.here
-        packed = str(part["Content-Transfer-Encoding"] or "").lower() == "base64"
-        for inner in cast(list[EmailMessage], part.get_payload()):
-            if packed and not inner.keys():  # against the rules, and common
-                words = b64decode(str(inner.get_payload()))
-                inner = message_from_bytes(words, policy=policy.default)
+        packed = str(part["Content-Transfer-Encoding"]).lower() == "base64"
+        for inner in part.get_payload():
+            if packed and not inner.keys():
+                data = b64decode(inner.get_payload())  # against the rules, and common
+                inner = message_from_bytes(data, policy=_POLICY)
             self.message(inner)
         self.out.chapter(around)
 
-    def _best(self, part: EmailMessage) -> None:
-        """One of several forms of the same text."""
-        forms = [cast(EmailMessage, form) for form in part.iter_parts()]
-        inside = [_text_inside(form) for form in forms]
-        words = [self._length(text) for text in inside]
-        plain = next((n for n, t in enumerate(inside) if t and _kind(t) == "text/plain"), None)
-        full = max(range(len(forms)), key=words.__getitem__, default=None)
-        if plain is not None and full is not None and words[plain] > _STUB * words[full]:
-            full = plain
-        for number, form in enumerate(forms):
-            if number == full:
+    def _best(self, part: Any) -> None:
+        """The form with the plain text, or with the page if that is far longer; files of others."""
+        plain, page = part.get_body(("plain",)), part.get_body(("html",))
+        text = plain if self._length(plain) > _STUB * self._length(page) else page
+        if text is None:
+            first = (leaf for leaf in part.walk() if _is_text(leaf) and not leaf.is_multipart())
+            text = next(first, None) if plain is None else plain
+        for form in part.iter_parts():
+            leaves = [leaf for leaf in form.walk() if not leaf.is_multipart()]
+            if any(leaf is text for leaf in leaves):
                 self._part(form)
                 continue
-            for leaf in form.walk():  # what the form has beside its text
-                if not leaf.is_multipart() and not _is_words(leaf):
-                    self._part(leaf) if not _is_text(leaf) else self._attach(leaf)
+            for leaf in leaves:
+                if leaf.get_content_type() == "text/calendar":
+                    self._attach(leaf)
+                elif not _is_text(leaf):
+                    self._part(leaf)
 
-    def _length(self, text: EmailMessage | None) -> int:
+    def _length(self, text: Any) -> int:
         said = self._said.copy()
         try:
-            return len(self._text(text).split()) if text else 0
+            return 0 if text is None else len(self._text(text).split())
         except DocumentError:
             return 0
         finally:
             self._said = said
 
-    def _attach(self, part: EmailMessage) -> None:
-        self._attached.append(_file_name(part))
+    def _attach(self, part: Any) -> None:
+        name = part.get_filename() or f"({part.get_content_type()})"
+        self._attached.append(" ".join(name.split()))
 
     def _words(self, text: str) -> None:
         if text.strip():
             self.out.paragraph()
             self.out.exact(text.strip("\r\n"))
 
-    def _text(self, part: EmailMessage) -> str:
+    def _text(self, part: Any) -> str:
         """A text part's words; those of a page as they are shown."""
-        data = cast(bytes, part.get_payload(decode=True) or b"")
+        data = part.get_payload(decode=True) or b""
         if any("Base64" in type(defect).__name__ for defect in part.defects):
             self._said["a part is damaged or cut off"] += 1
         charset = part.get_content_charset()
-        if _kind(part) not in ("text/html", "application/xhtml+xml"):
+        if part.get_content_type() not in _PAGES:
             return self._decoded(data, charset)
-        try:
+        page = ""
+        with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        except DocumentError:
-            page = ""
-        root = parse_html(page or self._decoded(data, charset), self._name)
-        out = TextBuilder()
+        root, out = parse_html(page or self._decoded(data, charset), self._name), TextBuilder()
         if root is not None:
             write_html(root, out, self._name, {})
         return out.result().text
@@ -201,47 +224,9 @@ class _MailWriter:
         return data.decode("utf-8", "replace")
 
 
-def _is_text(part: EmailMessage) -> bool:
-    kind = _kind(part)
+def _is_text(part: Any) -> bool:
+    kind = part.get_content_type()
     if part.is_attachment() or kind in _NO_WORDS:
         return False
     # A part that says it has parts and has none is text after all.
-    return part.get_content_maintype() in ("text", "multipart") or kind == "application/xhtml+xml"
-
-
-def _is_words(part: EmailMessage) -> bool:
-    """Whether it is the text itself, not a date for a calendar that goes with it."""
-    return _is_text(part) and _kind(part) != "text/calendar" and not part.is_multipart()
-
-
-def _text_inside(form: EmailMessage) -> EmailMessage | None:
-    """The text of one form, which may have its pictures beside it."""
-    return next(filter(_is_words, form.walk()), None)
-
-
-def _kind(part: EmailMessage) -> str:
-    return part.get_content_type()
-
-
-def _file_name(part: EmailMessage) -> str:
-    name = None
-    with suppress(Exception):  # of a field that breaks the rules
-        name = part.get_filename()
-    return " ".join(str(name or f"({_kind(part)})").split())
-
-
-def _values(message: EmailMessage, field: str) -> Iterator[str]:
-    """The values of a field, whole and in letters."""
-    for key, value in message.raw_items():
-        if key.lower() != field.lower():
-            continue
-        text = "".join(re.split(r"[\r\n]+", str(value)))
-        letters = text.encode("ascii", "surrogateescape")  # some send them as they are
-        try:
-            text = letters.decode("utf-8")
-        except UnicodeDecodeError:
-            text = letters.decode("cp1252", "replace")
-        with suppress(Exception):  # of an address that breaks the rules
-            text = str(policy.default.header_factory(field, text))
-        if text.strip():
-            yield " ".join(text.split())
+    return part.get_content_maintype() in ("text", "multipart") or kind in _PAGES
