@@ -35,8 +35,8 @@ _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 _TELLING = (
     *_SHOWN, "Received", "Return-Path", "Message-ID", "MIME-Version", "Content-Type", "Sender",
 )  # fmt: skip
-_FIELD = rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n)"
-_BEGINS = re.compile(_FIELD + rb"{2,}", re.IGNORECASE)
+_FIELD_LINES = rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n)"
+_BEGINS = re.compile(_FIELD_LINES + rb"{2,}", re.IGNORECASE)
 _SURE = re.compile(rb"^(?:message-id|received|mime-version):", re.IGNORECASE | re.MULTILINE)
 _SENDER = re.compile(rb"^from:", re.IGNORECASE | re.MULTILINE)
 _HEAD = 1 << 16
@@ -46,10 +46,10 @@ _PAGES = ("text/html", "application/xhtml+xml")
 _STUB = 0.5
 _MOST_NAMES = 20
 _LONGEST = 1 << 14  # characters of a field; parsing takes time and memory quadratic in them
-_FIELDS = HeaderRegistry()
+_REGISTRY = HeaderRegistry()
 
 
-def _field(name: str, value: str) -> Any:
+def _decode_field(name: str, value: str) -> Any:
     """A header field, decoded; one that is too long or breaks the rules is left as it is."""
     data = value.encode("utf-8", "surrogateescape")  # some send bytes as they are
     try:
@@ -59,11 +59,11 @@ def _field(name: str, value: str) -> Any:
     content = name.lower().startswith("content-")
     with suppress(Exception):  # the parser raises what it meets
         if content or len(text) <= _LONGEST:
-            return _FIELDS(name, text[: _LONGEST // 4] if content else text)
-    return _FIELDS(name, "") if content else text
+            return _REGISTRY(name, text[: _LONGEST // 4] if content else text)
+    return _REGISTRY(name, "") if content else text
 
 
-_POLICY = policy.default.clone(header_factory=_field)
+_POLICY = policy.default.clone(header_factory=_decode_field)
 
 
 @register("mail")

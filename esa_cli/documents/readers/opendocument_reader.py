@@ -122,18 +122,8 @@ class _OpenDocumentWriter:
             self._next_page()
         elif tag == "office:annotation":
             self._left_out["comments in the margin"] += 1
-        elif tag == "text:note":
-            self._inline += 1
-            self.out.flow(" [note: ")
-            self.write(element)
-            self.out.exact("]")
-            self._inline -= 1
-        elif tag == "table:table":
-            self._apart()
-            self._inline += 1
-            self.write(element)
-            self._inline -= 1
-            self._apart()
+        elif tag in ("text:note", "table:table"):
+            self._note_or_table(element, note=tag == "text:note")
         elif tag == "text:list":
             self._list(element)
         elif tag == "table:table-row":
@@ -149,6 +139,13 @@ class _OpenDocumentWriter:
             elif tag == "text:span" and element.style in self._raised:
                 self.out.raised("".join(element.xpath("descendant::text()")))
             self.write(element)
+
+    def _note_or_table(self, element: Any, *, note: bool) -> None:
+        self.out.flow(" [note: ") if note else self._apart()
+        self._inline += 1
+        self.write(element)
+        self._inline -= 1
+        self.out.exact("]") if note else self._apart()
 
     def _apart(self) -> None:
         self.out.flow(" ") if self._inline else self.out.paragraph()
