@@ -156,7 +156,7 @@ class PositionEncoding(ABC):
         self, inverse: Tensor, factor: float, length: int
     ) -> tuple[Tensor, float] | None:
         """Rotary frequencies (D / 2,), radians per token, and the factor of cosines and sines that
-        replace the host's when `length` tokens are cached; None: the host's."""
+        replace the model's when `length` tokens are cached; None: the model's."""
         return None
 
     @abstractmethod

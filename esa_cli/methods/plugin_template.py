@@ -1,6 +1,6 @@
 """The first version of a plugin file: a small selector that works, to be changed by its author.
 
-It passes ruff and the conformance suite as it is. Knows nothing about the command line.
+It passes ruff and the conformance suite as it is.
 """
 
 from __future__ import annotations

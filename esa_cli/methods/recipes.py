@@ -92,7 +92,7 @@ def known() -> list[Recipe]:
 
 
 def find(name: str) -> Recipe:
-    """The recipe of this name; a selector without one stands for itself in the preset's settings.
+    """The recipe of this name; a selector without one is used with the preset's settings.
 
     Raises:
         UsageError: there is neither; the message names the nearest.

@@ -105,22 +105,8 @@ class Session(Prefill):
             UsageError: no document has been prefilled, or not to its end; the question is empty, or
                 with its history longer than the model's window allows; a setting is out of range.
         """
-        if not self._ids:
-            raise UsageError("no document has been read", "call read(text) first")
-        if len(self._ids) < len(self._todo):
-            raise UsageError(
-                f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
-                "call resume() to read on, or read(text) with the part you want",
-            )
-        settings = self.preset.generation
-        tokens = self._tokens(max_new_tokens)
-        heat = settings.temperature if temperature is None else temperature
-        nucleus = settings.top_p if top_p is None else top_p
-        if not heat >= 0 or not 0 < nucleus <= 1:
-            raise UsageError(
-                f"temperature must be at least 0 and top_p in (0, 1], got {heat} and {nucleus}",
-                "leave both out for the preset's",
-            )
+        self._check_prefilled()
+        tokens, heat, nucleus = self._sampling(max_new_tokens, temperature, top_p)
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, tokens)
         if seed is not None:
@@ -165,6 +151,31 @@ class Session(Prefill):
         """
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, self._tokens(max_new_tokens))
+
+    def _check_prefilled(self) -> None:
+        """Raises UsageError when there is no document, or only a part of one."""
+        if not self._ids:
+            raise UsageError("no document has been read", "call read(text) first")
+        if len(self._ids) < len(self._todo):
+            raise UsageError(
+                f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
+                "call resume() to read on, or read(text) with the part you want",
+            )
+
+    def _sampling(
+        self, most: int | None, temperature: float | None, top_p: float | None
+    ) -> tuple[int, float, float]:
+        """Longest answer, temperature and top_p, those of the preset for None."""
+        settings = self.preset.generation
+        tokens = self._tokens(most)
+        heat = settings.temperature if temperature is None else temperature
+        nucleus = settings.top_p if top_p is None else top_p
+        if not heat >= 0 or not 0 < nucleus <= 1:
+            raise UsageError(
+                f"temperature must be at least 0 and top_p in (0, 1], got {heat} and {nucleus}",
+                "leave both out for the preset's",
+            )
+        return tokens, heat, nucleus
 
     def _tokens(self, most: int | None) -> int:
         """Longest answer in tokens. Raises UsageError for less than one."""
