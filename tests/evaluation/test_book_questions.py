@@ -1,0 +1,74 @@
+"""The questions on real books: what their files promise, and how answers are counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FILES = sorted((BENCHMARKS / "book_questions").glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        spec = importlib.util.spec_from_file_location(
+            "book_questions", BENCHMARKS / "book_questions.py"
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["book_questions"] = module
+        spec.loader.exec_module(module)
+        return module
+
+
+def questions() -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    files = ([json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in FILES)
+    return [(head, rows) for head, *rows in files]
+
+
+def test_the_sets() -> None:
+    sets = questions()
+    rows = [row for _, rows in sets for row in rows]
+    assert len(rows) >= 300
+    assert len({row["id"] for row in rows}) == len(rows) == len({row["question"] for row in rows})
+    kinds = Counter(row["kind"] for row in rows)
+    assert set(kinds) == {"plain", "reworded", "absent"}
+    assert 3 * kinds["reworded"] >= len(rows)
+    assert 10 * kinds["absent"] >= len(rows)
+    splits = Counter(head["split"] for head, _ in sets)
+    assert min(splits["dev"], splits["test"]) >= 3
+
+
+@pytest.mark.parametrize("number", range(len(FILES)))
+def test_answers_stand_in_their_passages(number: int) -> None:
+    head, rows = questions()[number]
+    for row in rows:
+        start, stop = row["passage"]
+        assert 0 <= start < stop <= head["characters"]
+        assert 80 <= stop - start <= 700, row["id"]
+        assert (row["answer"] is None) == (row["kind"] == "absent")
+        if row["answer"]:
+            first, last = row["answer"]
+            assert start <= first < last <= stop, row["id"]
+
+
+def test_answers_are_counted_after_normalising(benchmark: ModuleType) -> None:
+    assert benchmark.normal("The \u201cGolden\u201d Krone, Hotel.") == ["golden", "krone", "hotel"]
+    assert benchmark.f1("a glass of rum", "rum") == pytest.approx(0.5)
+    assert benchmark.f1("nothing", "rum") == 0.0
+
+
+def test_a_passage_is_right_when_it_shares_half_of_the_shorter(benchmark: ModuleType) -> None:
+    assert benchmark.rank([(0, 10), (95, 205)], (100, 300)) == 2
+    assert benchmark.rank([(0, 10), (90, 110)], (100, 300)) == 2
+    assert benchmark.rank([(0, 10), (80, 105)], (100, 300)) is None
