@@ -53,7 +53,8 @@ class Attention:
 
     def rope_at(self, length: int) -> Rope:
         """The rotary embedding when `length` tokens are cached: the model's, or the encoding's."""
-        return self._ropes.at(length, self.method.position.frequencies)
+        with blame_plugin("position", self.method.position):
+            return self._ropes.at(length, self.method.position.frequencies)
 
     def __call__(self, memory: LayerMemory, q: Tensor, query: QueryState) -> Tensor:
         """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
@@ -125,8 +126,11 @@ class Attention:
             return initial
         projected = step.with_projection(memory.project(self.method, high))
         picked = checked_selection(selector, projected, budget)
-        if query.surveying and selector.survey_complete(projected):
-            raise SurveyComplete
+        if query.surveying:
+            with blame_plugin("selector", selector):
+                complete = selector.survey_complete(projected)
+            if complete:
+                raise SurveyComplete
         if isinstance(picked, Tensor):
             return torch.cat((initial, picked.to(q.device) + low))
         return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
@@ -155,8 +159,9 @@ class Attention:
     def _scaled(self, q: Tensor, start: int) -> Tensor:
         """Queries (H, C, D) times the encoding's factor for their positions."""
         at = torch.arange(start, start + q.shape[1], device=q.device)
-        factors = self.method.position.query_scale(at)
-        return q if factors is None else q * factors[:, None].to(q)
+        with blame_plugin("position", self.method.position):
+            factors = self.method.position.query_scale(at)
+            return q if factors is None else q * factors[:, None].to(q)
 
     def _attend_near(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, near: Positions

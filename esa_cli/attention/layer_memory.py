@@ -94,7 +94,8 @@ class LayerMemory:
             self.moments = Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced, upto):
-                self.store.append_features(self.projection.keys(flatten_keys(keys)))
+                with blame_plugin("compressor", self.projection.at(0)):
+                    self.store.append_features(self.projection.keys(flatten_keys(keys)))
         return self.projection
 
     def _fit(self, method: Method) -> Projection | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor
+from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.inspection import (
     LOADED_PLAIN,
@@ -130,7 +131,8 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     Raises:
         PresetError: it names both models, or both kinds of queries.
     """
-    metadata = compressor.metadata
+    with blame_plugin("compressor", compressor):
+        metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
     wanted = fingerprint_in(metadata)
     if wanted is not None and wanted != (found := fingerprint(model)):

@@ -36,10 +36,14 @@ class ForwardPass(Generic[C]):
         self.cache, self.layer = cache, layer
 
     def take(self, layer: int, layers: int) -> C | None:
-        """The cache that appended this layer's keys, or None; the last layer ends the call."""
+        """The cache that appended this layer's keys, or None; the last layer ends the call.
+
+        It is not kept: a cache that is dropped after the call frees its memory.
+        """
         if layer == layers - 1:
             self.running = False
-        return self.cache if self.layer == layer else None
+        cache, self.cache = self.cache, None
+        return cache if self.layer == layer else None
 
     def close(self) -> None:
         """Ends the call when the model is detached."""

@@ -7,6 +7,7 @@ from typing import Any
 from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import part_registry as registry
 from esa_cli.methods.plugin_loading import load_installed
@@ -20,6 +21,14 @@ PROTOCOLS = {
     "position": PositionEncoding,
 }
 
+CONSTANTS = {
+    "selector": ("sums_layers", "surveys", "observes", "window_size"),
+    "score": ("features", "rotates", "last_layer"),
+    "compressor": ("fit_tokens", "files"),
+    "position": ("distance", "max_distance"),
+}
+"""Members of each kind of part that are read in many places: one that fails is found here."""
+
 
 def _part(kind: str, options: dict[str, Any]) -> Any:
     part = registry.build(kind, options)
@@ -30,6 +39,9 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
             f"{type(part).__name__}",
             f"write `class {type(part).__name__}({protocol.__name__}):`, see docs/plugins.md",
         )
+    with blame_plugin(kind, part):
+        for name in CONSTANTS[kind]:
+            getattr(part, name)
     return part
 
 
@@ -46,7 +58,8 @@ def method(preset: Preset) -> Method:
         )
     parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
     if not parts["selector"].sums_layers:
-        parts["score"] = parts["score"].for_single_layers()
+        with blame_plugin("score", parts["score"]):
+            parts["score"] = parts["score"].for_single_layers()
     position = parts["position"]
     if not isinstance(position.distance, int) or position.distance < 0:
         raise PresetError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
@@ -74,7 +75,7 @@ class Session(Prefill):
             check_same_fit(self._read_by, new)
         for document in self._opened:
             check_reduced_keys(document, new)
-        self.method = new
+        self.method = self.attachment.method = new
         self.cache.begin(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
@@ -203,5 +204,6 @@ class Session(Prefill):
         with suppress(SurveyComplete):
             self._process(asked.ids_before_answer)
         self.cache.truncate(length)
-        query.selector = method.selector.after_survey(query.selector)
+        with blame_plugin("selector", method.selector):
+            query.selector = method.selector.after_survey(query.selector)
         query.surveying = query.dense = False

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import copy_registries
 from torch import Tensor
 
 from esa_cli import models
-from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.interfaces import Positions, Projection
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.attention.plugin_errors import (
@@ -20,13 +21,16 @@ from esa_cli.attention.plugin_errors import (
     near_positions,
 )
 from esa_cli.attention.positions import Contiguous
+from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK, checked_selection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance.random_steps import make_step
+from esa_cli.methods.part_registry import register
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import preset
+from esa_cli.qa.resolved import resolve
 from esa_cli.qa.session import Session
 
 
@@ -172,9 +176,49 @@ class Fits(Compressor):
         raise KeyError("map")
 
 
+class FailingMaps(Projection):
+    """Maps that fail on more than the one key that is tried."""
+
+    def queries(self, q: Tensor) -> Tensor:
+        return q
+
+    def keys(self, k: Tensor) -> Tensor:
+        if k.shape[0] > 1:
+            raise KeyError("map")
+        return k
+
+
+@dataclass(frozen=True)
+class MapsFail(Compressor):
+    def fit(self, layer: int, moments: Any) -> Any:
+        return FailingMaps()
+
+
+@dataclass(frozen=True)
+class ScaleFails(Contiguous):
+    def query_scale(self, at: Tensor) -> Any:
+        raise KeyError("s")
+
+
+@dataclass(frozen=True)
+class ScaleIsANumber(Contiguous):
+    def query_scale(self, at: Tensor) -> Any:
+        return 2.0
+
+
+@dataclass(frozen=True)
+class FrequenciesFail(Contiguous):
+    def frequencies(self, inverse: Tensor, factor: float, length: int) -> Any:
+        raise KeyError("f")
+
+
 @pytest.mark.parametrize(
     ("part", "about"),
     [
+        ({"position": ScaleFails()}, "position ScaleFails fails"),
+        ({"position": ScaleIsANumber()}, "position ScaleIsANumber fails"),
+        ({"position": FrequenciesFail()}, "position FrequenciesFail fails"),
+        ({"compressor": MapsFail(), "score": SumScore()}, "compressor FailingMaps fails"),
         ({"selector": Gives(KeyError("k"))}, "selector Gives fails"),
         ({"selector": FailsToObserve()}, "selector FailsToObserve fails: ZeroDivisionError: z"),
         ({"score": Scored(KeyError("k"))}, "score Scored fails"),
@@ -200,3 +244,76 @@ def test_a_distance_below_zero_is_refused(loaded: Any) -> None:
         given = preset.load("tiny-random", [f"position.name='{name}'", "position.distance=-5"])
         with pytest.raises(PresetError, match="distance = -5"):
             Session(loaded.model, loaded.tokenizer, given)
+
+
+@dataclass(frozen=True)
+class FailsInSurvey(TopK):
+    """A selector with a survey pass, of which one member fails."""
+
+    member: str = ""
+
+    def _fail(self, member: str) -> None:
+        if member == self.member:
+            raise KeyError(member)
+
+    @property
+    def surveys(self) -> bool:
+        self._fail("surveys")
+        return True
+
+    def new_turn_state(self) -> Any:
+        self._fail("new_turn_state")
+        return 1
+
+    def survey_complete(self, step: Any) -> bool:
+        self._fail("survey_complete")
+        return False
+
+    def after_survey(self, turn: Any) -> Any:
+        self._fail("after_survey")
+        return self.new_turn_state()
+
+
+@dataclass(frozen=True)
+class LimitFails(Contiguous):
+    @property
+    def max_distance(self) -> Any:
+        raise KeyError("limit")
+
+
+@dataclass(frozen=True)
+class RotatesFails(Scored):
+    @property
+    def rotates(self) -> Any:
+        raise KeyError("rotates")
+
+
+@pytest.mark.parametrize("member", ["new_turn_state", "survey_complete", "after_survey"])
+def test_in_a_question_the_selector_is_named(
+    loaded: Any, member: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_registries(monkeypatch)
+    register("selector", "fails-in-survey")(FailsInSurvey)
+    options = [f"selector={{name: fails-in-survey, member: {member}}}"]
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", options)) as session:
+        session.read("The gate opens at nine. " * 30)
+        length = session.document_tokens
+        with pytest.raises(PluginError, match="selector FailsInSurvey fails: KeyError"):
+            session.ask("When?")
+        assert session.cache.get_seq_length() == length
+
+
+def test_a_member_that_fails_is_named_when_the_method_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy_registries(monkeypatch)
+    register("selector", "fails-in-survey")(FailsInSurvey)
+    register("score", "rotates-fails")(RotatesFails)
+    register("position", "limit-fails")(LimitFails)
+    for options, about in (
+        ("selector={name: fails-in-survey, member: surveys}", "selector FailsInSurvey fails"),
+        ("score={name: rotates-fails}", "score RotatesFails fails"),
+        ("position={name: limit-fails}", "position LimitFails fails"),
+    ):
+        with pytest.raises(PluginError, match=about):
+            resolve("tiny-random", [options])

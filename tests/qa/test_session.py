@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -73,6 +75,25 @@ def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.Mo
         session.ask(QUESTION)
     session.resume()
     assert session.ask(QUESTION).text == want
+
+
+def test_a_new_cache_runs_the_method_in_use(session: Session) -> None:
+    """Also the one that holds a document opened later."""
+    session.read(TEXT)
+    held = session.held()
+    session.use(preset.load("tiny-random", ["selector.name=quest"]))
+    session.open([held])
+    assert session.cache.method is session.method
+    assert session.attachment.new_cache().method is session.method
+
+
+def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
+    session.read(TEXT)
+    session.ask(QUESTION)
+    cache = ref(session.cache)
+    session.forget()
+    gc.collect()
+    assert cache() is None
 
 
 def test_interrupted_answer_is_taken_back(session: Session) -> None:

@@ -128,12 +128,18 @@ def _allowance(selector: Selector, device: str) -> str:
     return ""
 
 
-def _members(selector: Selector) -> str:
+def _members(selector: Selector, device: str) -> str:
     for name, value in (("sums_layers", selector.sums_layers), ("surveys", selector.surveys)):
         if not isinstance(value, bool):
             return f"{name} is {value!r}, not True or False"
     if selector.surveys:
-        selector.after_survey(selector.new_turn_state())
+        step = make_step(device=device)
+        selector.select(step, BUDGET)
+        complete: Any = selector.survey_complete(step)
+        if not isinstance(complete, bool):
+            return f"survey_complete gives {complete!r}, not True or False"
+        for turn in (step.query.selector, selector.new_turn_state()):
+            selector.after_survey(turn)
     return ""
 
 
@@ -141,7 +147,7 @@ def check_selector(selector: Selector, device: str) -> list[Finding]:
     """Every check of a selector, on random steps on `device`."""
     observe: Observe | None = selector.observe if selector.observes else None
     allowed = [
-        attempt("declares its members", partial(_members, selector)),
+        attempt("declares its members", partial(_members, selector, device)),
         attempt("allowance is a whole number from 0", partial(_allowance, selector, device)),
     ]
     if not allowed[-1].passed:
