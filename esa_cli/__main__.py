@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 from typing import TextIO
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the words behind `esa`; None takes the command line's.
     """
     # torch and transformers make a million objects on import, none of them garbage: looking for any
-    # takes half a second. `cli.known.load` turns it on again when the model is there.
+    # takes half a second. `cli.preflight` turns it on again when the model is there.
     gc.disable()
     # A stream that was closed by the caller is None; what is written to it goes nowhere. In this
     # order each takes its own number, and no file opened later is written to by mistake.
@@ -100,7 +101,7 @@ def _report(error: Exception) -> int:
     if hasattr(error, "format_message"):  # an option or argument that the parser refused
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "esa"
-        _say(error.format_message().rstrip("."), f"see `{path} --help`")
+        _say(_parser_message(error.format_message()), f"see `{path} --help`")
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
     _say(
@@ -108,6 +109,14 @@ def _report(error: Exception) -> int:
         "set ESA_DEBUG=1 to see where, and please report it",
     )
     return BUG
+
+
+def _parser_message(text: str) -> str:
+    """The parser's sentence in the form of our own messages."""
+    refused = re.fullmatch(r"Invalid value for '(.+?)': Input should ([^,]+).*", text.rstrip("."))
+    if refused:
+        return f"{refused[1]} must {refused[2]}"
+    return text[:1].lower() + text[1:].rstrip(".")
 
 
 def _out_of_memory(error: Exception) -> ResourceError | None:

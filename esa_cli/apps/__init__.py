@@ -1,1 +1,1 @@
-"""What people and programs talk to: command line, chat, batch, server."""
+"""Interfaces for people and programs: command line, chat, batch, server."""

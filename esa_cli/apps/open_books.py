@@ -83,7 +83,7 @@ class OpenBooks:
             pass
 
     def _close_one(self) -> bool:
-        """Whether there was a document that is not needed."""
+        """Closes a document that is not needed; True if there was one."""
         path = next((path for path in self._files if path not in self._needed), None)
         if path is not None:
             del self._files[path]

@@ -108,7 +108,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
     found = readers.read(data, path)
     if not found.text.strip():
-        raise DocumentError(f"{label(path)} holds nothing but white space", NO_TEXT)
+        raise DocumentError(f"{label(path)} has nothing but white space", NO_TEXT)
     name = Path(path).name or path
     return Document(name, found.text, source, found.encoding, len(data), found.marks, found.missing)
 

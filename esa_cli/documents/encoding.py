@@ -136,7 +136,7 @@ def guess_encoding(data: bytes) -> tuple[str | None, list[str]]:
 
 
 def looks_like_cp1252(data: bytes) -> bool:
-    """Whether the bytes are, beyond reasonable doubt, text in Windows-1252."""
+    """True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
     high = _HIGH.findall(data)
     letters = sum(byte < 128 and chr(byte).isalpha() for byte in data)
     if not high or len(high) > _MOST_FOREIGN * letters:
@@ -166,15 +166,15 @@ def _refuse_binary(data: bytes, label: str, path: str) -> None:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether a file that begins like this is not text, whatever its encoding."""
+    """True if a file that begins like this is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
     return looks_like(head) is not None or (b"\0" in head and utf16_without_mark(head) is None)
 
 
 def looks_like(data: bytes) -> tuple[str, str] | None:
-    """What to call the known kind of binary file that the bytes begin like, and how to get text out
-    of it; None for other bytes."""
+    """The known kind of binary file that begins like the bytes, and how to get text out of it;
+    None for other bytes."""
     for magic, what, hint in _BY_HAND:
         if data.startswith(magic) and (magic != b"GGUF" or b"\0" in data[:8]):
             return what, hint

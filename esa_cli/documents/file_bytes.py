@@ -14,7 +14,7 @@ from esa_cli.errors import DocumentError
 
 
 def from_stdin(stdin: IO[Any], limit: int) -> bytes:
-    """Everything that is piped in. Raises DocumentError: a terminal, or more than the limit."""
+    """The bytes of standard input. Raises DocumentError: a terminal, or more than the limit."""
     if stdin.isatty():
         raise DocumentError(
             "standard input is a terminal, so there is no document in it",

@@ -44,7 +44,7 @@ class Sentences:
 
     @cached_property
     def _paragraphs(self) -> array[int]:
-        """Where every paragraph but the first begins: behind each two newlines in a row."""
+        """Starts of all paragraphs but the first: behind each two newlines in a row."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -53,7 +53,7 @@ class Sentences:
 
 
 def cuts(text: str, first: int, last: int) -> list[int]:
-    """Where the sentences and lines of the paragraph [first, last) end, ascending; the last one at
+    """Ends of the sentences and lines of the paragraph [first, last), ascending; the last one is
     `last`. None is longer than LONGEST."""
     ends = [*_ends(text, first, last), last]
     out: list[int] = []
@@ -79,7 +79,7 @@ def _ends(text: str, first: int, last: int) -> Iterator[int]:
 
 
 def _goes_on(line: str, follows: str) -> bool:
-    """Whether a line of prose was broken here to fit a width."""
+    """True if a line of prose was broken here to fit a width."""
     if not (follows.isalpha() or follows in "\"'“‘("):
         return False
     return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"

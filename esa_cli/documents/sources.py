@@ -88,7 +88,7 @@ class FoundFiles:
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def rest(self, source: str) -> tuple[LeftOut, ...]:
-        """What was left out of this folder or pattern; empty when nothing was."""
+        """Files of this folder or pattern that were left out; empty when none was."""
         if not self.left_out:
             return ()
         reasons = (_reason(why, paths, source) for why, paths in sorted(self.left_out.items()))
@@ -96,7 +96,7 @@ class FoundFiles:
 
 
 def _reason(why: str, paths: list[str], source: str) -> str:
-    """How many were left out and why; the first by name, where one may be missed."""
+    """The number of files left out, and why; the first by name, where one may be missed."""
     said = f"{len(paths):,} {why.replace('folder', 'folders') if len(paths) > 1 else why}"
     if why in _UNNAMED:
         return said
@@ -106,7 +106,7 @@ def _reason(why: str, paths: list[str], source: str) -> str:
 
 
 def is_several(source: str) -> bool:
-    """Whether a source is a folder or a pattern, not one document."""
+    """True if a source is a folder or a pattern, not one document."""
     if source == "-" or "\0" in source:
         return False
     if os.path.lexists(source):
@@ -202,7 +202,7 @@ def _hidden_or_linked(where: str, name: str, root: str) -> str:
 
 
 class _IgnoreRules:
-    """What the .gitignore files above a path say about it; the nearest has the last word."""
+    """Rules of the .gitignore files above a path; the nearest file decides."""
 
     def __init__(self, root: str) -> None:
         self._specs: dict[str, Any] = {}
@@ -231,7 +231,7 @@ class _IgnoreRules:
 
 
 def _why_not(path: str) -> str:
-    """Why a file cannot be a document, in words that follow a number; empty when it can."""
+    """The reason why a file is no document, in words that follow a number; empty when it is one."""
     try:
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode):

@@ -103,7 +103,7 @@ class TextBuilder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is text already."""
+        """True if there is text already."""
         return bool(self._length)
 
     @property
@@ -156,7 +156,7 @@ def first_names(names: Sequence[str], most: int = 3) -> str:
 def no_text_error(name: str, what: str) -> DocumentError:
     """The error for a document whose pages may be pictures, a kind of `what`."""
     return DocumentError(
-        f"{label(name)} is {what} without text; it may hold pictures only",
+        f"{label(name)} is {what} without text; it may have pictures only",
         "save it as PDF, then recognise its characters: ocrmypdf document.pdf text.pdf",
     )
 

@@ -135,7 +135,7 @@ def first_number_match(output: str, gold: str) -> float:
 
 
 def is_number(gold: str) -> bool:
-    """Whether `first_number_match` can compare with it."""
+    """True if `first_number_match` can compare with it."""
     try:
         return math.isfinite(float(gold))
     except ValueError:

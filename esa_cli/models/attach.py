@@ -107,7 +107,7 @@ class Attachment:
 
     @property
     def attached(self) -> bool:
-        """Whether the model runs the method: until `detach`."""
+        """True if the model runs the method: until `detach`."""
         return self._restore.alive
 
     def attention(self, method: Method) -> Attention:

@@ -109,7 +109,7 @@ def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
 
 
 def query_rotation(method: Method) -> dict[str, str]:
-    """How the method rotates queries before the maps reduce them, as metadata entries."""
+    """The rotation of queries before the maps reduce them, as metadata entries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}

@@ -21,7 +21,7 @@ LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisa
 
 
 def offloaded(model: Any) -> bool:
-    """Whether some weights are not in memory: accelerate fetches them when they are used."""
+    """True if some weights are not in memory: accelerate fetches them when they are used."""
     return any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
 
 

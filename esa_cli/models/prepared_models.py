@@ -171,7 +171,7 @@ def _lock(folder: Path) -> filelock.BaseFileLock:
 
 
 def _part(folder: Path) -> Path:
-    """Where this process writes a folder before it is whole, or deletes it."""
+    """The path at which this process writes a folder before it is whole, or deletes it."""
     return folder.with_name(f".{folder.name}.{os.getpid()}.part")
 
 

@@ -220,7 +220,7 @@ class Esa:
         self._open = list(books)
 
     def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
-        """Where each book's tokens are in the cache while these books are asked."""
+        """These books, each with its place in the cache of a question about them."""
         return placed(books)
 
 

@@ -19,19 +19,19 @@ from esa_cli.version import __version__
 
 
 def gathers(method: Method) -> bool:
-    """Whether the selector gathers data during the prefill, of one document at a time."""
+    """True if the selector gathers data during the prefill, of one document at a time."""
     return method.selector.observes
 
 
 def hindrance(method: Method) -> str:
-    """Why a prefilled document cannot be stored; empty where it can.
+    """The reason why a prefilled document cannot be stored; empty where it can.
 
     The first segment is stored with the projections that were fitted on it.
     """
     if gathers(method):
-        return "its selector gathers what it sees while it reads, which is not stored"
+        return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):
-        return f"its {kind} stands in no file, by which it would be known again"
+        return f"its {kind} must be defined in a file, by which it is recognised"
     tokens = method.compressor.fit_tokens if method.score.features else 0
     if tokens > SEGMENT:
         return f"its compressor fits on {tokens:,} tokens; the library allows {SEGMENT:,}"
@@ -39,12 +39,12 @@ def hindrance(method: Method) -> str:
 
 
 def storable(method: Method) -> bool:
-    """Whether a prefilled document can be stored; `hindrance` says why not."""
+    """True if a prefilled document can be stored; `hindrance` says why not."""
     return not hindrance(method)
 
 
 def layout(method: Method, shape: Mapping[str, Any], dtype: str, rows: str) -> Layout:
-    """How rows are stored.
+    """The layout of stored rows.
 
     Args:
         shape: the model's, with the names of `calibrate.fingerprint.Fingerprint`.
@@ -70,14 +70,14 @@ def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
         if one is not None and not isinstance(one, Linear):
             raise UsageError(
                 f"a compressor that makes {type(one).__name__} cannot be kept in the library",
-                "ask without keeping the document, or use one that makes `compressors.Linear`",
+                "ask without keeping the document, or use one that makes `esa_cli.methods.Linear`",
             )
         out.append(one)
     return out
 
 
 def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
-    """Where a document came from and what read it, as JSON data for people; no part of its key."""
+    """A document's source, preset and model as JSON data for people; no part of its key."""
     return {
         "name": document.name,
         "source": document.source,

@@ -126,8 +126,8 @@ class AttentionWeights:
         row[at] = torch.maximum(row[at], most)
 
     def shares(self, trace: ChunkTrace) -> Iterator[Share]:
-        """What the documents' tokens got: the far ones, for each head where each has its own, then
-        the local ones."""
+        """Attention to the documents' tokens: the far ones, for each head where each has its own,
+        then the local ones."""
         every = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
         for head, far in enumerate(trace.far_rows):

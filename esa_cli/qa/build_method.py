@@ -63,12 +63,13 @@ def method(preset: Preset) -> Method:
     position = parts["position"]
     if not isinstance(position.distance, int) or position.distance < 0:
         raise PresetError(
-            f"position.distance = {position.distance!r} is no distance", "a whole number from 0"
+            f"position.distance must be a whole number from 0, got {position.distance!r}",
+            "see `esa presets show`",
         )
     if preset.position["name"] == "esa" and position.distance >= preset.context:
         raise PresetError(
-            f"position.distance = {position.distance} lies outside the model's window of "
-            f"{preset.context}",
+            f"position.distance must be below the model's window of {preset.context}, "
+            f"got {position.distance}",
             "about three quarters of the window works best; see docs/results-archive.md",
         )
     return Method(

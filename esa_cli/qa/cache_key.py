@@ -1,9 +1,8 @@
-"""What a stored reading depends on, as one text: two readings of a document that have it in common
-are the same reading, and either serves any question that the other would.
+"""The cache key: a text that names everything a stored prefill depends on.
 
-Only what shapes the rows while they are read counts: how questions are asked later does not. Nor
-do device, kernel and the versions of torch and transformers: they change how numbers are rounded,
-and a reading made on a GPU is to serve where there is none.
+Two prefills of a document with the same cache key are interchangeable. Settings of later questions
+are not part of it. Nor are device, kernel and the versions of torch and transformers: they change
+how numbers are rounded, and a prefill made on a GPU is to be used where there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SAMPLES = 1024
 
 
 def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What of a model and its tokenizer shapes what is read.
+    """Properties of a model and its tokenizer that shape the rows.
 
     Raises:
         ModelError: its weights are not in memory, or cannot be looked at.
@@ -106,7 +105,7 @@ def _weights(model: Any) -> str:
 
 
 def _tokens(tokenizer: Any) -> str:
-    """How a tokenizer cuts text."""
+    """A digest of the rules by which a tokenizer divides text."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return text_digest(text)

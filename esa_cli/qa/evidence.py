@@ -70,7 +70,7 @@ class _Passage:
     top: float
 
     def beside(self, book: int, start: int, end: int, text: str) -> bool:
-        """Whether [start, end) follows or precedes it in the same paragraph."""
+        """True if [start, end) follows or precedes it in the same paragraph."""
         if book != self.book or max(end, self.end) - min(start, self.start) > LONGEST:
             return False
         low, high = (self.end, start) if start >= self.end else (end, self.start)

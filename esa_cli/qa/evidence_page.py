@@ -46,7 +46,7 @@ def evidence_page(
 
     Args:
         reply: its evidence is numbered as on the page. books: the documents of the question.
-        weights: (N,) of all cached tokens, as `Witness.weights`.
+        weights: (N,) of all cached tokens, as `AttentionWeights.weights`.
     """
     top = max((float(weights[_rows(book)].max()) for book in books if len(book.rows)), default=0.0)
     whole = sum(float(weights[_rows(book)].sum()) for book in books)

@@ -62,7 +62,7 @@ class DocumentIngest:
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
     def layout(self, rows: str) -> Layout:
-        """How this model's rows would be stored, `int8` or `native`.
+        """The layout of this model's rows in the library, `int8` or `native`.
 
         Raises:
             ModelError: its layers compute in different types.

@@ -17,7 +17,7 @@ AS_IS = "preset"
 
 
 def base_of(preset: Preset, length: int = 0) -> Base:
-    """What a recipe may use of a preset; `length` in tokens, 0 where it is not known."""
+    """Settings of a preset that a recipe may use; `length` in tokens, 0 where it is not known."""
     return Base(preset.window, preset.context, preset.position, length)
 
 
@@ -56,7 +56,7 @@ def named(name: str, preset: Preset, length: int = 0) -> Preset:
 
 
 def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:
-    """What the recipe says, if that is a mapping of what a recipe may set."""
+    """Settings that the recipe returns, checked to be a mapping of what a recipe may set."""
     try:
         settings = found.settings(base)
     except EsaError:
@@ -64,7 +64,7 @@ def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:
     except Exception as error:
         raise PluginError(
             f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
-            f"it stands in {found.origin}",
+            f"it is defined in {found.origin}",
         ) from error
     if not isinstance(settings, Mapping):
         raise PluginError(
@@ -99,7 +99,7 @@ def for_length(name: str, preset: Preset, length: int) -> Preset:
 
 
 def stretches(name: str, preset: Preset) -> bool:
-    """Whether the method is another one for a longer document, as NTK and YaRN are.
+    """True if the method is another one for a longer document, as NTK and YaRN are.
 
     Raises:
         UsageError: no such method. PresetError: its settings do not hold.

@@ -58,7 +58,7 @@ def check_same_fit(old: Method | None, new: Method) -> None:
     fits = new.compressor.fit_tokens > 0
     if new.fitting != old.fitting or (fits and not old.score.features):
         raise PresetError(
-            "the document was prefilled for another compressor", "read it again with this preset"
+            "the document must be prefilled for this compressor", "read it again with this preset"
         )
 
 

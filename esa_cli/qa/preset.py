@@ -45,7 +45,7 @@ class _Strict(BaseModel):
 
 
 class Prompt(_Strict):
-    """How the document and the question are put to the model, inside its chat template.
+    """The words around the document and the question, inside the model's chat template.
 
     `before` comes before the document; `after` comes behind it and holds `{question}`.
     `chat`: inside the model's chat template, if it has one.

@@ -92,12 +92,12 @@ class PromptTokens:
         return [(int(low), int(high)) for low, high in out["offset_mapping"]]
 
     def text(self, question: str, answer_prefix: str = "") -> str:
-        """What the model reads behind the document, as text."""
+        """The text of the prompt behind the document."""
         tail = self._before_answer(answer_prefix)
         return self._between + self._lead + question + tail + answer_prefix
 
     def _before_answer(self, answer_prefix: str) -> str:
-        """What stands between question and answer; without a template, an answer whose first words
+        """The text between question and answer; without a template, an answer whose first words
         begin with a space goes on in the question's line."""
         goes_on = not self.chat and answer_prefix.startswith(" ")
         return self._tail.rstrip("\n") if goes_on else self._tail
@@ -131,7 +131,7 @@ class PromptTokens:
         return first, first + len(self._ids(lead + text, special=False))
 
     def _between_turns(self) -> tuple[str, str]:
-        """What stands between an earlier answer and the next question."""
+        """The text between an earlier answer and the next question."""
         return _apart(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def history(self, turns: Sequence[Turn]) -> list[int]:

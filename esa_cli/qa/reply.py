@@ -62,14 +62,14 @@ class Reply:
 
 
 class IngestedDocument(Protocol):
-    """What `Asker.ingest` returns: anything that has the document it was made of."""
+    """A result of `Asker.ingest`: anything that has the document it was made of."""
 
     @property
     def document(self) -> Document: ...
 
 
 def lacking(books: Sequence[IngestedDocument]) -> list[str]:
-    """What of the documents is missing in their texts, each as `NAME: what`."""
+    """Parts of the documents that are missing in their texts, each as `NAME: what`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {what}" for document in documents for what in document.missing]
 

@@ -104,7 +104,7 @@ class JoinedStore:
 
     @property
     def reduced(self) -> int:
-        """How many tokens have a reduced key."""
+        """The number of tokens that have a reduced key."""
         for start, part in zip(self._starts, self._parts, strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)

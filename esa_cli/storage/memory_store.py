@@ -66,7 +66,7 @@ class MemoryStore:
 
     @property
     def reduced(self) -> int:
-        """How many tokens have a reduced key."""
+        """The number of tokens that have a reduced key."""
         return self._features.length if self._features else 0
 
     def append_features(self, features: Tensor) -> None:

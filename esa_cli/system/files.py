@@ -28,7 +28,7 @@ def _errno(error: Exception) -> int | None:
 
 
 def lacks_room(error: Exception) -> bool:
-    """Whether writing failed for lack of disk space."""
+    """True if writing failed for lack of disk space."""
     return _errno(error) in NO_ROOM
 
 

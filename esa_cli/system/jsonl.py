@@ -115,7 +115,7 @@ class Journal(JsonLines):
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
             if old != new:
                 raise UsageError(
-                    f"{path} holds results of another {name}: {'; '.join(_changes(old, new))}",
+                    f"{path} has results of another {name}: {'; '.join(_changes(old, new))}",
                     ANOTHER,
                 )
 
@@ -171,7 +171,7 @@ def foreign(path: Path) -> UsageError:
 
 
 def begins_with(path: Path, field: str) -> bool:
-    """Whether the first row has this as its first field; a missing file or a cut row may have."""
+    """True if the first row has this as its first field; a missing file or a cut row may have."""
     begin = f"{{{json.dumps(field)}: ".encode()
     if not path.exists():
         return True

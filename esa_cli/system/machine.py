@@ -86,7 +86,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def memory_ran_out(error: Exception) -> bool:
-    """Whether memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
+    """True if memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
     text = str(error)
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return named or "can't allocate memory" in text or "not enough memory" in text

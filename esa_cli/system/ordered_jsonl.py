@@ -122,7 +122,7 @@ class OrderedJsonLines(JsonLines):
                 self.part.unlink(missing_ok=True)
 
     def has(self, index: int) -> bool:
-        """Whether there is a row for this place, from 0, in the file or waiting."""
+        """True if there is a row for this place, from 0, in the file or waiting."""
         return index < self.written or index in self._waiting
 
     def add(self, index: int, row: dict[str, Any]) -> None:

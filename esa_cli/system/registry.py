@@ -18,7 +18,7 @@ from esa_cli.errors import PluginError
 T = TypeVar("T")
 
 PLUGIN_PREFIX = "esa_plugin_"
-"""How the module names of plugin files begin; such a module's origin is its path."""
+"""Prefix of the module names of plugin files; such a module's origin is its path."""
 
 _REGISTRIES: list[Registry[Any]] = []
 

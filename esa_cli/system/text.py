@@ -16,6 +16,6 @@ def text_digest(text: str) -> str:
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Whether it has U+D800-U+DFFF, which no tokenizer accepts: they enter through command-line
+    """True if it has U+D800-U+DFFF, which no tokenizer accepts: they enter through command-line
     arguments that are not UTF-8 or through JSON escapes."""
     return any("\ud800" <= character <= "\udfff" for character in text)

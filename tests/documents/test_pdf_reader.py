@@ -93,7 +93,7 @@ def test_pdf_says_what_is_missing() -> None:
     pages = ["fine", "\ufffd\ufffda", "", "x"]
     assert _missing(pages, [], [3]) == [
         "page 3 has damage and cannot be read",
-        "page 2 has letters of a font that does not say which characters they are",
+        "page 2 has characters of a font that does not say which they are",
     ]
     assert _missing([""] * 20, list(range(1, 21)), [])[0].startswith("20 pages (1 to 20) have")
 

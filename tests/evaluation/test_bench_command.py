@@ -141,7 +141,7 @@ def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPa
     assert data["scores"]["preset"]["tasks"]["qasper"]["records"] == 2
     assert [row["id"] for row in data["rows"]] == ["a", "b", "c"]
     esa(*words, "--set", "window.selected=32", code=2)
-    assert "holds results of another settings" in esa.err
+    assert "has results of another settings" in esa.err
 
 
 def test_the_command_refuses_rows_of_other_data(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

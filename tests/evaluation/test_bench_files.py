@@ -143,7 +143,7 @@ def test_a_record_that_asks_nothing_is_found_before_any_is_asked(tmp_path: Path)
     context = "A gate. " * 5
     row = {"task": "qasper", "prompt": context, "context_span": [0, len(context)], "answers": "a"}
     write(tmp_path / "longbench_mini.jsonl", [row])
-    with pytest.raises(DocumentError, match="qasper, record '1' asks nothing"):
+    with pytest.raises(DocumentError, match="qasper, record '1' has no question"):
         order.TaskSelection(bench.find("longbench"), tmp_path, ["qasper"]).survey()
 
 

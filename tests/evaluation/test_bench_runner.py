@@ -55,15 +55,15 @@ def test_files_without_records_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "qasper.jsonl", [longbench_row("a")])
     for content in ("", "\n\n"):
         (tmp_path / "trec.jsonl").write_text(content)
-        with pytest.raises(DocumentError, match=r"trec\.jsonl holds no records"):
+        with pytest.raises(DocumentError, match=r"trec\.jsonl has no records"):
             order.TaskSelection(longbench, tmp_path, ["qasper", "trec"]).survey()
     context = "A gate. " * 5
     row = {"prompt": context + "?", "context_span": [0, len(context)], "answers": "a"}
     write(tmp_path / "mini" / "longbench_mini.jsonl", [row | {"task": "qasper"}])
-    with pytest.raises(DocumentError, match="holds no records of trec, lcc"):
+    with pytest.raises(DocumentError, match="has no records of trec, lcc"):
         order.TaskSelection(longbench, tmp_path / "mini", ["qasper", "trec", "lcc"]).survey()
     (tmp_path / "array.json").write_text("[]")
-    with pytest.raises(DocumentError, match="holds no records"):
+    with pytest.raises(DocumentError, match="has no records"):
         files.array(tmp_path / "array.json")
 
 
@@ -215,7 +215,7 @@ def test_rows_of_other_data_are_refused(change: dict[str, Any], tmp_path: Path) 
     again[1] = replace(again[1], **change)
     with journal(path) as third, pytest.raises(UsageError) as caught:
         run(again, ask, right, third, method="m")
-    assert f"{path} holds another record as qasper, 1:" in caught.value.message
+    assert f"{path} has another record as qasper, 1:" in caught.value.message
     assert "--data" in caught.value.hint
     assert asked == ["2"]
     rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]

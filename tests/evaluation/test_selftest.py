@@ -245,7 +245,7 @@ def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> No
         session.read("The gate opens at nine. " * 40)
         session.use(near)
         for other in (far, plain):
-            with pytest.raises(PresetError, match="another compressor"):
+            with pytest.raises(PresetError, match="must be prefilled for this compressor"):
                 session.use(other)
 
 

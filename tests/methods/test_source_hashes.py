@@ -136,4 +136,4 @@ def test_a_class_without_a_file_is_only_itself(monkeypatch: pytest.MonkeyPatch) 
     assert typed()() != first
     method = resolve(preset.load("tiny-random", ["score.name=typed"])).method
     assert without_file(method) == "score"
-    assert hindrance(method).startswith("its score stands in no file")
+    assert hindrance(method).startswith("its score must be defined in a file")

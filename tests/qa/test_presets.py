@@ -174,7 +174,7 @@ def test_what_does_not_hold_is_refused(overrides: list[str], message: str, hint:
         (["selector.proximity=soon"], "selector.proximity = 'soon'", ""),
         (["compressor.rank=0"], "at least 1", ""),
         (["kernel=fast"], "unknown kernel", "reference"),
-        (["position.distance=512"], "outside the model's window", ""),
+        (["position.distance=512"], "below the model's window", ""),
     ],
 )
 def test_parts_that_do_not_hold_are_refused(overrides: list[str], message: str, hint: str) -> None:

@@ -122,7 +122,7 @@ def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.ask(QUESTION)
     session.use(preset.load("tiny-random"))
     assert session.ask(QUESTION).text == before
-    with pytest.raises(PresetError, match="another compressor"):
+    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
         session.use(preset.load("tiny-random", ["compressor.name=none"]))
 
 
@@ -132,7 +132,7 @@ def test_what_is_held_is_opened_only_by_a_method_it_serves(session: Session) -> 
     before, held = session.ask(QUESTION).text, session.held()
     session.forget()
     session.use(preset.load("tiny-random", ["compressor.name=none"]))
-    with pytest.raises(PresetError, match="another compressor"):
+    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
         session.open([held])
     session.use(preset.load("tiny-random"))
     session.open([held])

@@ -1,6 +1,6 @@
 """The lines of a conversation: questions, and commands that begin with a slash.
 
-A command is a slash and letters; anything else is a question, also a path that begins with a slash.
+A command is a slash and a word; anything else is a question, also a path that begins with a slash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a command shows of an answer: pieces as they are generated, passages, a summary, JSON."""
+"""Output of an answer: pieces as they are generated, passages, a summary, JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `esa doctor` reports: this machine, what is installed, and what is missing.
+"""The report of `esa doctor`: this machine, what is installed, and what is missing.
 
 Every part is looked at on its own: a broken one is reported, and does not hide the others.
 """
@@ -71,7 +71,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _look(broken: list[str], part: Callable[[], T], otherwise: T) -> T:
-    """What `part` finds; where it cannot, `otherwise`, and the reason goes into `broken`."""
+    """The result of `part`; where it fails, `otherwise`, and the reason goes into `broken`."""
     try:
         return part()
     except EsaError as error:
@@ -82,7 +82,7 @@ def _look(broken: list[str], part: Callable[[], T], otherwise: T) -> T:
 
 
 def report() -> dict[str, Any]:
-    """Everything, as one mapping that JSON can hold; sizes in bytes."""
+    """The whole report as one JSON object; sizes in bytes."""
     import psutil
 
     from esa_cli.attention.kernels import available
@@ -114,7 +114,7 @@ def report() -> dict[str, Any]:
 
 
 def hints(facts: dict[str, Any]) -> list[str]:
-    """What is missing, and what to do about it."""
+    """Hints about missing parts and scarce resources."""
     out = []
     if facts["default_model"] is None:
         out.append("the default model is not here yet: `esa models pull`, or just ask")

@@ -1,4 +1,4 @@
-"""What a command reads: documents from files, documents of the library, questions from a stream."""
+"""Inputs of a command: documents from files, documents of the library, questions from a stream."""
 
 from __future__ import annotations
 

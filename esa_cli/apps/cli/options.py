@@ -84,7 +84,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which preset with which changes, and where its model runs."""
+    """The preset, changes of its settings, and the device and dtype of its model."""
 
     preset: Preset = DEFAULT_PRESET
     model: Model = None
@@ -135,7 +135,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How answers are generated; None takes the preset's."""
+    """Settings of generation; None takes the preset's."""
 
     max_new_tokens: MaxTokens = None
     temperature: Temperature = None
@@ -194,7 +194,7 @@ def confirm_removal(kind: str, what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"removing a {kind} wants a yes", "add --yes")
+        raise UsageError(f"removing a {kind} must be confirmed", "add --yes")
     if not typer.confirm(f"Remove {what}?", err=True):
         raise typer.Exit(1)
 

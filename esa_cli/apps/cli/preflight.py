@@ -1,5 +1,5 @@
-"""Everything that can be checked before a model's weights are loaded: the method, the model's small
-files, and the memory that documents will take."""
+"""Checks before a model's weights are loaded: the method, the model's small files, and the memory
+that documents will take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """Where the model will be: `device` is torch's name or "balanced", `dtype` a torch.dtype."""
+    """The model's `device`, torch's name or "balanced", and `dtype`, a torch.dtype."""
 
     device: str
     dtype: Any
@@ -109,7 +109,7 @@ class KnownModel:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is known before the model is loaded."""
+    """The preset, method, model files and plan of a command, before the model is loaded."""
 
     resolved: Resolved
     model: KnownModel

@@ -89,7 +89,7 @@ def _bar(console: Any) -> Any:
 
 
 class SelftestDisplay:
-    """A `selftest.engine.Listener`: on a terminal a table of the scores so far above a line about
+    """The `SelftestEvents` of the command: on a terminal a table of scores above a line on
     what is being done; elsewhere a line for each prefill and each method.
 
     Args:

@@ -1,4 +1,4 @@
-"""The words of a command line: which of them are documents, and which the question."""
+"""Division of a command line's words into documents and question."""
 
 from __future__ import annotations
 

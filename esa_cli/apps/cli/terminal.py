@@ -1,4 +1,4 @@
-"""What people see: tables and answers on standard output, progress on standard error.
+"""Terminal output: tables and answers on standard output, progress on standard error.
 
 On a terminal there are bars and colours; elsewhere plain lines, and now and then one of progress.
 A reader who goes away is a BrokenPipeError; `__main__` knows what to do with it.
@@ -114,7 +114,7 @@ def _console(stream: TextIO) -> Any:
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError(errno.EPIPE, "the reader has gone")
+            raise BrokenPipeError(errno.EPIPE, "the reader of the output has ended")
 
     return Plain(file=stream, highlight=False, force_terminal=stream.isatty())
 

@@ -1,4 +1,4 @@
-"""Who may send a request: the token, the Host and Origin headers, and the size.
+"""Access control of requests: the token, the Host and Origin headers, and the size.
 
 Without a token only this machine can connect, but any web page that a browser shows here can, too:
 its requests have the page's own Origin, or, where a foreign name was made to resolve to this
@@ -24,7 +24,7 @@ WITHOUT_TOKEN = ("/health",)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, without a port, means this machine alone."""
+    """True if a name or address, without a port, means this machine alone."""
     name = host.strip("[]").rstrip(".").lower()
     try:
         return ipaddress.ip_address(name).is_loopback

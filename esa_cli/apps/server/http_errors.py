@@ -55,7 +55,7 @@ class ApiError(Exception):
 
 
 def is_of_server(error: Exception) -> bool:
-    """Whether whoever runs the server must act: its library is broken, or its disk full."""
+    """True if whoever runs the server must act: its library is broken, or its disk full."""
     return isinstance(error, LibraryError | DiskError)
 
 

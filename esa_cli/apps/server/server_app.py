@@ -115,7 +115,7 @@ class _Routes:
         )
 
     def _answer(self, asked: ChatRequest, missing: list[str]) -> Answer:
-        """What the worker calls for a request; it adds to `missing`. Raises ApiError."""
+        """Answers a request, in the worker's thread; adds to `missing`. Raises ApiError."""
         question, history = asked.conversation()
         paths = self.documents.find(asked.documents)
 

@@ -149,7 +149,7 @@ _ALLOWED = {
     for model in (ChatMessage, ChatRequest)
     for name, field in model.model_fields.items()
 }
-"""What each parameter must be; None where it is not supported."""
+"""The constraint of each parameter; None where it is not supported."""
 
 
 def parse(data: bytes) -> ChatRequest:

@@ -63,7 +63,7 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
 
 
 def _agreement(text: str, delimiter: str) -> float:
-    """How many rows of the beginning have the usual number of cells, from 0 to 1."""
+    """The share of the first rows that have the usual number of cells, from 0 to 1."""
     sample = text[:_SAMPLE]
     if len(text) > _SAMPLE:
         sample = sample[: sample.rfind("\n") + 1]
@@ -98,7 +98,7 @@ def _width(row: Sequence[str]) -> int:
 
 
 def _above(rows: Sequence[Sequence[str]], usual: int) -> int:
-    """How many rows at the beginning are no part of the table, as on top of a bank statement: up to
+    """The number of rows before the table begins, as on top of a bank statement: up to
     the last blank line, title or very short row before the first whole one."""
     above = 0
     for number, row in enumerate(rows, 1):
@@ -110,7 +110,7 @@ def _above(rows: Sequence[Sequence[str]], usual: int) -> int:
 
 
 def _names_columns(cells: Sequence[str]) -> bool:
-    """Whether a first row is a heading: words, nearly all there and all different."""
+    """True if a first row is a heading: words, nearly all there and all different."""
     words = [cell for cell in cells if cell]
     if len(words) < len(cells) - 1 or len(set(words)) < len(words):
         return False  # one column may have no name, as the numbers of rows often have none

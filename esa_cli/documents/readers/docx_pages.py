@@ -100,7 +100,7 @@ def _kind(section: Any) -> str:
 
 
 def begins_with_mark(paragraph: Any) -> bool:
-    """Whether a page's mark stands before everything the paragraph shows."""
+    """True if a page's mark stands before everything the paragraph shows."""
     for element in paragraph.iter():
         if element.tag in _SHOWN:
             return False

@@ -190,7 +190,7 @@ class _WordWriter:
 
 
 def _counted(parts: ZipParts) -> str | None:
-    """How many pages the program counted that saved the document last."""
+    """The number of pages, as counted by the program that saved the document last."""
     if "docProps/app.xml" not in parts:
         return None
     pages: str | None = parts.xml("docProps/app.xml").findtext("{*}Pages")

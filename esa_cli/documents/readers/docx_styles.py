@@ -1,4 +1,4 @@
-"""Styles and lists of a Word document: which paragraphs are headings, and the numbers before them.
+"""Styles and lists of a Word document: levels of headings, and the numbers before them.
 
 Word computes the numbers of headings and lists when it shows a document; they are not in its text.
 Here they are counted the same way: each paragraph increases its level's counter and resets those
@@ -31,7 +31,7 @@ def value(element: Any, path: str) -> str | None:
 
 @dataclass(frozen=True)
 class ParagraphStyle:
-    """What matters of a paragraph's style."""
+    """A paragraph's style: heading level, and list of its number."""
 
     heading: bool = False
     number: str | None = None  # of its list
@@ -103,7 +103,7 @@ class WordLists:
         return lists
 
     def next(self, number: str, level: int | None, style: str) -> str:
-        """What Word shows before the next paragraph of a list; empty for no list.
+        """The number or bullet before the next paragraph of a list; empty for no list.
 
         Args:
             level: as the paragraph or its style says; None takes the level that names its style.

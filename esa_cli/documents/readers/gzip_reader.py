@@ -30,7 +30,7 @@ class GzipReader:
         inner = name[:-3] if name.lower().endswith(".gz") else name
         unpacked = unpack(data, name)
         if not unpacked:
-            raise DocumentError(f"{label(name)} holds an empty file", "give another document")
+            raise DocumentError(f"{label(name)} contains an empty file", "give another document")
         if unpacked.startswith(_MAGIC):
             raise DocumentError(
                 f"{label(name)} is packed with gzip more than once",

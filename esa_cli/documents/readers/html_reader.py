@@ -19,7 +19,7 @@ WIDER = {
     "tis-620": "cp874", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
     "euc_kr": "cp949",
 }  # fmt: skip
-"""Declared -> what browsers read it as, and pages rely on: the same letters, and more."""
+"""Declared -> what browsers read it as, and pages rely on: the same characters, and more."""
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.IGNORECASE)
 
 

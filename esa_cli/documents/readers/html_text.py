@@ -27,7 +27,7 @@ _BLOCKS = _APART | {
 _BESIDE = frozenset(
     ("button", "desc", "iframe", "noscript", "object", "svg", "text", "textarea", "title")
 )
-"""What is shown apart from the words around it, though on their line."""
+"""Tags that are shown apart from the words around them, though on their line."""
 _SIGNS = {
     "msup": " ^", "msub": " _", "msubsup": " _^", "munder": " _", "mover": " ^",
     "munderover": " _^", "mfrac": " /",
@@ -103,7 +103,7 @@ def write_html(
 
 
 class _HtmlWriter:
-    """What a tag means for the text around it."""
+    """Writes the text of HTML elements, with breaks by tag."""
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
@@ -112,7 +112,7 @@ class _HtmlWriter:
         self._lists: list[int | None] = []  # the next number; None has bullets
 
     def open(self, element: Any) -> bool:
-        """Whether to go on with what is inside."""
+        """Begins an element; True if its contents are to be written."""
         tag = _tag(element)
         if tag in _SKIPPED:
             return False

@@ -63,7 +63,7 @@ class NotebookReader:
         if not extracted.text.strip():
             raise DocumentError(
                 f"{label(name)} is a notebook without text"
-                f"{'; it holds pictures only' if writer.pictures else ''}",
+                f"{'; it has pictures only' if writer.pictures else ''}",
                 "give a document with text in it",
             )
         return extracted
@@ -99,7 +99,7 @@ class _CellWriter:
         self._markdown(words.strip("\n"), titled=cell.cell_type == "markdown")
 
     def missing(self) -> Iterator[str]:
-        """What the notebook has and the text has not."""
+        """Contents of the notebook that the text lacks."""
         if self.pictures:
             yield f"pictures are left out: {self.pictures}"
         if self._tracebacks:

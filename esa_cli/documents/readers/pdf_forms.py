@@ -56,7 +56,7 @@ def _field(one: Any, form: Any, raw: Any) -> str:
 
 
 def _text(ask: Callable[..., int]) -> str:
-    """What PDFium writes into a buffer, which is first asked how long it must be."""
+    """Text that PDFium writes into a buffer; a first call returns the length needed."""
     buffer = ctypes.create_string_buffer(ask(None, 0))
     ask(ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)), len(buffer))
     return " ".join(buffer.raw.decode("utf-16-le", "replace").replace("\0", " ").split())

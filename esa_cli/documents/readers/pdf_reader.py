@@ -186,7 +186,7 @@ def _from(bookmarks: list[tuple[int, str]], page: int) -> int:
 
 
 def _heading(page: str, title: str, after: int) -> int:
-    """Where a bookmark's title stands on its page; `after` when it does not."""
+    """The position of a bookmark's title on its page; `after` when it is not there."""
     found = re.compile(r"\s+".join(map(re.escape, title.split()))).search(page, after)
     return found.start() if found else after
 
@@ -200,7 +200,7 @@ def _missing(pages: list[str], empty: list[int], broken: list[int]) -> list[str]
     said = (
         (empty, "no text, only pictures (ocrmypdf can recognise their characters)"),
         (broken, "damage and cannot be read"),
-        (unknown, "letters of a font that does not say which characters they are"),
+        (unknown, "characters of a font that does not say which they are"),
     )
     return [f"{_numbers(some)} {what}" for some, what in said if some]
 

@@ -74,7 +74,7 @@ class _SlideWriter:
             self._paragraphs(notes)
 
     def missing(self) -> Iterator[str]:
-        """What the slides have and the text has not."""
+        """Contents of the slides that the text lacks."""
         for what, count in self._left_out.items():
             yield f"{what} are left out: {count}"
 

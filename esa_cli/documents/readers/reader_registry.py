@@ -39,7 +39,7 @@ class Reader(Protocol):
     binary: ClassVar[bool]
 
     def sniff(self, head: bytes) -> bool:
-        """Whether a file that begins like this is of this format beyond doubt."""
+        """True if a file that begins like this is of this format beyond doubt."""
         ...
 
     def read(self, data: bytes, name: str) -> ExtractedText:

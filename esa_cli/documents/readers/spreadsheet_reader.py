@@ -26,7 +26,7 @@ _OTHERS = (
     "xl/embeddings", "xl/externalLinks", "xl/media", "xl/pivot", "xl/theme",
     "xl/threadedComments",
 )  # fmt: skip
-"""Where the parts are that cells do not depend on."""
+"""Folders of the parts that cells do not depend on."""
 _RELATED = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 _STRICT = {
     b"http://purl.oclc.org/ooxml/spreadsheetml/main":

@@ -26,7 +26,7 @@ def plain_text(data: bytes, name: str) -> tuple[str, str]:
 
 @register(PLAIN)
 class TextReader:
-    """Everything that no other reader serves, source code included."""
+    """Plain text and source code, for which there is no other reader."""
 
     what: ClassVar[str] = "text"
     suffixes: ClassVar[tuple[str, ...]] = (
@@ -62,7 +62,7 @@ class MarkdownReader:
 
 
 def headings(text: str) -> Iterator[tuple[int, str]]:
-    """Where every heading of a Markdown text starts, and its words."""
+    """The start of every heading of a Markdown text, and its words."""
     start, fence, before = 0, "", (0, "")
     front = text.startswith("---\n")  # settings between two such lines are no headings
     for number, line in enumerate(text.split("\n")):

@@ -109,7 +109,7 @@ class ZipParts:
 
 
 def has_part(head: bytes, part: str) -> bool:
-    """Whether a zip has a part of this name; if its end is missing, whether it may have.
+    """True if a zip has a part of this name or, where its end is missing, may have.
 
     Parts of files inside it do not count: a text may embed a workbook.
     """

@@ -68,7 +68,7 @@ class Benchmark(Protocol):
     TASKS: tuple[BenchTask, ...]
     """In the order of the paper's table."""
     SOURCE: str
-    """Where the official files come from, in a few words."""
+    """The origin of the official files, in a few words."""
     NOTES: dict[str, str]
     """Remarks on the scores; a key is the beginning of its tasks' names."""
     LENGTH: int

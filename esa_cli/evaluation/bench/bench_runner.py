@@ -37,7 +37,7 @@ def wrong(row: Mapping[str, Any]) -> str:
 
 
 def has_answer(record: BenchRecord, method: str, settings: str, journal: Journal) -> bool:
-    """Whether the journal has the method's answer to this record.
+    """True if the journal has the method's answer to this record.
 
     Args:
         settings: the hash of the method's settings.
@@ -49,13 +49,13 @@ def has_answer(record: BenchRecord, method: str, settings: str, journal: Journal
     row = journal.find({"method": method, "task": record.task, "id": record.id})
     if row is not None and row.get("record") != record.digest:
         raise UsageError(
-            f"{journal.path} holds another record as {record.task}, {record.id}: its rows come "
+            f"{journal.path} has another record as {record.task}, {record.id}: its rows come "
             "from other data",
             "give the --data it was begun with, or choose another --out",
         )
     if row is not None and row.get("settings") != settings:
         raise UsageError(
-            f"{journal.path} holds results by other settings of {method}, or by another version of "
+            f"{journal.path} has results by other settings of {method}, or by another version of "
             "its plugin",
             "they would be mixed: choose another --out",
         )

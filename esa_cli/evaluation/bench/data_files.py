@@ -126,7 +126,7 @@ def array(path: Path) -> list[DataRow]:
 
 
 def _nothing(path: Path) -> DocumentError:
-    return DocumentError(f"{path} holds no records", "fetch the official file again")
+    return DocumentError(f"{path} has no records", "fetch the official file again")
 
 
 def _row(path: Path, line: int, text: bytes) -> DataRow:

@@ -117,7 +117,7 @@ def _choice(row: files.DataRow, answers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _fields(row: files.DataRow, task: str) -> dict[str, str]:
-    """What stands in the prompt's gaps."""
+    """Values of the prompt's fields."""
     if task == "code_debug":
         return dict(zip("ABCD", row.texts("options"), strict=True))
     question = row.text("input")

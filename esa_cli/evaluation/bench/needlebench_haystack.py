@@ -40,7 +40,7 @@ def gpt4() -> Tokenizer:
         tiktoken: Any = importlib.import_module("tiktoken")
     except ImportError:
         raise UsageError(
-            "NeedleBench measures its texts in gpt-4's tokens, which needs tiktoken",
+            "the benchmark needlebench measures its texts in gpt-4's tokens, which needs tiktoken",
             "pip install 'esa-cli[bench]'",
         ) from None
     try:

@@ -53,7 +53,7 @@ class TaskSelection:
                 )
             if not record.question.strip():
                 raise DocumentError(
-                    f"{record.task}, record {record.id!r} asks nothing",
+                    f"{record.task}, record {record.id!r} has no question",
                     "fetch the official file again",
                 )
             places[name] = len(places) + 1
@@ -61,7 +61,7 @@ class TaskSelection:
         asked = {task for task, _ in places}
         if without := [task for task in self.tasks if task not in asked]:
             raise DocumentError(
-                f"{self.folder} holds no records of {', '.join(without)}",
+                f"{self.folder} has no records of {', '.join(without)}",
                 "fetch the official files again, or name other --tasks",
             )
         return RecordPlaces(places, length)

@@ -83,7 +83,7 @@ class CalibrationStudy:
 
 
 def held_out(tokens: int) -> int:
-    """How many of so many tokens are held out, the last ones."""
+    """The number of tokens at the end that are held out."""
     return round(HELD_OUT * tokens)
 
 

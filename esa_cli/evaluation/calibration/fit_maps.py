@@ -34,7 +34,7 @@ def moments_of(queries: Tensor, keys: Tensor) -> Moments:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How maps are fitted.
+    """Settings of a fit.
 
     Args:
         methods: which of METHODS. training: of `learned`; every layer has a seed of its own.

@@ -66,7 +66,7 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
 
 
 def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
-    """Whether each best window, centred on its votes, has the needle; and the margins: (X,) both.
+    """True where the best window, centred on its votes, has the needle; and margins: (X,) both.
 
     The margin is the best window with the needle over the sum of itself and the best one that does
     not touch it: 0.5 is a draw, 1 no vote elsewhere, 0 no vote for the needle.
@@ -87,7 +87,7 @@ def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, 
 
 
 def _inside(starts: Tensor, needle: range, size: int) -> Tensor:
-    """How many of the needle's tokens each window has; zero or less where it has none."""
+    """The number of the needle's tokens in each window; zero or less where it has none."""
     return (starts + size).clamp(max=needle.stop) - starts.clamp(min=needle.start)
 
 

@@ -74,12 +74,12 @@ class NeedleVotes(Selector):
         return judge(sums, needle, self.middle, self.size)
 
     def each(self) -> tuple[Tensor, Tensor]:
-        """Whether each head finds the needle, and its margin: (layers, H) both."""
+        """True where a head finds the needle, and its margin: (layers, H) both."""
         found, margins = zip(*(self.alone[layer] for layer in sorted(self.alone)), strict=True)
         return torch.stack(found), torch.stack(margins)
 
     def hits(self) -> Tensor:
-        """Whether each set finds the needle, by its votes of all layers: bool (X,)."""
+        """True where a set finds the needle, by its votes of all layers: bool (X,)."""
         return self._judged(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 

@@ -1,4 +1,4 @@
-"""Which heads of a model find what a question asks for, so that only these need to vote.
+"""Retrieval heads: the heads whose votes find what a question asks for. Only these need to vote.
 
     a text with needles, read once by the preset's own reading
       -> half of the questions, read one by one: each head votes alone      -> a ranking
@@ -72,7 +72,7 @@ class RetrievalHeads:
 
     @property
     def weak(self) -> bool:
-        """Whether the set misses more needles than it finds."""
+        """True if the set misses more needles than it finds."""
         return 2 * self.hits < self.held_out
 
 
@@ -190,7 +190,7 @@ def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) 
 
 
 def _totals(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """How often each head found the needle, and its mean margin: (layers, H) both."""
+    """Times that each head found the needle, and its mean margin: (layers, H) both."""
     found, margins = zip(*judged, strict=True)
     return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)
 

@@ -31,7 +31,7 @@ COMPARED = 1024
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How maps are trained; the defaults are the paper's.
+    """Settings of training; the defaults are the paper's.
 
     Args:
         epochs, batch, lr: of Adam. loss: `mse`, Eq. (7), or `rank`, see `rank_loss`.

@@ -22,7 +22,7 @@ from esa_cli.evaluation.conformance.purity_checks import (
 from esa_cli.evaluation.conformance.random_steps import make_step
 
 FOLDED = 32
-"""F of the steps in `trials` that keep make_step's G and D."""
+"""F of the steps that keep make_step's G and D."""
 
 
 def _shape(tried: TriedStep) -> str:

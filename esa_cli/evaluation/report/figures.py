@@ -72,7 +72,7 @@ def recall_chart(
 
 
 def reasons_chart(summary: Summary, test: str) -> Chart | None:
-    """Why answers were missed: a bar for each method and length, divided by reason.
+    """Chart of the reasons for missed answers: a bar for each method and length, divided by reason.
 
     None without a recorded reason.
     """

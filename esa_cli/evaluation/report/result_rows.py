@@ -46,5 +46,5 @@ def _number(value: Any) -> bool:
 
 
 def is_share(value: Any) -> bool:
-    """Whether a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
+    """True if a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
     return _number(value) and 0 <= value <= 1

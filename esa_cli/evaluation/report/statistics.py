@@ -133,7 +133,7 @@ def wilson(mean: float, n: int) -> tuple[float, float]:
 
 
 def depth_bin(depth: float) -> int:
-    """Which tenth `depth` lies in; a depth meant to be on an edge belongs to the tenth after it."""
+    """The tenth with `depth` in it; a depth meant to be on an edge counts in the one after."""
     return min(int(depth * BINS + 1e-9), BINS - 1)
 
 

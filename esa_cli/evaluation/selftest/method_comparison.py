@@ -23,7 +23,7 @@ from esa_cli.system.progress import Progress
 
 @dataclass
 class SelectionCounts:
-    """How often each token was selected while answering, over layers and heads.
+    """Counts of each token's selections while answering, over layers and heads.
 
     Args:
         counts: (N,) for the N tokens of the document.

@@ -75,12 +75,12 @@ def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
 
 
 def selected(shares: Sequence[float]) -> bool:
-    """Whether enough layers have the facts in view. shares: of each layer's best head."""
+    """True if enough layers have the facts in view. shares: of each layer's best head."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
 def why(score: float, shares: Sequence[float]) -> str:
-    """Why a question was missed: the selection, or the model with the fact in view."""
+    """The reason why a question was missed: the selection, or the model with the fact in view."""
     if score >= 1:
         return "answered"
     return "selected, not used" if selected(shares) else "not selected"

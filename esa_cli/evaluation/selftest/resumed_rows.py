@@ -1,4 +1,4 @@
-"""Which rows of an earlier run can be kept when it is resumed.
+"""Rows of an earlier run that a resumed run keeps.
 
 A row counts if test, method, length, sample and question match, and the document's text, the
 method's settings and plugin files, and the prefill (shared or own) are unchanged.
@@ -38,7 +38,7 @@ def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -
         name, before = row["method"], row.get("reading")
         if not row.get("dense") and now.get(name, before) != before:
             raise UsageError(
-                f"{journal.path} holds results of {name} with the reading {before!r}, and with "
+                f"{journal.path} has results of {name} with the reading {before!r}, and with "
                 f"these --methods it is {now[name]!r}",
                 "give the same --methods as before, or another --out; a file that begins with "
                 "--reading own takes further methods",
@@ -67,7 +67,7 @@ class ResumedRows:
         return dict(zip(KEY, values, strict=True))
 
     def done(self, method: str, preset: Preset, question: TaskQuestion) -> bool:
-        """Whether the journal has this row. Raises UsageError: it has one by other settings."""
+        """True if the journal has this row. Raises UsageError: it has one by other settings."""
         identity = self.identity(method, question)
         row = self.journal.find(identity)
         if row is not None and row.get("settings") != settings_hash(preset):
@@ -76,6 +76,6 @@ class ResumedRows:
 
     def _other(self, what: str) -> UsageError:
         return UsageError(
-            f"{self.journal.path} holds results of {self.sample.test} {what}",
+            f"{self.journal.path} has results of {self.sample.test} {what}",
             "they are of another version, and would be mixed: choose another --out",
         )

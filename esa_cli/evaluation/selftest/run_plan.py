@@ -60,7 +60,7 @@ class MethodGroup:
 
 
 def _full(name: str, made: Preset) -> bool:
-    """Whether the method attends to all tokens, whatever the budget."""
+    """True if the method attends to all tokens, whatever the budget."""
     return made.selector["name"] == "full" or (
         name != method_presets.AS_IS and recipes.find(name).full
     )

@@ -171,7 +171,7 @@ class SelftestRun:
         return self.stopped
 
     def _fits(self, session: Session, sample: TaskSample, group: MethodGroup) -> bool:
-        """Whether every question can be asked and answered inside the model's own window."""
+        """True if every question can be asked and answered inside the model's own window."""
         session.forget()
         session.use(prompted(group.presets[0], sample))
         prompt = session.prompt

@@ -80,7 +80,7 @@ class Paragraph:
 
 @dataclass
 class Scene:
-    """What the templates of one paragraph share."""
+    """Values that the templates of one paragraph share."""
 
     town: str
     year: int

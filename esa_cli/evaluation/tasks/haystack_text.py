@@ -60,7 +60,7 @@ class Haystack:
             names = sorted(str(path) for path in found if path.suffix.lower() in SUFFIXES)
             if not names:
                 raise UsageError(
-                    f"the folder {source} holds no text files", "put .txt or .md files into it"
+                    f"the folder {source} has no text files", "put .txt or .md files into it"
                 )
         texts = [document.text.strip("\n") for document in read_documents(names)]
         return cls.of(Path(source).name or source, "\n\n".join(texts))
@@ -109,7 +109,7 @@ def added(size: Size, text: str, joint: str) -> int:
 
 
 def is_heading(paragraph: str) -> bool:
-    """Whether a paragraph is a Markdown heading of one line."""
+    """True if a paragraph is a Markdown heading of one line."""
     return paragraph.startswith("#") and "\n" not in paragraph
 
 

@@ -15,7 +15,7 @@ from esa_cli.evaluation.tasks.haystack_text import Haystack
 
 @dataclass(frozen=True)
 class Fact:
-    """What a question is about: `text` is `text[start:end]` of the sample; depth 0 is its start."""
+    """The text that a question asks for, `text[start:end]` of the sample; depth 0 is its start."""
 
     text: str
     start: int

@@ -30,7 +30,7 @@ LIBRARIES = 400 << 20
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model, from its config.json; see `protocols` for the letters."""
+    """The sizes of a model, from its config.json; in the symbols of docs/design.md."""
 
     layers: int
     hidden: int
@@ -73,7 +73,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one method costs on one model, per token and in all; `rank` is of `rank_of`."""
+    """The cost of one method on one model, per token and in all; `rank` is of `rank_of`."""
 
     shape: Shape
     method: Method

@@ -1,4 +1,4 @@
-"""How fast this machine has read before: a small file that makes the next estimate better.
+"""A small file with the speed of earlier prefills on this machine, for better estimates.
 
 It holds floating-point operations per second by model, dtype, device and reading mode. Losing
 it, or failing to write it, costs nothing but the precision of an estimate.

@@ -69,7 +69,7 @@ class Planner:
         return self.measured or EFFICIENCY * _probe(self.costs.shape, self.dtype, self.device)
 
     def plan(self, tokens: int) -> Plan:
-        """What ingesting `tokens` tokens takes."""
+        """The plan of an ingest of `tokens` tokens."""
         costs, size = self.costs, self.dtype.itemsize
         return Plan(
             tokens=tokens,
@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What would make it fit, best first; empty when it does."""
+        """Settings that would make it fit, best first; empty when it does."""
         if self.fits:
             return ()
         made = self.planner
@@ -164,7 +164,7 @@ def _probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
 
 
 def _capped(device: str) -> bool:
-    """Whether a person's limit, not the memory there is, decides."""
+    """True if a person's limit, not the memory there is, decides."""
     limit = machine.memory_limit()
     return limit is not None and limit < machine.free_memory(device)
 

@@ -108,7 +108,7 @@ class DiskStore:
 
     @property
     def reduced(self) -> int:
-        """How many tokens have a reduced key: all or none."""
+        """The number of tokens that have a reduced key: all or none."""
         has_any = self.parts and self.parts[0].layout.reduced[self.layer]
         return len(self) if has_any else 0
 

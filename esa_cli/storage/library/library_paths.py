@@ -62,7 +62,7 @@ def default_root() -> Path:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file name in `documents` is that of a manifest."""
+    """True if a file name in `documents` is that of a manifest."""
     return name.endswith(".doc") and _WHOLE["documents"].fullmatch(name) is not None
 
 
@@ -156,7 +156,7 @@ class LibraryPaths:
             lock.release()
 
     def is_locked(self, name: str) -> bool:
-        """Whether some process, this one included, holds the lock now."""
+        """True if some process, this one included, holds the lock now."""
         lock = self._lock(name)
         if not self._acquire(lock):
             return True

@@ -26,7 +26,7 @@ from esa_cli.storage.library.reservations import needed_files
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What `prune` removed, or would remove: documents, and bytes; and bytes that are left.
+    """The result of `prune`: documents and bytes that it removes, and bytes that are left.
 
     Args:
         leftovers: number of files of unfinished ingests and the like.

@@ -148,7 +148,7 @@ def entry_error(entry: Entry) -> LibraryError:
 
 
 def exists(paths: LibraryPaths, key: str) -> bool:
-    """Whether the document exists. Raises LibraryError if the folder may not be read."""
+    """True if the document exists. Raises LibraryError if the folder may not be read."""
     with read_errors(paths.root):
         return paths.document(key).exists()
 

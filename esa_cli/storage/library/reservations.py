@@ -1,4 +1,4 @@
-"""Which segments and projections are needed: by finished documents, and by unfinished ingests.
+"""Segments and projections that finished documents and unfinished ingests need.
 
 An ingest writes a reservation with the names of all segments its document will have before it
 writes the first of them. While the ingest holds its lock nothing removes these; afterwards `prune`
@@ -37,7 +37,7 @@ class NeededFiles:
     any projections may be its."""
 
     def needs(self, path: Path) -> bool:
-        """Whether a segment's or a projection's file must be kept."""
+        """True if a segment's or a projection's file must be kept."""
         if path.suffix == ".fit":
             return self.everything or self.every_fit or path.stem in self.fits
         prefix = path.stem.partition("-")[0]
@@ -45,7 +45,7 @@ class NeededFiles:
 
 
 def needed_files(paths: LibraryPaths, entries: Iterable[Entry], *, abandoned: bool) -> NeededFiles:
-    """What these documents and the reservations need; the caller holds the library's lock.
+    """Files that these documents and the reservations need; the caller holds the library's lock.
 
     Args:
         entries: one with `damage` may need anything.

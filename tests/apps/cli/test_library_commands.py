@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_not_called_damaged(
 
 def test_rm_wants_a_yes_and_one_document(run: Run, library: Library) -> None:
     first, second = ingest(library, [1]), ingest(library, [2])
-    with pytest.raises(UsageError, match="wants a yes"):
+    with pytest.raises(UsageError, match="must be confirmed"):
         run("rm", first.id)
     with pytest.raises(UsageError, match="fits 2 documents"):
         run("rm", "book.txt", "--yes")

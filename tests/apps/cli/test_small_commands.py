@@ -166,3 +166,17 @@ def test_tables_fit_the_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch, colu
     (line,) = (line for line in shown["plugins"] if words in line)
     assert line.startswith("    ") == (columns < 110), "where it has no room it goes below"
     assert any(line.startswith("smollm2-135m ") for line in shown["presets"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("ask", "a", "b", "--max-new-tokens", "0"), "esa: --max-new-tokens must be "),
+        (("ask", "a", "b", "--max-new-tokens", "x"), "esa: --max-new-tokens must be "),
+        (("ask", "a", "b", "--nosuch"), "esa: no such option: --nosuch\n"),
+        (("nosuch",), "esa: no such command 'nosuch'\n"),
+    ],
+)
+def test_the_parser_refuses_in_our_words(esa: Esa, words: tuple[str, ...], message: str) -> None:
+    assert esa(*words) == 2
+    assert esa.err.startswith(message)

@@ -84,7 +84,7 @@ class AskOptions:
 
 @dataclass(frozen=True)
 class AskRequest:
-    """What to ask, and how."""
+    """The documents, the question and the options of one `esa ask`."""
 
     documents: Sequence[str]
     question: str
@@ -181,7 +181,7 @@ def _ready(
 def _check_room(
     request: AskRequest, ready: Preflight, documents: Sequence[Document], library: Library
 ) -> Sequence[Document | TokenisedDocument]:
-    """What to ingest. Raises ResourceError where documents do not fit into memory, ModelError."""
+    """Documents to ingest. Raises ResourceError where they do not fit into memory, ModelError."""
     from esa_cli.system.text import text_digest
 
     texts = list(ready.texts)

@@ -158,7 +158,7 @@ def _journal(
     header: dict[str, Any],
     reporter: Reporter,
 ) -> Journal:
-    """What was kept, once it is known to be of these data.
+    """Rows of an earlier run, checked to be of these data.
 
     Raises:
         UsageError, DocumentError: it is not, or cannot be read.

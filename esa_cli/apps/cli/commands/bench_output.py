@@ -1,4 +1,4 @@
-"""What `esa bench` shows: table or JSON on standard output, then the file that was asked for."""
+"""Output of `esa bench`: table or JSON on standard output, then the file that was asked for."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def show(
 
 
 def is_table(path: Path) -> bool:
-    """Whether the file is a table that `show` wrote."""
+    """True if the file is a table that `show` wrote."""
     with path.open("rb") as file:
         return file.readline().startswith(b"| task | records |")
 

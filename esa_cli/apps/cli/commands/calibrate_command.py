@@ -58,7 +58,9 @@ def calibrate(
         show(done.study)
         reporter.note(f"{done.study.best} is in {wanted.out}; use it with", dim=False)
         reporter.note(f"  {done.options}", dim=False)
-        reporter.note(f"{wanted.folder} serves further runs on this text, and may be deleted")
+        reporter.note(
+            f"{wanted.folder} can be used by further runs on this text, and may be deleted"
+        )
 
 
 def _steps(

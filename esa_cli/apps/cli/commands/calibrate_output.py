@@ -1,4 +1,4 @@
-"""What `esa calibrate` prints and writes besides the maps."""
+"""Output of `esa calibrate` besides the projections."""
 
 from __future__ import annotations
 

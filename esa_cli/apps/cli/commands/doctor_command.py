@@ -1,4 +1,4 @@
-"""`esa doctor`: what this machine has, and what is missing."""
+"""`esa doctor`: versions, hardware and models of this machine, and missing parts."""
 
 from __future__ import annotations
 

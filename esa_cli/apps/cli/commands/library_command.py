@@ -82,7 +82,7 @@ def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
 
 
 def _print_text(text: str) -> None:
-    """To the letter, for evidence counts its letters; but a terminal it must not steer."""
+    """Every character, for evidence counts them; without control characters on a terminal."""
     from esa_cli.apps.cli.terminal import clean
 
     sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
@@ -207,7 +207,7 @@ def _several(library: Library, names: list[str]) -> list[Entry]:
 
 
 def facts(entry: Entry) -> dict[str, str]:
-    """What a person wants to know of it, by what it is called; `--json` has the settings too."""
+    """Labels and values of a stored document for people; `--json` has the settings too."""
     if entry.damage:
         return {"id": entry.key, "document": _label(entry)}
     layout = entry.layout

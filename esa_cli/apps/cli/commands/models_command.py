@@ -1,4 +1,4 @@
-"""`esa models`: what is on this machine, and how to get it here and away."""
+"""`esa models`: lists, fetches and removes models."""
 
 from __future__ import annotations
 

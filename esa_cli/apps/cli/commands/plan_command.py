@@ -1,4 +1,4 @@
-"""`esa plan`: what reading documents will take, before anything is loaded."""
+"""`esa plan`: tokens, memory and time of a prefill, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`esa plugins`: what is registered, a template to start from, and conformance checks."""
+"""`esa plugins`: lists parts, writes a template and runs conformance checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `esa selftest` shows and writes: tables or JSON on standard output, a page, a picture."""
+"""Output of `esa selftest`: tables or JSON on standard output, a page, a picture."""
 
 from __future__ import annotations
 

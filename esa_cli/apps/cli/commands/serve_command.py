@@ -93,7 +93,7 @@ def serve(
 
 
 def check(wanted: ServeRequest) -> None:
-    """What can be checked before a model is loaded. Raises UsageError."""
+    """Checks the options before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -102,7 +102,7 @@ def check(wanted: ServeRequest) -> None:
     from esa_cli.apps.server.access import is_loopback
 
     if wanted.token is not None and not (wanted.token.isascii() and wanted.token.isprintable()):
-        raise UsageError("the token must be printable ASCII", "a header holds no other letters")
+        raise UsageError("the token must be printable ASCII", "a header has no other characters")
     if wanted.token is not None and len(wanted.token.split()) != 1:
         raise UsageError("the token must be one word without spaces", "choose another")
     if wanted.token is None and not is_loopback(wanted.host):
