@@ -178,5 +178,6 @@ def test_tables_fit_the_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch, colu
     ],
 )
 def test_the_parser_refuses_in_our_words(esa: Esa, words: tuple[str, ...], message: str) -> None:
-    assert esa(*words) == 2
-    assert esa.err.startswith(message)
+    result = esa(*words)
+    assert result.code == 2
+    assert result.err.startswith(message)
