@@ -105,6 +105,7 @@ class Session(Prefill):
         Raises:
             UsageError: no document has been prefilled, or not to its end; the question is empty, or
                 with its history longer than the model's window allows; a setting is out of range.
+            PresetError: the method scores by another compressor than that of the prefill.
         """
         self._check_prefilled()
         tokens, heat, nucleus = self._sampling(max_new_tokens, temperature, top_p)
@@ -154,7 +155,8 @@ class Session(Prefill):
         asked.check(self.method.window, self.preset.context, self._tokens(max_new_tokens))
 
     def _check_prefilled(self) -> None:
-        """Raises UsageError when there is no document, or only a part of one."""
+        """Raises UsageError when there is no document, or only a part of one; PresetError when it
+        was prefilled with another method, without the compressor that this one scores by."""
         if not self._ids:
             raise UsageError("no document has been read", "call read(text) first")
         if len(self._ids) < len(self._todo):
@@ -162,6 +164,7 @@ class Session(Prefill):
                 f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
                 "call resume() to read on, or read(text) with the part you want",
             )
+        check_same_fit(self._read_by, self.method)
 
     def _sampling(
         self, most: int | None, temperature: float | None, top_p: float | None

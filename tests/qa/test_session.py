@@ -21,6 +21,7 @@ from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.generation import Streamer
 from esa_cli.qa import preset
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.resolved import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -85,6 +86,16 @@ def test_a_new_cache_runs_the_method_in_use(session: Session) -> None:
     session.open([held])
     assert session.cache.method is session.method
     assert session.attachment.new_cache().method is session.method
+
+
+def test_a_prefill_by_a_method_without_reduced_keys_is_refused(session: Session) -> None:
+    """The compressor would be fitted to the question, and kept for all later ones."""
+    other = resolve("tiny-random", ["selector.name=quest", "score={name: vote}"])
+    session.read(TEXT, method=other.method)
+    with pytest.raises(PresetError, match="another compressor"):
+        session.ask(QUESTION)
+    session.use(other)
+    assert session.ask(QUESTION).text
 
 
 def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
