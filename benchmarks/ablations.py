@@ -104,7 +104,7 @@ def main() -> None:
                 needs = json.dumps([chosen.compressor, chosen.score, chosen.position])
             if needs != read_with or not session.document_tokens:
                 # Another compressor is fitted while the text is read.
-                session.forget()
+                session.clear()
                 session.use(preset.load(arguments.preset, [*base, *_compressor(overrides)]))
                 session.read(sample.text)
                 read_with = needs

@@ -147,7 +147,7 @@ def ask(session: Any, book: Plain, question: dict[str, Any], most: int) -> dict[
         "kind": question["kind"],
         "question": question["question"],
         "answer": answer.text,
-        "strength": round(strength(study.shipped.asked, [book]), 3),
+        "strength": round(strength(study.shipped.question_weights, [book]), 3),
         "seconds": round(answer.total_s - study.study_s, 2),
         "witness_s": round(study.witness_s, 3),
     }

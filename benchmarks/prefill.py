@@ -61,7 +61,7 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import models
     from esa_cli.qa import preset
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
 
     chosen = preset.load(arguments.preset, arguments.overrides)
     method = resolve(chosen).method

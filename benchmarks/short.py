@@ -53,7 +53,7 @@ def ask_pieces(
         mine = [question for question in questions if question["fact"] in part]
         if not mine:
             continue
-        session.forget()
+        session.clear()
         session.use(presets[0])
         session.read(part)
         session.use(presets[1])

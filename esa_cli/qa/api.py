@@ -22,16 +22,16 @@ from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.qa.archive import gathers
 from esa_cli.qa.attention_weights import AttentionWeights
-from esa_cli.qa.books import Book, PlacedBook, distinct, placed
+from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.evidence import rests_on
 from esa_cli.qa.ingest import DocumentIngest
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import Reply, Turn
-from esa_cli.qa.resolved import Resolved, resolve
+from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.session import Session
-from esa_cli.qa.tokenised import TokenisedDocument
+from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
 from esa_cli.system.progress import Progress
@@ -55,7 +55,7 @@ class Esa:
     def __init__(
         self,
         loaded: models.LoadedModel,
-        preset: Preset | Resolved,
+        preset: Preset | ResolvedPreset,
         *,
         library: Library | None = None,
         keep: bool = True,
@@ -216,12 +216,12 @@ class Esa:
         ):
             return
         self._open = []
-        self.session.open([book.held for book in books])
+        self.session.open([book.prefilled for book in books])
         self._open = list(books)
 
     def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
         """These books, each with its place in the cache of a question about them."""
-        return placed(books)
+        return place_books(books)
 
 
 class _ProgressEvents(IngestEvents):

@@ -84,7 +84,7 @@ class AttentionWeights:
         self._waiting: list[ChunkTrace] = []
 
     @property
-    def asked(self) -> Tensor:
+    def question_weights(self) -> Tensor:
         """(N,) weights for the question's tokens; 0 where none attended to it."""
         self._catch_up()
         return self._asked.mean(dim=0)

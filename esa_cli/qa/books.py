@@ -17,13 +17,13 @@ class Book:
     """One document as a model read it.
 
     Args:
-        document: its text, and where it came from. held: its memory.
+        document: its text, and where it came from. prefilled: its KV rows.
         spans: (n, 2) first and last character of each token of its text.
         entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
     """
 
     document: Document
-    held: PrefilledDocument
+    prefilled: PrefilledDocument
     spans: Tensor
     entry: Entry | None = None
     read_s: float = 0.0
@@ -31,7 +31,7 @@ class Book:
     @property
     def tokens(self) -> int:
         """Its tokens, the prompt's head included."""
-        return len(self.held.ids)
+        return len(self.prefilled.ids)
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ def distinct(books: Sequence[Book]) -> list[Book]:
     return list(out.values())
 
 
-def placed(books: Sequence[Book]) -> list[PlacedBook]:
+def place_books(books: Sequence[Book]) -> list[PlacedBook]:
     """The books in the order of the question, concatenated."""
-    rows = text_rows([book.held for book in books])
+    rows = text_rows([book.prefilled for book in books])
     return [
         PlacedBook(replace(book.document, name=name), book.spans, at)
-        for book, name, at in zip(books, _told_apart(books), rows, strict=True)
+        for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
     ]
 
 
-def _told_apart(books: Sequence[Book]) -> list[str]:
+def _distinct_names(books: Sequence[Book]) -> list[str]:
     """A name for each book: its own; its source, where another has the same; and where that is the
     same, too (two versions of one file), with its id in the library or its number."""
     names = [book.document.name for book in books]

@@ -42,14 +42,14 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def identity(
+def cache_key(
     model: Mapping[str, Any],
     head: Sequence[int],
     preset: Preset,
     method: Method,
     layout: Layout,
 ) -> str:
-    """The identity of a reading.
+    """The cache key of a prefill.
 
     Args:
         model: of `model_facts`. head: ids of the prompt's head. preset: what `method` was built

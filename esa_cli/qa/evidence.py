@@ -89,7 +89,7 @@ def rests_on(
     passages = heaviest(weights, books, count)
     total = sum(float(weights[_rows(book)].sum()) for book in books)
     return tuple(_quoted(books[one.book], one, total) for one in passages), strength(
-        weighed.asked, books
+        weighed.question_weights, books
     ) >= FOUND
 
 
@@ -100,7 +100,7 @@ def strength(asked: Tensor, books: Sequence[EvidenceSource]) -> float:
     not grow with the documents.
 
     Args:
-        asked: (N,), as `AttentionWeights.asked`.
+        asked: (N,), as `AttentionWeights.question_weights`.
     """
     each = [w for book in books for w in _by_sentence(book, asked[_rows(book)]).values()]
     return max(each, default=0.0)

@@ -17,11 +17,11 @@ from esa_cli.errors import LibraryError, UsageError
 from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.qa.archive import layout, maps, provenance, restored, storable
 from esa_cli.qa.books import Book
-from esa_cli.qa.cache_key import identity, model_facts
+from esa_cli.qa.cache_key import cache_key, model_facts
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.session import Session
-from esa_cli.qa.tokenised import TokenisedDocument
+from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout, Library
 from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress, WaitNotice, combined
@@ -80,7 +80,7 @@ class DocumentIngest:
         method = self.session.method
         session = self.session
         head, layout = session.prompt.head(), self.layout(rows)
-        known = identity(self._model_facts, head, session.preset, method, layout)
+        known = cache_key(self._model_facts, head, session.preset, method, layout)
         return known, self.library.key(known, text)
 
     def find(self, document: Document) -> Book | None:
@@ -168,10 +168,10 @@ class DocumentIngest:
             session.begin(ids)
             session.resume(hear)
         except BaseException:
-            session.forget()
+            session.clear()
             raise
         spent = time.perf_counter() - started
-        book = Book(text.document, session.held(), text.offsets, None, spent)
+        book = Book(text.document, session.prefilled_document(), text.offsets, None, spent)
         self._alive.append(ref(book))
         return book
 
@@ -215,5 +215,5 @@ class DocumentIngest:
                     projections=maps(session.project()),
                 )
             finally:
-                session.forget()
+                session.clear()
         return self._book(document, entry, time.perf_counter() - started)

@@ -22,7 +22,7 @@ from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved import Resolved, resolve
+from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 from esa_cli.system.progress import Progress
 
@@ -108,7 +108,7 @@ class Prefill:
             compressor was made for another model.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, preset: Preset | Resolved) -> None:
+    def __init__(self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset) -> None:
         resolved = resolve(preset)
         self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
         self.prompt = PromptTokens(tokenizer, self.preset.prompt)
@@ -122,12 +122,12 @@ class Prefill:
         self._head = 0
         self._opened: list[PrefilledDocument] = []
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drops the cached document, and frees its memory."""
         self.cache = self.attachment.new_cache()
         self._ids, self._todo, self._opened = [], [], []
 
-    def held(self) -> PrefilledDocument:
+    def prefilled_document(self) -> PrefilledDocument:
         """The cached document, to be opened later by this session or another of the same model."""
         memories = [self.cache.memory(i) for i in range(len(self.cache.own))]
         return PrefilledDocument(
@@ -152,7 +152,7 @@ class Prefill:
         for one in documents:
             check_same_fit(one.read_by, self.method)
             check_reduced_keys(one, self.method)
-        self.forget()
+        self.clear()
         self._read_by = self.method
         self._ids, stores, projections = concatenate(documents)
         self._todo, self._head = self._ids, documents[0].head
@@ -202,7 +202,7 @@ class Prefill:
             ids: of `prompt.document`. done: what was read of them before, by the same method; its
                 stores are read on into. method: prefills in place of the one that answers.
         """
-        self.forget()
+        self.clear()
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
         if done is not None:

@@ -22,7 +22,7 @@ from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question import EncodedQuestion
 from esa_cli.qa.reply import Turn
-from esa_cli.qa.resolved import Resolved, resolve
+from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Session(Prefill):
         """Restores the model."""
         self.attachment.detach()
 
-    def use(self, preset: Preset | Resolved) -> None:
+    def use(self, preset: Preset | ResolvedPreset) -> None:
         """Asks from now on with another preset of the same model; the prefill is kept.
 
         Settings of the prefill have no effect on keys that are cached.

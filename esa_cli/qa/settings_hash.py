@@ -7,7 +7,7 @@ from typing import Any
 
 from esa_cli.methods.source_hashes import PARTS, contents, sources
 from esa_cli.qa.preset import Preset
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.system.text import text_digest
 
 

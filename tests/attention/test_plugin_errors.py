@@ -30,7 +30,7 @@ from esa_cli.methods.part_registry import register
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
 from esa_cli.qa import preset
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
 
 
@@ -242,7 +242,7 @@ def test_in_a_model_the_part_is_named(loaded: Any, part: dict[str, Any], about: 
 def test_a_distance_below_zero_is_refused(loaded: Any) -> None:
     for name in ("contiguous", "esa", "true", "streaming"):
         given = preset.load("tiny-random", [f"position.name='{name}'", "position.distance=-5"])
-        with pytest.raises(PresetError, match="distance = -5"):
+        with pytest.raises(PresetError, match="distance must be a whole number from 0, got -5"):
             Session(loaded.model, loaded.tokenizer, given)
 
 

@@ -245,7 +245,7 @@ class Recorder:
         self.read_texts: list[str] = []
         self.prompts: list[str] = []
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.text = ""
 
     def use(self, preset: Any) -> None:

@@ -39,7 +39,7 @@ from esa_cli.models import load as load_model
 from esa_cli.qa import preset
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",

@@ -35,7 +35,7 @@ from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa import preset
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.jsonl import Journal

@@ -23,7 +23,7 @@ from esa_cli.methods.part_registry import register
 from esa_cli.methods.source_hashes import contents, without_file
 from esa_cli.qa import preset
 from esa_cli.qa.archive import hindrance
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.settings_hash import settings_hash
 
 PLUGIN = """

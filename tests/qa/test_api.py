@@ -86,8 +86,8 @@ def test_a_stored_book_answers_as_one_in_memory(
         reply = second.ask(QUESTION, [found])
     assert reply.text == want.text
     assert reply.evidence == want.evidence
-    rows = [torch.cat(store.span(0, len(book.held.ids))) for store in book.held.stores]
-    again = [torch.cat(store.span(0, len(found.held.ids))) for store in found.held.stores]
+    rows = [torch.cat(store.span(0, len(book.prefilled.ids))) for store in book.prefilled.stores]
+    again = [torch.cat(store.span(0, len(found.prefilled.ids))) for store in found.prefilled.stores]
     assert all(torch.equal(mine, yours) for mine, yours in zip(rows, again, strict=True))
 
 
@@ -372,7 +372,7 @@ def test_rows_of_eight_bits_are_near(loaded: Any, library: Library, tmp_path: Pa
         assert one.ask(QUESTION, [book]).text
     assert book.entry is not None
     assert book.entry.layout.kind == "int8"
-    for mine, yours in zip(book.held.stores, want.held.stores, strict=True):
+    for mine, yours in zip(book.prefilled.stores, want.prefilled.stores, strict=True):
         k, v = mine.span(0, 200)
         k0, v0 = yours.span(0, 200)
         assert float((k - k0).norm() / k0.norm()) < 0.01

@@ -20,8 +20,8 @@ from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.qa import preset
 from esa_cli.qa.archive import layout, storable
-from esa_cli.qa.cache_key import SAMPLES, identity, model_facts
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.cache_key import SAMPLES, cache_key, model_facts
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.library import Layout
 
 LAYOUT = Layout(2, 2, 8, "float32")
@@ -37,7 +37,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
     chosen = preset.load("tiny-random", overrides)
     facts = model_facts(model, loaded.tokenizer)
-    return identity(facts, head, chosen, resolve(chosen).method, LAYOUT)
+    return cache_key(facts, head, chosen, resolve(chosen).method, LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_stored_documents_are_found_again(name: str, digest: str) -> None:
     """The keys of built-in presets, whatever modules their parts are in. If one has to change,
     every stored document is prefilled again: raise FORMAT and say so."""
     chosen = preset.load(name)
-    key = identity({}, [1], chosen, resolve(chosen).method, LAYOUT)
+    key = cache_key({}, [1], chosen, resolve(chosen).method, LAYOUT)
     assert hashlib.sha256(key.encode()).hexdigest()[:16] == digest
 
 

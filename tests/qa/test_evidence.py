@@ -241,8 +241,8 @@ def test_weights_are_the_rule(name: str, make_model: ModelFactory) -> None:
         assert witness.layers == range(1, 3), "the middle half"
         want = weights_by_loops(attachment, notes, witness.layers)
     assert torch.allclose(witness.weights, torch.tensor(want), rtol=2e-3, atol=2e-6)
-    assert bool((witness.asked <= witness.weights).all())
-    assert bool((witness.asked < witness.weights).any())
+    assert bool((witness.question_weights <= witness.weights).all())
+    assert bool((witness.question_weights < witness.weights).any())
 
 
 def test_what_was_read_before_the_question_does_not_count(make_model: ModelFactory) -> None:
@@ -330,8 +330,8 @@ def test_a_session_is_watched_whatever_the_answers_length(session: Session, most
     witness = AttentionWeights(session.layers, session.document_tokens)
     session.ask("What closes at dusk?", max_new_tokens=most, trace=witness)
     session.ask("When does the gate open?", max_new_tokens=most, trace=witness)
-    assert float(witness.asked.sum()) > 0
-    assert torch.equal(witness.weights, witness.asked) is (most == 1)
+    assert float(witness.question_weights.sum()) > 0
+    assert torch.equal(witness.weights, witness.question_weights) is (most == 1)
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ class Told:
     """Stands in for a witness."""
 
     def __init__(self, asked: torch.Tensor, weights: torch.Tensor) -> None:
-        self.asked, self.weights = asked, weights
+        self.question_weights, self.weights = asked, weights
 
 
 def shelf(text: str, first: int, name: str = "a.txt") -> Shelf:

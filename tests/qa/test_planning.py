@@ -14,7 +14,7 @@ from esa_cli.models.attach import attach
 from esa_cli.qa import preset
 from esa_cli.qa.planning import costs, plan
 from esa_cli.qa.planning import measured_speed as rates
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_weights_are_those_of_the_model(make_model: Any) -> None:
 
 
 def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
 
     chosen = preset.load("tiny-random")
     model = make_model("llama")
@@ -194,7 +194,7 @@ def test_config_without_a_size_is_a_model_error() -> None:
 
 
 def test_rows_are_counted_as_the_store_allocates_them() -> None:
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
     from esa_cli.storage.growing_rows import GrowingRows
 
     method = resolve(preset.load("tiny-random")).method

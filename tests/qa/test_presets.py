@@ -12,7 +12,7 @@ from esa_cli.errors import PresetError
 from esa_cli.methods import part_registry as registry
 from esa_cli.models import DEFAULT_MODEL, parse_reference
 from esa_cli.qa import preset, preset_files
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 
 SHIPPED = sorted(path.stem for path in preset.shipped_dir().glob("*.yaml"))
 

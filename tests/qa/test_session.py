@@ -81,7 +81,7 @@ def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.Mo
 def test_a_new_cache_runs_the_method_in_use(session: Session) -> None:
     """Also the one that holds a document opened later."""
     session.read(TEXT)
-    held = session.held()
+    held = session.prefilled_document()
     session.use(preset.load("tiny-random", ["selector.name=quest"]))
     session.open([held])
     assert session.cache.method is session.method
@@ -102,7 +102,7 @@ def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
     session.read(TEXT)
     session.ask(QUESTION)
     cache = ref(session.cache)
-    session.forget()
+    session.clear()
     gc.collect()
     assert cache() is None
 
@@ -140,8 +140,8 @@ def test_another_preset_asks_the_same_reading(session: Session) -> None:
 def test_what_is_held_is_opened_only_by_a_method_it_serves(session: Session) -> None:
     """Also where nothing was read when the other method came, and `use` had nothing to hold."""
     session.read(TEXT)
-    before, held = session.ask(QUESTION).text, session.held()
-    session.forget()
+    before, held = session.ask(QUESTION).text, session.prefilled_document()
+    session.clear()
     session.use(preset.load("tiny-random", ["compressor.name=none"]))
     with pytest.raises(PresetError, match="must be prefilled for this compressor"):
         session.open([held])
@@ -259,7 +259,7 @@ def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
 
 def test_forgetting_frees_what_was_read(session: Session) -> None:
     session.read(TEXT)
-    session.forget()
+    session.clear()
     assert session.document_tokens == session.cache.nbytes == 0
     with pytest.raises(UsageError, match="no document"):
         session.ask(QUESTION)
@@ -507,13 +507,13 @@ def test_heads_of_layers_the_model_lacks_are_refused(loaded: Any) -> None:
 
 def test_what_is_held_has_the_head_it_was_read_with(session: Session) -> None:
     session.read(TEXT)
-    head = session.held().head
+    head = session.prefilled_document().head
     assert head == len(session.prompt.head())
     session.use(preset.load("tiny-random", ["prompt.system=You are terse, and kind."]))
-    held = session.held()
+    held = session.prefilled_document()
     assert held.head == head != len(session.prompt.head())
     session.open([held])
-    assert session.held().head == head
+    assert session.prefilled_document().head == head
 
 
 def test_a_document_is_read_on_as_it_was_begun(loaded: Any) -> None:
@@ -552,11 +552,11 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
     with Session(loaded.model, loaded.tokenizer, reduced) as session:
         session.read(TEXT)
         want = session.ask(QUESTION).text
-        session.open([session.held()])
+        session.open([session.prefilled_document()])
         assert session.ask(QUESTION).text == want
     with Session(loaded.model, loaded.tokenizer, without) as session:
         session.read(TEXT)
-        held = session.held()
+        held = session.prefilled_document()
         session.use(reduced)
         assert session.ask(QUESTION).text == want
         with pytest.raises(PresetError, match="without reduced keys"):

@@ -135,7 +135,7 @@ def test_a_later_document_leaves_out_the_head() -> None:
 
 def test_an_opened_document_answers_as_when_it_was_read(session: Session) -> None:
     session.read(TEXT)
-    answer, held = session.ask(QUESTION).text, session.held()
+    answer, held = session.ask(QUESTION).text, session.prefilled_document()
     session.read(OTHER)
     session.open([held])
     assert session.ask(QUESTION).text == answer
@@ -147,7 +147,7 @@ def test_two_documents_are_asked_together(session: Session) -> None:
     helds = []
     for text in (TEXT, OTHER):
         session.read(text)
-        helds.append(session.held())
+        helds.append(session.prefilled_document())
     session.open(helds)
     head = len(session.prompt.head())
     assert session.document_tokens == sum(len(held.ids) for held in helds) - head

@@ -24,8 +24,8 @@ from esa_cli.system import machine
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.planning.plan import Planner
-    from esa_cli.qa.resolved import Resolved
-    from esa_cli.qa.tokenised import TokenisedDocument
+    from esa_cli.qa.resolved_preset import ResolvedPreset
+    from esa_cli.qa.tokenised_document import TokenisedDocument
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class KnownModel:
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
         """The documents with their tokens. Raises ModelError."""
-        from esa_cli.qa.tokenised import TokenisedDocument
+        from esa_cli.qa.tokenised_document import TokenisedDocument
 
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 
-    def planner(self, resolved: Resolved) -> Planner:
+    def planner(self, resolved: ResolvedPreset) -> Planner:
         """The memory and time of this method here. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import Planner
 
@@ -83,7 +83,7 @@ class KnownModel:
 
     def check(self, presets: Iterable[Preset], tokens: int) -> None:
         """Raises ResourceError when so many tokens do not fit with one of the presets."""
-        from esa_cli.qa.resolved import resolve
+        from esa_cli.qa.resolved_preset import resolve
 
         for chosen in presets:
             self.planner(resolve(chosen)).check(tokens)
@@ -111,7 +111,7 @@ class KnownModel:
 class Preflight:
     """The preset, method, model files and plan of a command, before the model is loaded."""
 
-    resolved: Resolved
+    resolved: ResolvedPreset
     model: KnownModel
     planner: Planner
     texts: Sequence[TokenisedDocument] = ()
@@ -139,7 +139,7 @@ def prepare(
     """
     reporter.stage("import", 0, None)
     from esa_cli.qa.method_presets import stretches
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
 
     model, texts = None, list[Any]()
     if method is not None and documents and stretches(method, chosen):
@@ -152,7 +152,7 @@ def prepare(
     return Preflight(resolved, model, model.planner(resolved), texts)
 
 
-def _check_storable(resolved: Resolved) -> None:
+def _check_storable(resolved: ResolvedPreset) -> None:
     from esa_cli.qa.archive import hindrance
 
     if why := hindrance(resolved.method):

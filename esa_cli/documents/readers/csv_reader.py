@@ -48,8 +48,8 @@ def parse(text: str) -> list[list[str]]:
     told = _TOLD.match(text)
     if told:
         text = text[told.end() :]
-    best = told[1] if told else max(_DELIMITERS, key=lambda sign: _agreement(text, sign))
-    if not _agreement(text, best):
+    best = told[1] if told else max(_DELIMITERS, key=lambda sign: _consistency(text, sign))
+    if not _consistency(text, best):
         return []
     try:
         rows = _rows(text, best)
@@ -62,7 +62,7 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
 
 
-def _agreement(text: str, delimiter: str) -> float:
+def _consistency(text: str, delimiter: str) -> float:
     """The share of the first rows that have the usual number of cells, from 0 to 1."""
     sample = text[:_SAMPLE]
     if len(text) > _SAMPLE:

@@ -36,7 +36,7 @@ class RecordAsker:
         wanted = (record.before, record.document, record.chat)
         if wanted != self._read:
             self._read = None
-            self.session.forget()
+            self.session.clear()
         # The text after the document may change with every record.
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))

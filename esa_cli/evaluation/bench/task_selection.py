@@ -102,7 +102,7 @@ def tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> li
 def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Preset]:
     """A preset for each method, at the base's token budget; each method is built once as a check.
     Raises UsageError: no method, or an unknown one. PresetError: one is invalid."""
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
 
     if not methods:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")

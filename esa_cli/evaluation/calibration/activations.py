@@ -37,7 +37,7 @@ def uncompressed(method: Method) -> Method:
     return dataclasses.replace(method, compressor=NoCompression())
 
 
-class _Watcher:
+class _ActivationCollector:
     """Collects queries, keys and values of each layer during a forward call."""
 
     def __init__(self, attachment: Attachment) -> None:
@@ -56,7 +56,7 @@ class _Watcher:
         self.keys[seen.layer].append(flatten_keys(keys).cpu())
         self.values[seen.layer].append(flatten_keys(values).cpu())
 
-    def taken(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def take(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Queries, keys and values (n, F) of each layer since the last call."""
         taken = [[torch.cat(x) for x in kind] for kind in (self.queries, self.keys, self.values)]
         for pieces in (*self.queries, *self.keys, *self.values):
@@ -89,12 +89,12 @@ def collect(
     if shards.tokens < len(ids):
         _check_disk(attachment, shards, len(ids) - shards.tokens)
         cache = attachment.new_cache()
-        watcher = _Watcher(attachment)
-        cache.begin(QueryState(Phase.PREFILL, trace=watcher))
+        collector = _ActivationCollector(attachment)
+        cache.begin(QueryState(Phase.PREFILL, trace=collector))
         _refill(cache, shards, attachment)
 
         def keep(tokens: int, total: int) -> None:
-            shards.add(*watcher.taken())
+            shards.add(*collector.take())
             if progress:
                 progress(tokens, total)
 

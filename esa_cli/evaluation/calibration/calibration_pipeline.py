@@ -22,7 +22,7 @@ from esa_cli.models.load import LoadedModel
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.system.files import replacing
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest

@@ -108,7 +108,7 @@ def compare(
         document = Document("", text, source="", encoding="", bytes=0)
         book = PlacedBook(document, spans, range(head, head + len(spans)))
         for group in groups:
-            session.forget()
+            session.clear()
             session.use(group.presets[0])
             read = read_for(session, preset, group, text, reading(group.names))
             for name, one in zip(group.names, group.presets, strict=True):

@@ -10,7 +10,7 @@ from esa_cli.errors import LengthError
 from esa_cli.evaluation.selftest.run_plan import prompted
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.qa.preset import Preset
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
 
 

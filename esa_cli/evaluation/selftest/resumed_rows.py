@@ -60,7 +60,7 @@ class ResumedRows:
             if (row["test"], row["length"], row["sample"]) == here and row.get("document") != now:
                 raise self._other(f"about another document of {sample.length:,} tokens")
 
-    def identity(self, method: str, question: TaskQuestion) -> dict[str, Any]:
+    def key_fields(self, method: str, question: TaskQuestion) -> dict[str, Any]:
         """The fields of `KEY`."""
         sample = self.sample
         values = (sample.test, method, sample.length, sample.index, question.key)
@@ -68,8 +68,8 @@ class ResumedRows:
 
     def done(self, method: str, preset: Preset, question: TaskQuestion) -> bool:
         """True if the journal has this row. Raises UsageError: it has one by other settings."""
-        identity = self.identity(method, question)
-        row = self.journal.find(identity)
+        fields = self.key_fields(method, question)
+        row = self.journal.find(fields)
         if row is not None and row.get("settings") != settings_hash(preset):
             raise self._other(f"by other settings of {method}")
         return row is not None

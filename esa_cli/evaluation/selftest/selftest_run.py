@@ -159,7 +159,7 @@ class SelftestRun:
                 session.use(prompted(preset, sample))
                 using = name
             row = self._ask(session, sample, question, spans, head)
-            row |= {**kept.identity(name, question), "dense": group.dense}
+            row |= {**kept.key_fields(name, question), "dense": group.dense}
             row["settings"] = settings_hash(preset)
             row["reading"] = "shared" if group.shared else "own"
             row["time"]["read_s"] = round(seconds, 2)
@@ -172,14 +172,14 @@ class SelftestRun:
 
     def _fits(self, session: Session, sample: TaskSample, group: MethodGroup) -> bool:
         """True if every question can be asked and answered inside the model's own window."""
-        session.forget()
+        session.clear()
         session.use(prompted(group.presets[0], sample))
         prompt = session.prompt
         longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
         return len(prompt.document(sample.text)) + longest <= self.preset.context
 
     def _read(self, session: Session, sample: TaskSample, group: MethodGroup) -> float:
-        session.forget()
+        session.clear()
         session.use(prompted(group.presets[0], sample))
         total = self._size(sample.text)
         progress = self.listener.reading(sample.test, sample.length, group.names, total)

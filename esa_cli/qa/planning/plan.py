@@ -16,7 +16,7 @@ import torch
 from esa_cli.errors import ResourceError
 from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.costs import FEED, Costs, Shape, rank_of, shape_of
-from esa_cli.qa.resolved import Resolved
+from esa_cli.qa.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 
 EFFICIENCY = 0.6
@@ -40,7 +40,7 @@ class Planner:
 
     def __init__(
         self,
-        resolved: Resolved,
+        resolved: ResolvedPreset,
         config: dict[str, Any],
         *,
         dtype: torch.dtype,

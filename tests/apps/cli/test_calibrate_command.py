@@ -22,7 +22,7 @@ from esa_cli.evaluation.calibration.calibration_pipeline import aimed
 from esa_cli.evaluation.calibration.fit_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa import method_presets, preset
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 Esa = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,7 @@ from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
 from esa_cli.qa import method_presets, preset
-from esa_cli.qa.resolved import Resolved, resolve
+from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -273,7 +273,7 @@ def _noting(seen: list[str]) -> Any:
 
     begin = Asker.__init__
 
-    def noted(self: Any, loaded: Any, chosen: Resolved, **options: Any) -> None:
+    def noted(self: Any, loaded: Any, chosen: ResolvedPreset, **options: Any) -> None:
         seen.append(chosen.preset.selector["name"])
         begin(self, loaded, chosen, **options)
 

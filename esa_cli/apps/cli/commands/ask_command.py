@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.preset import Preset
-    from esa_cli.qa.tokenised import TokenisedDocument
+    from esa_cli.qa.tokenised_document import TokenisedDocument
     from esa_cli.storage.library import Library
 
 Arguments = Annotated[

@@ -119,7 +119,7 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
 
     plain = {name: resolve(preset).method.window.dense_below for name, preset in made.items()}
     asked = [row for row in journal.rows if row["method"] in plain]

@@ -107,7 +107,7 @@ def _steps(
 def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None:
     from esa_cli.apps.cli.progress_display import prefill_bar
     from esa_cli.qa.planning.plan import Planner
-    from esa_cli.qa.resolved import Resolved
+    from esa_cli.qa.resolved_preset import ResolvedPreset
 
     total, read = len(job.ids), job.shards.tokens
     if read:
@@ -115,7 +115,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
     if read >= total:
         return job.collect()
     planner = Planner(
-        Resolved(job.preset, job.method),
+        ResolvedPreset(job.preset, job.method),
         model.config,
         dtype=job.loaded.dtype,
         device=model.place.device,

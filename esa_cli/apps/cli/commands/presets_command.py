@@ -49,7 +49,7 @@ def check(
 ) -> None:
     """Check a preset, and build the method it describes."""
     options.load_plugins(plugins)
-    from esa_cli.qa.resolved import resolve
+    from esa_cli.qa.resolved_preset import resolve
 
     chosen = resolve(name, settings or []).preset
     print(f"preset {chosen.name} holds: {chosen.description or chosen.model}")

@@ -12,7 +12,7 @@ from esa_cli.qa.preset import DEFAULT, Preset, load
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedPreset:
     """A preset and its method."""
 
     preset: Preset
@@ -20,12 +20,12 @@ class Resolved:
 
 
 def resolve(
-    preset: str | Preset | Resolved = DEFAULT,
+    preset: str | Preset | ResolvedPreset = DEFAULT,
     overrides: Sequence[str] = (),
     method: str | None = None,
     length: int = 0,
-) -> Resolved:
-    """The preset with its method; a `Resolved` is returned as it is.
+) -> ResolvedPreset:
+    """The preset with its method; a `ResolvedPreset` is returned as it is.
 
     Args:
         preset: a preset, or its name or path. overrides: `key.path=value` texts for the latter.
@@ -35,9 +35,9 @@ def resolve(
     Raises:
         UsageError: no such method, or it needs a length. PresetError: a setting does not hold.
     """
-    if isinstance(preset, Resolved):
+    if isinstance(preset, ResolvedPreset):
         return preset
     chosen = load(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
         chosen = for_length(method, chosen, length)
-    return Resolved(chosen, build_method.method(chosen))
+    return ResolvedPreset(chosen, build_method.method(chosen))
