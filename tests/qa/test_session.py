@@ -21,7 +21,7 @@ from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.generation import Streamer
 from esa_cli.qa import preset
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved import resolve
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.memory_store import MemoryStore
 
