@@ -12,6 +12,7 @@ from weakref import ref
 
 import torch
 
+from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import LibraryError, UsageError
 from esa_cli.models.inspection import kv_dtype, layer_devices
@@ -117,7 +118,8 @@ class DocumentIngest:
         stored = self.library.open(entry)
         layers = stored.layers(layer_devices(self.session.model))
         projections = stored.projections or [None] * len(layers)
-        held = PrefilledDocument(stored.ids, layers, projections, entry.head)
+        states: list[dict[type, LayerState]] = [{} for _ in layers]
+        held = PrefilledDocument(stored.ids, layers, projections, entry.head, states=states)
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
 
     def stored(self, entry: Entry) -> Book:

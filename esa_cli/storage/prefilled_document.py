@@ -32,7 +32,7 @@ class PrefilledDocument:
     states: Sequence[dict[type, LayerState]] = ()
 
     def layer_states(self, layer: int) -> dict[type, LayerState]:
-        """Of one layer; empty for a document from a library."""
+        """Of one layer; each opening adds to them, so that nothing is computed twice."""
         return self.states[layer] if self.states else {}
 
 
