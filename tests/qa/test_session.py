@@ -92,7 +92,7 @@ def test_a_prefill_by_a_method_without_reduced_keys_is_refused(session: Session)
     """The compressor would be fitted to the question, and kept for all later ones."""
     other = resolve("tiny-random", ["selector.name=quest", "score={name: vote}"])
     session.read(TEXT, method=other.method)
-    with pytest.raises(PresetError, match="another compressor"):
+    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
         session.ask(QUESTION)
     session.use(other)
     assert session.ask(QUESTION).text
