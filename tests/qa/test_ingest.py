@@ -76,10 +76,10 @@ def test_a_stored_document_keeps_its_layer_states_between_questions(
     with Esa(loaded, loki, library=library) as one:
         books = [one.ingest(note()), one.ingest(replace(note(), text=TEXT + "More. "))]
         one.ask("When?", books[:1])
-        [state] = books[0].held.layer_states(0).values()
+        [state] = books[0].prefilled.layer_states(0).values()
         for at in (1, 0):
             one.ask("When?", books[at : at + 1])
-        [kept] = books[0].held.layer_states(0).values()
+        [kept] = books[0].prefilled.layer_states(0).values()
         assert kept is state
 
 
