@@ -14,7 +14,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from esa_cli.errors import PluginError
-from esa_cli.methods import (
+
+# The built-in methods: importing a file registers its parts and recipes.
+from esa_cli.methods import (  # noqa: F401
     consensus,
     full_attention,
     infllm,
@@ -31,24 +33,6 @@ from esa_cli.methods import (
     yarn,
 )
 from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
-
-BUILTIN = (
-    consensus,
-    full_attention,
-    infllm,
-    lm_infinite,
-    loki,
-    ntk,
-    paper,
-    quest,
-    rerope,
-    rope_interpolation,
-    streaming_llm,
-    tokenselect,
-    voting,
-    yarn,
-)
-"""The files of this package that register parts and recipes; importing them registers these."""
 
 
 @cache

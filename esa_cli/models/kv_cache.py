@@ -117,7 +117,7 @@ class EsaCache(Cache):
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
-        """Begins a turn. Until then each forward call of several tokens is a turn of its own.
+        """Begins a turn. In phase AUTO one also begins where the cache was cropped before.
 
         Args:
             query: its state, shared by all layers. method: from now on; None: the same.

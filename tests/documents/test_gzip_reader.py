@@ -10,20 +10,14 @@ from typing import Any
 
 import pytest
 import sample_files as make
+from reader_checks import refused
 
 from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import gzip_reader as packed
-from esa_cli.errors import DocumentError
 
 
 def text_of(data: bytes | str, name: str) -> str:
     return readers.read(data.encode() if isinstance(data, str) else data, name).text
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def test_gzip_is_read_as_what_it_holds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from reader_checks import refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
@@ -21,12 +22,6 @@ def html(body: str) -> ExtractedText:
 def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:
     """The first word each mark holds for, and its chapter."""
     return [(found.text[mark.start :].split()[0], mark.chapter) for mark in found.marks]
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def test_html_paragraphs_lists_tables() -> None:

@@ -5,21 +5,15 @@ from __future__ import annotations
 import base64
 
 import pytest
+from reader_checks import refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import STDIN, ExtractedText, Mark
-from esa_cli.errors import DocumentError
 
 WESTERN = "Le café était fermé, et l’été déjà loin; on rentra à la forêt."
 
 
 PICTURE = "iVBORw0KGgo" + "A" * 80
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def mail(body: str, *fields: str, charset: str = "utf-8") -> ExtractedText:

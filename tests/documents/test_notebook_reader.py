@@ -7,18 +7,12 @@ import sys
 from typing import Any
 
 import pytest
+from reader_checks import refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import STDIN, ExtractedText, Mark
-from esa_cli.errors import DocumentError
 
 PICTURE = "iVBORw0KGgo" + "A" * 80
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def code(source: Any, *outputs: dict[str, Any]) -> dict[str, Any]:

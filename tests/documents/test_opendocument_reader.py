@@ -7,16 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 import sample_files as make
+from reader_checks import refused
 
 from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import STDIN, ExtractedText
-from esa_cli.errors import DocumentError
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 import sample_files as make
 from conftest import copy_registries
+from reader_checks import refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.document import read_document
@@ -25,12 +26,6 @@ def text_of(data: bytes | str, name: str) -> str:
 
 def html(body: str) -> ExtractedText:
     return readers.read(f"<!doctype html><body>{body}".encode(), "page.html")
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def test_source_code_is_text_as_it_is() -> None:

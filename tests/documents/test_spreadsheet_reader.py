@@ -13,18 +13,12 @@ import pytest
 import sample_files as make
 from openpyxl.chart import BarChart
 from openpyxl.comments import Comment
+from reader_checks import refused
 
 from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import STDIN, ExtractedText
-from esa_cli.errors import DocumentError
 
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:

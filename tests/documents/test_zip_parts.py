@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 import sample_files as make
+from reader_checks import refused
 
 from esa_cli.documents import readers, text_builder
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.errors import DocumentError
-
-
-def refused(data: bytes, name: str) -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:

@@ -175,6 +175,13 @@ def test_names_do_not_steer_the_terminal(run: Run, library: Library) -> None:
     assert "\x1b" not in run("list") + run("verify") + run("show", "aaaa") + run("rm", "aaaa", "-y")
 
 
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom esa_cli.apps.cli.commands import library_command as library\n"
@@ -188,14 +195,7 @@ def test_help_imports_nothing_heavy() -> None:
         "    except SystemExit as end:\n        assert end.code == 0\n"
         "sys.exit(' '.join({'torch', 'numpy', 'rich', 'xxhash'} & set(sys.modules)) or 0)\n"
     )
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
+    done = run_python(code)
     assert done.returncode == 0, done.stderr
     assert "prune" in done.stdout
 
@@ -206,12 +206,5 @@ def test_listing_imports_no_torch(library: Library) -> None:
         "import sys\nfrom esa_cli.storage.library import Library\nassert Library().entries()\n"
         "sys.exit(' '.join({'torch', 'numpy'} & set(sys.modules)) or 0)\n"
     )
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
+    done = run_python(code)
     assert done.returncode == 0, done.stderr
