@@ -1,0 +1,165 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) of a model's linear layers.
+
+An adapter adds `scale * B A x` to the output of each linear layer that it names. It works through
+forward hooks, while `active` is entered: the model's weights never change, and whatever runs outside
+gets the bare model. Folders are those that the peft library writes: `adapter_config.json` and
+`adapter_model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from esa_cli.errors import ModelError
+from esa_cli.system.files import replacing
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft writes before a module's name in the causal language model."""
+
+
+class LoraAdapter:
+    """The matrices A (r, in) and B (out, r) of some linear layers of one model.
+
+    Args:
+        model: a causal language model of transformers. matrices: (A, B) by the layer's name in
+            `model`. scale: factor of `B A`, alpha / r in the paper.
+
+    Raises:
+        ModelError: the model has no such layer, or one of another size.
+    """
+
+    def __init__(
+        self, model: nn.Module, matrices: Mapping[str, tuple[Tensor, Tensor]], scale: float
+    ) -> None:
+        self.matrices, self.scale = dict(matrices), scale
+        layers = dict(model.named_modules())
+        self._layers: dict[str, nn.Linear] = {}
+        for name, (a, b) in self.matrices.items():
+            layer = layers.get(name)
+            if not isinstance(layer, nn.Linear) or (a.shape[1], b.shape[0]) != (
+                layer.in_features,
+                layer.out_features,
+            ):
+                raise ModelError(
+                    f"the adapter is of another model: it has matrices for {name}",
+                    "use the adapter that was trained for this model, or --no-adapter",
+                )
+            self._layers[name] = layer
+
+    @classmethod
+    def new(cls, model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
+        """An adapter of all linear layers but the output layer; it changes nothing until trained."""
+        generator = torch.Generator().manual_seed(seed)
+        matrices = {}
+        output = model.get_output_embeddings()
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Linear) and layer is not output:
+                a = torch.rand(rank, layer.in_features, generator=generator) * 2 - 1
+                b = torch.zeros(layer.out_features, rank)
+                matrices[name] = (
+                    nn.Parameter(a / math.sqrt(layer.in_features)), nn.Parameter(b)
+                )  # fmt: skip
+        return cls(model, matrices, alpha / rank)
+
+    @classmethod
+    def load(cls, folder: Path, model: nn.Module) -> LoraAdapter:
+        """Reads an adapter from its folder.
+
+        Raises:
+            ModelError: the folder has none, it is damaged, of a kind not supported (bias, DoRA,
+                rank patterns), or of another model.
+        """
+        try:
+            config = json.loads((folder / CONFIG).read_text("utf-8"))
+            tensors = load_file(folder / WEIGHTS)
+            scale = _scale(config)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise ModelError(
+                f"no adapter can be read from {folder}: {error}", "use --no-adapter"
+            ) from error
+        matrices = {}
+        for name in tensors:
+            if name.endswith(".lora_A.weight"):
+                other = tensors.get(name.replace("lora_A", "lora_B"))
+                if other is None:
+                    raise ModelError(f"the adapter {folder} lacks {name}'s other half", "")
+                short = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+                matrices[short] = (tensors[name], other)
+        if 2 * len(matrices) != len(tensors):
+            raise ModelError(
+                f"the adapter {folder} changes more than linear layers",
+                "train one with `esa train-reader`",
+            )
+        return cls(model, matrices, scale)
+
+    def save(self, folder: Path, base: str) -> None:
+        """Writes the adapter as peft does. base: what names the model in its configuration."""
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = next(iter(self.matrices.values()))[0].shape[0]
+        config = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
+            "r": rank, "lora_alpha": self.scale * rank, "bias": "none", "use_dora": False,
+            "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
+        }  # fmt: skip
+        tensors = {}
+        for name, (a, b) in self.matrices.items():
+            for half, matrix in (("A", a), ("B", b)):
+                key = f"{PREFIX}{name}.lora_{half}.weight"
+                tensors[key] = matrix.detach().to(torch.bfloat16).contiguous()
+        with replacing(folder / WEIGHTS) as path:
+            save_file(tensors, path, metadata={"format": "pt"})
+        with replacing(folder / CONFIG) as path:
+            path.write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+
+    def parameters(self) -> list[Tensor]:
+        """All matrices, to train."""
+        return [matrix for pair in self.matrices.values() for matrix in pair]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The model's linear layers give their adapted outputs until the block ends."""
+        handles = [
+            layer.register_forward_hook(self._hook(name)) for name, layer in self._layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def to(self, like: Tensor) -> LoraAdapter:
+        """Moves the matrices to a tensor's device and type, for running."""
+        self.matrices = {
+            name: (a.to(like.device, like.dtype), b.to(like.device, like.dtype))
+            for name, (a, b) in self.matrices.items()
+        }
+        return self
+
+    def _hook(self, name: str) -> Any:
+        def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            a, b = self.matrices[name]
+            x = inputs[0]
+            return output + (x @ a.to(x.dtype).T) @ (b.to(x.dtype) * self.scale).T
+
+        return add
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    """alpha / r of an adapter's configuration. Raises ValueError for a kind that is not LoRA."""
+    if config["peft_type"] != "LORA" or config.get("bias", "none") != "none":
+        raise ValueError("it is not a LoRA adapter without bias")
+    if config.get("use_dora") or config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise ValueError("DoRA and patterns of ranks are not supported")
+    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

@@ -1,0 +1,119 @@
+"""LoRA adapters: changes while active, nothing afterwards, and folders as peft writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ModelFactory
+from safetensors.torch import load_file, save_file
+
+from esa_cli.errors import ModelError
+from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+
+
+@pytest.fixture
+def model(make_model: ModelFactory) -> Any:
+    return make_model("llama")
+
+
+def random_adapter(model: Any) -> LoraAdapter:
+    adapter = LoraAdapter.new(model, rank=3, alpha=6, seed=1)
+    torch.manual_seed(2)
+    for _, b in adapter.matrices.values():
+        b.data.normal_(std=0.1)
+    return adapter
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(12)[None]).logits
+
+
+def test_a_new_adapter_changes_nothing(model: Any) -> None:
+    before, adapter = logits(model), LoraAdapter.new(model, rank=2, alpha=4)
+    with adapter.active():
+        assert torch.equal(logits(model), before)
+
+
+def test_active_equals_merged_weights_and_leaves_the_model_as_it_was(model: Any) -> None:
+    before, adapter = logits(model), random_adapter(model)
+    with adapter.active():
+        adapted = logits(model)
+    assert torch.equal(logits(model), before)
+    layers = dict(model.named_modules())
+    with torch.no_grad():
+        for name, (a, b) in adapter.matrices.items():
+            layers[name].weight += adapter.scale * b @ a
+    assert not torch.allclose(adapted, before, atol=1e-3)
+    torch.testing.assert_close(logits(model), adapted, atol=1e-4, rtol=1e-4)
+
+
+def test_hooks_end_with_an_exception(model: Any) -> None:
+    before = logits(model)
+    with pytest.raises(KeyError), random_adapter(model).active():
+        raise KeyError
+    assert torch.equal(logits(model), before)
+
+
+def test_all_linear_layers_but_the_output(model: Any) -> None:
+    names = {name.rsplit(".", 1)[-1] for name in LoraAdapter.new(model, 2, 4).matrices}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_folder_round_trip(model: Any, tmp_path: Path) -> None:
+    adapter = random_adapter(model)
+    adapter.save(tmp_path, "a/model")
+    again = LoraAdapter.load(tmp_path, model)
+    assert again.scale == adapter.scale
+    for name, (a, b) in adapter.matrices.items():
+        torch.testing.assert_close(again.matrices[name][0].float(), a.data, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(again.matrices[name][1].float(), b.data, atol=1e-2, rtol=1e-2)
+    assert json.loads((tmp_path / CONFIG).read_text("utf-8"))["base_model_name_or_path"] == "a/model"
+    assert all(key.startswith("base_model.model.model.") for key in load_file(tmp_path / WEIGHTS))
+
+
+def test_another_models_adapter_is_refused(make_model: ModelFactory, tmp_path: Path) -> None:
+    random_adapter(make_model("llama")).save(tmp_path, "")
+    with pytest.raises(ModelError, match="another model"):
+        LoraAdapter.load(tmp_path, torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "change", [{"peft_type": "IA3"}, {"bias": "all"}, {"use_dora": True}, {"r": None}]
+)
+def test_other_kinds_are_refused(model: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    random_adapter(model).save(tmp_path, "")
+    config = json.loads((tmp_path / CONFIG).read_text("utf-8")) | change
+    (tmp_path / CONFIG).write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ModelError, match="no adapter can be read"):
+        LoraAdapter.load(tmp_path, model)
+
+
+def test_missing_folder_and_torn_weights(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no adapter can be read"):
+        LoraAdapter.load(tmp_path / "none", model)
+    random_adapter(model).save(tmp_path, "")
+    (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:100])
+    with pytest.raises(ModelError, match="no adapter can be read"):
+        LoraAdapter.load(tmp_path, model)
+
+
+def test_other_tensors_are_refused(model: Any, tmp_path: Path) -> None:
+    random_adapter(model).save(tmp_path, "")
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file({**tensors, "base_model.model.lm_head.weight": torch.ones(2)}, tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match="more than linear layers"):
+        LoraAdapter.load(tmp_path, model)
+
+
+def test_an_adapter_without_one_half_is_refused(model: Any, tmp_path: Path) -> None:
+    random_adapter(model).save(tmp_path, "")
+    tensors = load_file(tmp_path / WEIGHTS)
+    del tensors[next(key for key in tensors if "lora_B" in key)]
+    save_file(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(ModelError, match="other half"):
+        LoraAdapter.load(tmp_path, model)
