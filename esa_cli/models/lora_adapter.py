@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) of a model's linear layers.
 
 An adapter adds `scale * B A x` to the output of each linear layer that it names. It works through
-forward hooks, while `active` is entered: the model's weights never change, and whatever runs outside
-gets the bare model. Folders are those that the peft library writes: `adapter_config.json` and
-`adapter_model.safetensors`.
+forward hooks, while `active` is entered: the model's weights never change, and whatever runs
+outside gets the bare model. Folders are those that the peft library writes: `adapter_config.json`
+and `adapter_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LoraAdapter:
 
     @classmethod
     def new(cls, model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
-        """An adapter of all linear layers but the output layer; it changes nothing until trained."""
+        """An adapter of all linear layers but the output; it changes nothing until trained."""
         generator = torch.Generator().manual_seed(seed)
         matrices = {}
         output = model.get_output_embeddings()

@@ -72,7 +72,9 @@ def test_folder_round_trip(model: Any, tmp_path: Path) -> None:
     for name, (a, b) in adapter.matrices.items():
         torch.testing.assert_close(again.matrices[name][0].float(), a.data, atol=1e-2, rtol=1e-2)
         torch.testing.assert_close(again.matrices[name][1].float(), b.data, atol=1e-2, rtol=1e-2)
-    assert json.loads((tmp_path / CONFIG).read_text("utf-8"))["base_model_name_or_path"] == "a/model"
+    assert (
+        json.loads((tmp_path / CONFIG).read_text("utf-8"))["base_model_name_or_path"] == "a/model"
+    )
     assert all(key.startswith("base_model.model.model.") for key in load_file(tmp_path / WEIGHTS))
 
 

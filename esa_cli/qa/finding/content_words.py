@@ -1,0 +1,119 @@
+"""Content words of a text as stems, for lexical scores.
+
+English stop words are left out. Scripts without spaces between words (Chinese, Japanese, Thai) give
+pairs of adjacent characters.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import snowballstemmer
+
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]+")
+STOP_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "but",
+        "by",
+        "for",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "no",
+        "not",
+        "of",
+        "on",
+        "or",
+        "such",
+        "that",
+        "the",
+        "their",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "was",
+        "will",
+        "with",
+        "what",
+        "which",
+        "who",
+        "whom",
+        "whose",
+        "when",
+        "where",
+        "why",
+        "how",
+        "do",
+        "does",
+        "did",
+        "has",
+        "have",
+        "had",
+        "he",
+        "she",
+        "his",
+        "her",
+        "him",
+        "its",
+        "i",
+        "you",
+        "your",
+        "my",
+        "me",
+        "our",
+        "we",
+        "us",
+        "were",
+        "been",
+        "being",
+        "from",
+        "about",
+        "can",
+        "could",
+        "would",
+        "should",
+        "may",
+        "might",
+        "must",
+        "than",
+        "so",
+    ]
+)
+_STEMMER = snowballstemmer.stemmer("english")
+
+
+@lru_cache(maxsize=1 << 17)
+def stem(word: str) -> str:
+    """The stem of a word in lower case, by the English Snowball stemmer."""
+    return str(_STEMMER.stemWord(word))
+
+
+def content_words(text: str) -> list[str]:
+    """Stems of the words of `text` in their order, without stop words."""
+    out: list[str] = []
+    for found in WORD.finditer(text.lower()):
+        word = found[0]
+        if SPACELESS.search(word):
+            for run in SPACELESS.split(word):
+                if run:
+                    out.append(stem(run))
+            for match in SPACELESS.finditer(word):
+                run = match[0]
+                out += [run[i : i + 2] for i in range(max(1, len(run) - 1))]
+        elif word not in STOP_WORDS:
+            out.append(stem(word))
+    return out

@@ -1,0 +1,65 @@
+"""A text as overlapping windows of whole sentences: the unit that is ranked and read again.
+
+A window has about `words` words, at least one sentence, and begins about half a window after the one
+before. Windows cross paragraphs: dialogue has paragraphs of a few words.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from esa_cli.documents.sentences import cuts
+
+PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """Characters [start, end) of a text, and its sentences [first, last) there."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Characters [start, end) of the sentences and lines of `text`, in order."""
+    out: list[tuple[int, int]] = []
+    for paragraph in PARAGRAPH.finditer(text):
+        start = paragraph.start()
+        for end in cuts(text, start, paragraph.end()):
+            while start < end and text[start].isspace():
+                start += 1
+            stop = end
+            while stop > start and text[stop - 1].isspace():
+                stop -= 1
+            if start < stop:
+                out.append((start, stop))
+            start = end
+    return out
+
+
+def sentence_windows(
+    spans: list[tuple[int, int]], counts: list[int], words: int
+) -> list[TextWindow]:
+    """Windows of about `words` words over the sentences `spans` with `counts` words each."""
+    out: list[TextWindow] = []
+    first = 0
+    while first < len(spans):
+        last, total = first, 0
+        while last < len(spans) and total < words:
+            if total and total + counts[last] > 1.25 * words:
+                break
+            total += counts[last]
+            last += 1
+        out.append(TextWindow(spans[first][0], spans[last - 1][1], first, last))
+        if last >= len(spans):
+            break
+        half, following = 0, first
+        while following < last and half < total / 2:
+            half += counts[following]
+            following += 1
+        first = max(first + 1, following)
+    return out

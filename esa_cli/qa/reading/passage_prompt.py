@@ -1,0 +1,58 @@
+"""The prompt in which a model reads one passage again, with the question, to quote the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from esa_cli.errors import PresetError
+
+FIELDS = ("{passage}", "{question}")
+
+
+def one_line(text: str) -> str:
+    """The text with each run of white space as one space: line breaks of a page mean nothing."""
+    return " ".join(text.split())
+
+
+class PassagePrompt:
+    """Token ids of a passage with a question, and of the answers that may follow.
+
+    Args:
+        tokenizer: of transformers. template: text with {passage} and {question}, up to where the
+            answer begins. unanswered: what the model answers when the passage does not say.
+
+    Raises:
+        PresetError: the template lacks a field.
+    """
+
+    def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
+        for field in FIELDS:
+            if field not in template:
+                raise PresetError(
+                    f"answer.prompt must have {field}, got {template!r}", "see `esa presets show`"
+                )
+        self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
+        self.unanswered_ids = self.answer_ids(unanswered)
+        self.line_end = self._encode("\n")
+
+    def ids(self, question: str, passage: str) -> list[int]:
+        """The prompt up to where the answer begins."""
+        pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
+        parts = re.split(r"(\{passage\}|\{question\})", self.template)
+        return self._encode("".join(pieces.get(part, part) for part in parts))
+
+    def answer_ids(self, answer: str) -> list[int]:
+        """An answer as the model gives it: after a space, ended by a line end."""
+        return self._encode(f" {one_line(answer)}\n")
+
+    def texts(self, ids: Sequence[int]) -> str:
+        """The text of some token ids."""
+        return str(self.tokenizer.decode(list(ids)))
+
+    def _encode(self, text: str) -> list[int]:
+        out = self.tokenizer(
+            text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        return list(out["input_ids"])
