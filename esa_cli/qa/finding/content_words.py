@@ -13,86 +13,13 @@ import snowballstemmer
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]+")
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "but",
-        "by",
-        "for",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "no",
-        "not",
-        "of",
-        "on",
-        "or",
-        "such",
-        "that",
-        "the",
-        "their",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "to",
-        "was",
-        "will",
-        "with",
-        "what",
-        "which",
-        "who",
-        "whom",
-        "whose",
-        "when",
-        "where",
-        "why",
-        "how",
-        "do",
-        "does",
-        "did",
-        "has",
-        "have",
-        "had",
-        "he",
-        "she",
-        "his",
-        "her",
-        "him",
-        "its",
-        "i",
-        "you",
-        "your",
-        "my",
-        "me",
-        "our",
-        "we",
-        "us",
-        "were",
-        "been",
-        "being",
-        "from",
-        "about",
-        "can",
-        "could",
-        "would",
-        "should",
-        "may",
-        "might",
-        "must",
-        "than",
-        "so",
-    ]
-)
+_ENGLISH = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there
+these they this to was will with what which who whom whose when where why how do does did has have
+had he she his her him its i you your my me our we us were been being from about can could would
+should may might must than so
+"""
+STOP_WORDS = frozenset(_ENGLISH.split())
 _STEMMER = snowballstemmer.stemmer("english")
 
 

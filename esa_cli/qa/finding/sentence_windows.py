@@ -1,7 +1,7 @@
 """A text as overlapping windows of whole sentences: the unit that is ranked and read again.
 
-A window has about `words` words, at least one sentence, and begins about half a window after the one
-before. Windows cross paragraphs: dialogue has paragraphs of a few words.
+A window has about `words` words, at least one sentence, and begins about half a window after the
+one before. Windows cross paragraphs: dialogue has paragraphs of a few words.
 """
 
 from __future__ import annotations
