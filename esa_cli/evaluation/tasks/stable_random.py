@@ -18,6 +18,10 @@ class StableRandom:
     def __init__(self, *seeds: str | int) -> None:
         self._random = random.Random(" ".join(str(part) for part in seeds))
 
+    def unit(self) -> float:
+        """A number from 0 to below 1."""
+        return self._random.random()
+
     def below(self, n: int) -> int:
         """A whole number from 0 to n - 1."""
         return int(self._random.random() * n)

@@ -1,0 +1,141 @@
+"""Examples for the reader: one question with one passage, and the answer or that it has none.
+
+Right passages are windows of whole sentences around the answer, of random length. Passages without
+the answer are those of questions that the text does not tell, and the windows that BM25 returns
+for a question although they do not contain its answer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from esa_cli.evaluation.reader_training.training_pairs import AnswerPair, Span, TrainingText
+from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.qa.finding.lexical_index import LexicalIndex
+from esa_cli.qa.finding.sentence_windows import sentence_spans
+from esa_cli.qa.reading.passage_prompt import one_line
+
+WORDS = (25, 105)
+"""Fewest and most words of a window around an answer; it ends with the sentence."""
+ABSENT_WORDS = (50, 110)
+"""Of a window around the passage of a question that the text does not answer."""
+LONGEST = 1000
+"""Characters of a window at most."""
+WRONG = 8
+"""Windows of BM25 that wrong ones are drawn from, the best more often."""
+DECAY = 0.7
+"""Rate of that exponential draw."""
+
+
+@dataclass(frozen=True)
+class ReaderExample:
+    """A question and a passage, with the answer's words or None.
+
+    `source`: pair, absent, wrong (a window of BM25) or cloze.
+    """
+
+    question: str
+    passage: str
+    answer: str | None
+    source: str
+
+
+class ExampleText:
+    """A training text with its sentences, from which examples are drawn."""
+
+    def __init__(self, text: TrainingText) -> None:
+        self.name, self.text, self.pairs = text.name, text.text, text.pairs
+        self.spans = sentence_spans(self.text)
+        self.counts = [len(self.text[a:b].split()) for a, b in self.spans]
+        self._starts = [start for start, _ in self.spans]
+        self._wrong: dict[AnswerPair, list[str]] = {}
+
+    @cached_property
+    def sentences(self) -> tuple[int, int]:
+        """[first, last) of the sentences between the first and the last pair's passage: what is
+        outside may be a licence, which is much alike in all books."""
+        start = min(pair.passage[0] for pair in self.pairs)
+        end = max(pair.passage[1] for pair in self.pairs)
+        first = max(0, bisect_right(self._starts, start) - 1)
+        return first, max(first + 1, bisect_left(self._starts, end))
+
+    @cached_property
+    def index(self) -> LexicalIndex:
+        return LexicalIndex([self.text])
+
+    def examples(self, rng: StableRandom, wrong: float) -> Iterator[ReaderExample]:
+        """One of each pair, and with the probability `wrong` one of a wrong window."""
+        for pair in self.pairs:
+            example = self.right(pair, rng) if pair.answer else self.absent(pair, rng)
+            if example is not None:
+                yield example
+            if pair.answer and rng.unit() < wrong and (windows := self.wrong_windows(pair)):
+                place = int(-math.log(1 - rng.unit()) / DECAY)
+                window = windows[min(place, len(windows) - 1)]
+                yield ReaderExample(pair.question, window, None, "wrong")
+
+    def right(self, pair: AnswerPair, rng: StableRandom) -> ReaderExample | None:
+        """The question with a window around its answer; None where that is too long."""
+        assert pair.answer is not None
+        start, end = self.around(pair.answer, WORDS, rng)
+        if end - start > LONGEST:
+            return None
+        answer = one_line(self.text[slice(*pair.answer)])
+        return ReaderExample(pair.question, one_line(self.text[start:end]), answer, "pair")
+
+    def absent(self, pair: AnswerPair, rng: StableRandom) -> ReaderExample | None:
+        """A question that its passage does not answer, with that or with a window around it."""
+        start, end = pair.passage
+        if rng.unit() < 0.5:
+            middle = (start + end) // 2
+            start, end = self.around((middle, middle + 1), ABSENT_WORDS, rng)
+        if end - start > LONGEST:
+            return None
+        return ReaderExample(pair.question, one_line(self.text[start:end]), None, "absent")
+
+    def around(self, span: Span, words: tuple[int, int], rng: StableRandom) -> Span:
+        """Characters of a run of sentences that contains `span`, with a random number of words."""
+        first = max(0, bisect_right(self._starts, span[0]) - 1)
+        last = max(first, bisect_left(self._starts, span[1]) - 1)
+        wanted = words[0] + rng.below(words[1] - words[0] + 1)
+        total = sum(self.counts[first : last + 1])
+        while total < wanted:
+            before = rng.unit() < 0.5
+            if before and first > 0:
+                first -= 1
+                total += self.counts[first]
+            elif not before and last + 1 < len(self.spans):
+                last += 1
+                total += self.counts[last]
+            else:
+                break
+        return min(self.spans[first][0], span[0]), max(self.spans[last][1], span[1])
+
+    def wrong_windows(self, pair: AnswerPair) -> list[str]:
+        """BM25's best windows for the question that contain neither its answer nor its passage."""
+        if pair not in self._wrong:
+            self._wrong[pair] = list(self._find_wrong(pair))
+        return self._wrong[pair]
+
+    def _find_wrong(self, pair: AnswerPair) -> Iterator[str]:
+        assert pair.answer is not None
+        answer = one_line(self.text[slice(*pair.answer)])
+        telling = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
+        taken: list[Span] = [pair.passage]
+        scores = self.index.scores(pair.question)
+        best = scores.argsort(descending=True, stable=True)
+        for place in best[: 8 * WRONG].tolist():
+            window = self.index.windows[place]
+            if any(window.start < end and start < window.end for start, end in taken):
+                continue
+            taken.append((window.start, window.end))
+            text = one_line(self.text[window.start : window.end])
+            if not telling.search(text):
+                yield text
+            if len(taken) > WRONG:
+                return

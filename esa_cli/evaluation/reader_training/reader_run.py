@@ -1,0 +1,218 @@
+"""One training from the folders of pairs and texts to the adapter, in a folder of its own.
+
+The folder gets `adapter_config.json` and `adapter_model.safetensors`, as peft writes them, and
+`training.json`: the settings, the data's digests and the scores. Until it is finished it has a
+checkpoint, from which it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
+
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.evaluation.reader_training.example_batches import ExampleBatches
+from esa_cli.evaluation.reader_training.reader_examples import ExampleText
+from esa_cli.evaluation.reader_training.reader_scores import ReaderScorer, ReaderScores
+from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
+from esa_cli.evaluation.reader_training.training_checkpoint import (
+    FILE,
+    load_checkpoint,
+    save_checkpoint,
+)
+from esa_cli.evaluation.reader_training.training_pairs import TrainingText
+from esa_cli.models.load import LoadedModel
+from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.qa.reading.passage_prompt import PassagePrompt
+from esa_cli.system.files import only_writer, write_whole, writing_errors
+from esa_cli.version import __version__
+
+RECORD = "training.json"
+CHECKPOINT_S = 180.0
+"""Seconds between checkpoints."""
+OTHER = "name a folder that you may write to"
+
+
+class RunEvents(Protocol):
+    """What a training reports while it runs."""
+
+    def preparing(self, done: int, total: int) -> None:
+        """Pairs whose wrong windows are found."""
+
+    def step(self, trainer: ReaderTrainer) -> None: ...
+
+    def scoring(self, text: str, done: int, total: int) -> None: ...
+
+    def scored(self, scores: Sequence[ReaderScores], examples: int) -> None: ...
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuses a folder before anything is loaded.
+
+    Raises:
+        UsageError: it has a training and `resume` is False, or none and it is True.
+    """
+    checkpoint = (folder / FILE).is_file()
+    if resume and not checkpoint:
+        raise UsageError(
+            f"--out must have a checkpoint to resume, got {folder}", "begin without it"
+        )
+    if not resume and (checkpoint or any((folder / name).exists() for name in (CONFIG, WEIGHTS))):
+        hint = "add --resume, or name another folder" if checkpoint else "name another folder"
+        raise UsageError(f"--out must have no adapter yet, got {folder}", hint)
+
+
+@dataclass(frozen=True)
+class ReaderRun:
+    """A model, what it is trained on, and where the adapter goes.
+
+    Args:
+        every: minutes of training after which held-out texts are scored, None only at the end.
+    """
+
+    loaded: LoadedModel
+    prompt: PassagePrompt
+    texts: Sequence[TrainingText]
+    held_out: Sequence[TrainingText]
+    folder: Path
+    settings: ReaderTrainingSettings
+    every: float | None = None
+
+    def run(self, events: RunEvents, resume: bool = False) -> dict[str, Any]:
+        """Trains, scores and writes; returns what `training.json` has.
+
+        Raises:
+            KeyboardInterrupt: the checkpoint has all steps so far.
+            UsageError, DocumentError, ResourceError: as the checkpoint, the trainer and files.
+        """
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with only_writer(self.folder / FILE):
+            check_folder(self.folder, resume)
+            kept, held_out = self._prepare(events)
+            trainer = self._trainer(kept)
+            if resume:
+                trainer.state = load_checkpoint(
+                    self.folder, trainer.adapter, trainer.optimiser, self._fixed()
+                )
+            with trainer.prepared():
+                self._train(trainer, held_out, events)
+            return self._finish(trainer)
+
+    def _prepare(self, events: RunEvents) -> tuple[list[ExampleText], list[ExampleText]]:
+        """The texts with their windows, wrong ones found."""
+        kept = [ExampleText(text) for text in self.texts]
+        held_out = [ExampleText(text) for text in self.held_out]
+        total = sum(len(text.pairs) for text in (*kept, *held_out))
+        done = 0
+        for text in (*kept, *held_out):
+            for pair in text.pairs:
+                if pair.answer:
+                    text.wrong_windows(pair)
+                done += 1
+                events.preparing(done, total)
+        return kept, held_out
+
+    def _trainer(self, texts: Sequence[ExampleText]) -> ReaderTrainer:
+        settings = self.settings
+        batches = ExampleBatches(
+            texts, self.prompt, batch=settings.batch, seed=settings.seed, wrong=settings.wrong,
+            cloze=settings.cloze, longest=settings.longest,
+        )  # fmt: skip
+        return ReaderTrainer(self.loaded.model, batches, settings)
+
+    def _train(
+        self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: RunEvents
+    ) -> None:
+        saved, scored = time.monotonic(), trainer.state.seconds
+
+        def after_step(trainer: ReaderTrainer) -> None:
+            nonlocal saved, scored
+            events.step(trainer)
+            seconds = trainer.state.seconds
+            if self.every is not None and seconds - scored >= 60 * self.every:
+                scored = seconds
+                self._score(trainer, held_out, events)
+            if time.monotonic() - saved >= CHECKPOINT_S:
+                self._save(trainer)
+                saved = time.monotonic()
+
+        try:
+            trainer.train(after_step)
+        except KeyboardInterrupt:
+            if trainer.whole and trainer.state.steps:
+                self._save(trainer)
+            raise
+        self._save(trainer)
+        with self._writing():
+            trainer.adapter.save(self.folder, self.loaded.ref)
+        self._score(trainer, held_out, events)
+
+    def _save(self, trainer: ReaderTrainer) -> None:
+        save_checkpoint(
+            self.folder, trainer.adapter, trainer.optimiser, trainer.state, self._fixed()
+        )
+
+    def _score(
+        self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: RunEvents
+    ) -> None:
+        state = trainer.state
+        if not held_out or (state.scores and state.scores[-1]["examples"] == state.examples):
+            return
+        settings = self.settings
+        scorer = ReaderScorer(self.loaded.model, self.prompt, 2 * settings.batch, settings.longest)
+        found = [scorer.score(text, partial(events.scoring, text.name)) for text in held_out]
+        state.scores.append(
+            {"examples": state.examples, "texts": [asdict(scores) for scores in found]}
+        )
+        events.scored(found, state.examples)
+
+    def _fixed(self) -> dict[str, Any]:
+        """What a training that goes on must have in common; the budget may change."""
+        settings = asdict(self.settings)
+        del settings["minutes"], settings["examples"]
+        return {
+            **settings,
+            "model": self.loaded.ref,
+            "prompt": self.prompt.template,
+            "unanswered": self.prompt.unanswered,
+            "texts": {text.name: text.digest for text in self.texts},
+            "held_out": {text.name: text.digest for text in self.held_out},
+        }
+
+    def _finish(self, trainer: ReaderTrainer) -> dict[str, Any]:
+        state = trainer.state
+        record = {
+            "esa": __version__,
+            **self._fixed(),
+            "dtype": str(self.loaded.dtype).removeprefix("torch."),
+            "device": self.loaded.device.type,
+            "minutes": self.settings.minutes if self.settings.examples is None else None,
+            "pairs": sum(len(text.pairs) for text in self.texts),
+            "epochs": state.epoch,
+            "steps": state.steps,
+            "examples": state.examples,
+            "counts": dict(sorted(state.counts.items())),
+            "left_out": trainer.batches.left_out,
+            "seconds": round(state.seconds, 1),
+            "losses": {name: round(loss, 4) for name, loss in sorted(state.losses.items())},
+            "scores": state.scores,
+        }
+        with self._writing():
+            write_whole(self.folder / RECORD, json.dumps(record, indent=1) + "\n")
+            (self.folder / FILE).unlink(missing_ok=True)
+        return record
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing_errors(
+            self.folder, "free some space; --resume goes on", OTHER,
+            also=SafetensorError, failed=DocumentError,
+        )  # fmt: skip
