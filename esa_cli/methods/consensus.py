@@ -165,6 +165,9 @@ class Consensus(Selector):
         layer_scores = turn.layer_scores if turn else {}
         return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
+    def survey_scores(self, turn: ConsensusTurn | None) -> LayerScores | None:
+        return turn.surveyed if turn else None
+
     def _best(self, scores: Tensor, budget: int) -> Tensor:
         if self.passage:
             return best_windows(scores, budget, self.passage, self.share)

@@ -14,7 +14,8 @@ models can be attached at once. `_ATTACHED` has weak references: dropping a mode
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
@@ -90,9 +91,8 @@ class Attachment:
         self._attention: Attention | None = None
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
-        configs = copy_configs(model)
-        # Also when the attachment is dropped without `detach`.
-        self._restore = finalize(self, restore, self.body, rotary, configs)
+        self._bare = rotary, (configs := copy_configs(model))
+        self._restore = finalize(self, restore, self.body, rotary, configs)  # if not detached
         self._restore.atexit = False
         model.set_attn_implementation(NAME)
         self.body.rotary_emb = _StartOfForward(self)
@@ -107,7 +107,7 @@ class Attachment:
 
     @property
     def attached(self) -> bool:
-        """True if the model runs the method: until `detach`."""
+        """Whether the model runs the method: until `detach`."""
         return self._restore.alive
 
     def attention(self, method: Method) -> Attention:
@@ -117,12 +117,19 @@ class Attachment:
         return self._attention
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
-        """An empty cache for `model(...)` or `model.generate(...)`.
-
-        Args:
-            store: makes each layer's store; by default on the model's device.
-        """
+        """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
         return EsaCache(self.forward_pass, self.method, len(self._modules), store)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The bare model until the block ends; caches of this attachment keep their rows."""
+        rotary, configs = self._bare
+        own = self.body.rotary_emb, [(module, module.config) for module, _ in configs]
+        restore(self.body, rotary, configs)
+        try:
+            yield
+        finally:
+            restore(self.body, *own)
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""
@@ -182,8 +189,7 @@ def attach(model: PreTrainedModel, method: Method) -> Attachment:
 def copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
     """Replaces modules' configurations by copies; returns the modules with the originals.
 
-    Modules may share a configuration, also with other models. Those without a setting of attention
-    keep theirs.
+    Modules may share a configuration, also with other models; only one about attention is copied.
     """
     modules: Sequence[Any] = list(model.modules())
     found = [

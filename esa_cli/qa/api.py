@@ -25,12 +25,13 @@ from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.evidence import rests_on
 from esa_cli.qa.ingest import DocumentIngest
-from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import Reply, Turn
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.session import Session
+from esa_cli.qa.text_reply import TextReplies
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
@@ -69,6 +70,8 @@ class Esa:
         self.documents = DocumentIngest(self.session, library, keep, rows, events, planner)
         self._weights: Tensor | None = None
         self._open: list[Book] = []
+        self._asked: list[Book] = []
+        self._text = TextReplies(self.session)
 
     @classmethod
     def load(
@@ -106,7 +109,7 @@ class Esa:
         planner = Planner(resolved, config, dtype=loaded.dtype, device=place, memory=memory)
         return cls(
             loaded, resolved, library=library, keep=keep, rows=rows,
-            events=_ProgressEvents(progress), planner=planner,
+            events=ProgressEvents(progress), planner=planner,
         )  # fmt: skip
 
     def __enter__(self) -> Esa:
@@ -181,8 +184,17 @@ class Esa:
                 "one document at a time",
                 "ask about one document, or with another selector",
             )
-        self._use(books)
         session = self.session
+        if self.preset.answer.source == "text":
+            placed = self.placed(books)
+            reply, self._weights = self._text.ask(
+                question, placed, lambda: self._use(books), history=history,
+                max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p,
+                evidence=evidence, on_text=on_text,
+            )  # fmt: skip
+            self._asked = books
+            return reply
+        self._use(books)
         weights = AttentionWeights(session.layers, session.document_tokens)
         answer = session.ask(
             question,
@@ -194,7 +206,7 @@ class Esa:
             on_text=on_text,
             trace=weights,
         )
-        self._weights = weights.weights
+        self._weights, self._asked = weights.weights, books
         passages, found = rests_on(weights, self.placed(books), evidence)
         return Reply(
             answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
@@ -206,7 +218,7 @@ class Esa:
         from esa_cli.qa.evidence_page import evidence_page
 
         books = distinct(books)
-        if self._weights is None or [id(book) for book in books] != [id(b) for b in self._open]:
+        if self._weights is None or [id(book) for book in books] != [id(b) for b in self._asked]:
             raise UsageError("a report is of the last answer", "ask about these books first")
         return evidence_page(reply, question, self.placed(books), self._weights)
 
@@ -222,14 +234,3 @@ class Esa:
     def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
         """These books, each with its place in the cache of a question about them."""
         return place_books(books)
-
-
-class _ProgressEvents(IngestEvents):
-    """Hands the progress of all ingests to a function."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-
-    def progress(self, done: int, total: int) -> None:
-        if self._progress:
-            self._progress(done, total)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.books import Book
+    from esa_cli.system.progress import Progress
 
 
 class IngestEvents:
@@ -32,3 +33,14 @@ class IngestEvents:
 
     def finished(self) -> None:
         """Reading or waiting has ended, with a book or with an exception."""
+
+
+class ProgressEvents(IngestEvents):
+    """Hands the progress of all ingests to a function."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    def progress(self, done: int, total: int) -> None:
+        if self._progress:
+            self._progress(done, total)

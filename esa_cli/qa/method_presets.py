@@ -34,8 +34,10 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     load_installed()
     found = recipes.find(name)
     settings = _given(found, base_of(preset, length))
-    # What is published sees the last tokens before the current ones, whatever a preset does.
-    plain = merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}})
+    # What is published sees the last tokens before the current ones, whatever a preset does, and
+    # answers from the rows it selects.
+    over = {"window": {"ending": None}, "answer": {"from": "rows"}}
+    plain = merge(preset.model_dump(exclude={"name"}), over)
     laid = merge(plain, settings)
     if found.full or laid["selector"]["name"] == "full":
         # Read by I and L alone, the text's keys would know nothing of what came before.

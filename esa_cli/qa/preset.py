@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods.part_registry import KINDS
+from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import dump_yaml, load_yaml
@@ -79,6 +80,7 @@ class Preset(_Strict):
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
     prompt: Prompt = Prompt()
+    answer: AnswerSettings = AnswerSettings()
     generation: Generation = Generation()
 
 
@@ -104,10 +106,13 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`merge` of two presets; `score.heads` of one model are not taken over to another model."""
+    """`merge` of two presets; `score.heads` and `answer` of one model are not taken over to another
+    model."""
     out = merge(base, over)
     own = over.get("score")
     elsewhere = "model" in over and "model" in base and over["model"] != base["model"]
+    if elsewhere and "answer" in base:
+        out["answer"] = dict(over.get("answer") or {})
     if elsewhere and isinstance(out.get("score"), dict) and "heads" not in (own or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
     return out

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
@@ -108,7 +109,7 @@ class Session(Prefill):
             PresetError: the method scores by another compressor than that of the prefill.
         """
         self._check_prefilled()
-        tokens, heat, nucleus = self._sampling(max_new_tokens, temperature, top_p)
+        tokens, heat, nucleus = self.sampling(max_new_tokens, temperature, top_p)
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, tokens)
         if seed is not None:
@@ -138,6 +139,33 @@ class Session(Prefill):
             cut=streamer.count >= tokens and streamer.last not in end_ids(self.model),
         )
 
+    @torch.inference_mode()
+    def survey(self, question: str) -> Tensor | None:
+        """Scores (N,) of the cached tokens by the survey pass alone, on the processor; None for
+        selectors without one, and where everything is in view.
+
+        Raises:
+            UsageError: as `ask`.
+        """
+        self._check_prefilled()
+        length = len(self._ids)
+        asked = EncodedQuestion.of(self.prompt, question, "", (), length)
+        query = QueryState(Phase.QUESTION, turn_start=length)
+        self.cache.begin(query, self.method)
+        try:
+            query.question = asked.span
+            query.answer_start = length + len(asked.ids_before_answer)
+            self._survey(asked, query)
+            found = self.method.selector.survey_scores(query.selector)
+        finally:
+            self.cache.truncate(length)
+            self.cache.begin(QueryState())
+        if found is None:
+            return None
+        scores = torch.zeros(length)
+        scores[found.low : found.low + found.scores.shape[0]] = found.scores.float().cpu()
+        return scores
+
     def check(
         self,
         question: str,
@@ -166,7 +194,7 @@ class Session(Prefill):
             )
         check_same_fit(self._read_by, self.method)
 
-    def _sampling(
+    def sampling(
         self, most: int | None, temperature: float | None, top_p: float | None
     ) -> tuple[int, float, float]:
         """Longest answer, temperature and top_p, those of the preset for None."""

@@ -20,7 +20,8 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
     Raises:
         PresetError: it does not hold, or a file of it cannot be read.
     """
-    facts = preset.model_dump(mode="json", exclude=set(without))
+    # Rows are of answers from the rows that a method selects: `answer` does not count.
+    facts = preset.model_dump(mode="json", exclude={*without, "answer"})
     method = resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:

@@ -1,0 +1,49 @@
+"""The preset's section `answer`: whether the answer comes from stored rows or from passages that
+are found and read again as text, and how."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
+UNANSWERED = "(not told)"
+
+
+class AnswerSettings(BaseModel):
+    """How a question is answered.
+
+    Args:
+        source: `from` in a preset. `rows`: the question attends to selected rows of the prefilled
+            documents, as in the paper. `text`: the passages that are found are read again as text,
+            each alone with the question, and the most probable span of the best one is the answer.
+        form: `span`: always a quotation. `text`: free text, written from the best passages.
+            `auto`: free text for questions that ask for more than a quotation.
+        passages: that are read again. prompt: around one passage; {question} may stand twice.
+        unanswered: what the adapter was trained to answer when a passage does not tell.
+        adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
+        votes: weight of the retrieval heads' votes beside the words (BM25) in finding, in standard
+            deviations; 0: the documents' rows are not used.
+        prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
+        threshold: log-odds of the best passage below which the documents do not say; None: never.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+    source: Literal["rows", "text"] = Field(default="rows", alias="from")
+    form: Literal["auto", "span", "text"] = "auto"
+    passages: int = Field(default=16, ge=1, le=256)
+    prompt: str = PROMPT
+    unanswered: str = UNANSWERED
+    adapter: str | None = None
+    votes: float = Field(default=0.0, ge=0)
+    prior: float = Field(default=1.0, ge=0)
+    threshold: float | None = None

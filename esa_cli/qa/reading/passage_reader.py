@@ -1,0 +1,97 @@
+"""Reads passages again as plain text, each alone with the question, to quote the answer.
+
+Every passage gets the log-odds that it tells the answer: of any answer against `unanswered`, as
+the model's next token. The passages with the highest ones are asked for their most probable span.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.prompt_batch import PromptBatch
+from esa_cli.qa.reading.passage_prompt import PassagePrompt
+from esa_cli.qa.reading.span_search import most_probable_span
+
+
+@dataclass(frozen=True)
+class QuotedSpan:
+    """Characters [start, end) of passage number `passage`, and their log-probability there."""
+
+    passage: int
+    start: int
+    end: int
+    log_probability: float
+
+
+class PassageReading:
+    """Passages that have been read with one question.
+
+    `log_odds` has one number a passage: how much likelier it tells the answer than not.
+    """
+
+    def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
+        self._reader, self._lines = reader, [_Line(passage) for passage in passages]
+        prompt = reader.prompt
+        ids = [prompt.ids(question, passage) for passage in passages]
+        self._batch = PromptBatch(reader.model, ids)
+        none = self._batch.logits.log_softmax(-1)[:, prompt.unanswered_ids[0]]
+        self.log_odds: list[float] = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
+
+    def span(self, number: int) -> QuotedSpan | None:
+        """The most probable span of a passage, in its own characters; None: the model has none."""
+        line, reader = self._lines[number], self._reader
+        found = most_probable_span(
+            line.text, self._batch.logits[number], self._batch.continuation(number),
+            reader.piece, reader.prompt.line_end[0],
+        )  # fmt: skip
+        if found is None:
+            return None
+        start, end = line.original(found.start), line.original(found.end - 1) + 1
+        return QuotedSpan(number, start, end, found.log_probability)
+
+
+class PassageReader:
+    """A model with a prompt for passages, and the adapter that was trained for it, if any.
+
+    Args:
+        model: a causal language model of transformers; nothing is attached while it reads.
+    """
+
+    def __init__(self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None) -> None:
+        self.model, self.prompt = model, prompt
+        self._adapted = adapter.active if adapter else nullcontext
+        self.piece = cache(lambda token: prompt.texts([token]))
+
+    def reading(self) -> Any:
+        """Context in which `read` and the spans of its result are computed."""
+        return self._adapted()
+
+    def read(self, question: str, passages: Sequence[str]) -> PassageReading:
+        """Reads each passage with the question; all in few forward calls."""
+        return PassageReading(self, passages, question)
+
+
+class _Line:
+    """A passage in one line, with the place of each of its characters in the original."""
+
+    def __init__(self, passage: str) -> None:
+        words = list(re.finditer(r"\S+", passage))
+        self.text = " ".join(word[0] for word in words)
+        self._starts: list[tuple[int, int]] = []
+        at = 0
+        for word in words:
+            self._starts.append((at, word.start()))
+            at += len(word[0]) + 1
+
+    def original(self, at: int) -> int:
+        """The place in the passage of character `at` of the line, which is not a space."""
+        before = [start for start in self._starts if start[0] <= at][-1]
+        return before[1] + at - before[0]

@@ -1,0 +1,100 @@
+"""A reply from passages that were read again as text: its evidence and the tokens it rests on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
+from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.question_form import referred_to
+from esa_cli.qa.reply import Evidence, Reply, Turn
+from esa_cli.qa.session import Session
+
+
+class TextReplies:
+    """Replies from text of one session. The adapter is read when the first question is asked."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._made: TextAnswers | None = None
+
+    @property
+    def _answers(self) -> TextAnswers:
+        if self._made is None:
+            session = self._session
+            self._made = TextAnswers(
+                session.model, session.tokenizer, session.preset, session.prompt
+            )
+        return self._made
+
+    def ask(
+        self,
+        question: str,
+        books: Sequence[PlacedBook],
+        open_books: Callable[[], None],
+        *,
+        history: Sequence[Turn] = (),
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        evidence: int = 3,
+        on_text: Callable[[str], None] | None = None,
+    ) -> tuple[Reply, Tensor]:
+        """The reply to one question, and the weights (N,) of the cached tokens.
+
+        Args:
+            open_books: puts the books' rows into the session's cache, for votes. The others are
+                those of `reply.Asker.ask`.
+
+        Raises:
+            UsageError: the question is empty, or a setting is out of range. LengthError: it is too
+                long. ModelError: the adapter cannot be read.
+        """
+        session, started = self._session, time.perf_counter()
+        tokens, heat, nucleus = session.sampling(max_new_tokens, temperature, top_p)
+        answers = self._answers
+        asked = answers.check(question)
+        votes = []
+        if session.preset.answer.votes:
+            open_books()
+            if (scores := session.survey(question)) is not None:
+                votes = [scores[one.rows.start : one.rows.stop] for one in books]
+        with session.attachment.suspended():
+            found = answers.answer(
+                question, books, earlier=referred_to(question, history), votes=votes,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus,
+            )  # fmt: skip
+        spent = time.perf_counter() - started
+        if on_text:
+            on_text(found.text)
+        passages = tuple(
+            _quoted(books[one.document], one.start, one.end, weight)
+            for one, weight in zip(found.passages[:evidence], found.weights, strict=False)
+        )
+        cut = found.span is None and found.tokens >= tokens
+        reply = Reply(found.text, passages, found.found, asked, found.tokens, spent, spent, cut)
+        return reply, token_weights(found, books)
+
+
+def token_weights(found: TextAnswer, books: Sequence[PlacedBook]) -> Tensor:
+    """(N,) of the cached tokens: each passage's weight, shared evenly by its tokens."""
+    out = torch.zeros(max(book.rows.stop for book in books))
+    for one, weight in zip(found.passages, found.weights, strict=True):
+        book = books[one.document]
+        starts = book.spans[:, 0]
+        at = torch.nonzero((starts >= one.start) & (starts < one.end))[:, 0] + book.rows.start
+        if at.numel():
+            out[at] += weight / at.numel()
+    return out
+
+
+def _quoted(book: PlacedBook, start: int, end: int, weight: float) -> Evidence:
+    place = book.document.place(start)
+    return Evidence(
+        document=book.document.name, page=place.page, line=place.line, chapter=place.chapter,
+        start=start, end=end, text=book.document.text[start:end], weight=weight,
+    )  # fmt: skip
