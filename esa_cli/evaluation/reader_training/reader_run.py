@@ -75,7 +75,8 @@ class ReaderRun:
     """A model, what it is trained on, and where the adapter goes.
 
     Args:
-        every: minutes of training after which held-out texts are scored, None only at the end.
+        every: minutes of training after which held-out texts are scored, and before it, by the
+            bare model; None only at the end.
     """
 
     loaded: LoadedModel
@@ -145,6 +146,8 @@ class ReaderRun:
                 self._save(trainer)
                 saved = time.monotonic()
 
+        if self.every is not None and not trainer.state.steps:
+            self._score(trainer, held_out, events)
         try:
             trainer.train(after_step)
         except KeyboardInterrupt:

@@ -141,8 +141,8 @@ class ReaderTrainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         sums = torch.zeros(len(batch), device=losses.device)
-        means = sums.index_add(0, rows, losses.detach()) / lengths
-        return [float(mean) for mean in means]
+        means: list[float] = (sums.index_add(0, rows, losses.detach()) / lengths).tolist()
+        return means
 
 
 def _parameter(matrix: Tensor, layer: nn.Linear) -> nn.Parameter:

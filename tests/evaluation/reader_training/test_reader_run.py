@@ -151,7 +151,8 @@ def test_scores_now_and_then(run: ReaderRun) -> None:
     events = Events()
     record = replace(run, every=0.0, settings=replace(FEW, examples=16)).run(events)
     assert record["scores"][-1]["examples"] == record["examples"]
-    assert len(record["scores"]) == len(events.reports) == record["steps"]
+    assert record["scores"][0]["examples"] == 0
+    assert len(record["scores"]) == len(events.reports) == record["steps"] + 1
 
 
 def test_an_interrupted_scoring_trains_no_further(

@@ -27,6 +27,9 @@ Pairs = Annotated[
 ]
 Texts = Annotated[Path, typer.Argument(metavar="TEXTS", help="The folder of their texts: NAME.*.")]
 DEFAULT_REQUEST = ReaderTrainingRequest()
+HEADERS = (
+    "held out", "after", "answered", "exact", "F1", "missed", "AUC", "absent", "noticed",
+)  # fmt: skip
 COLUMNS = ("exact", "f1", "missed", "auc", "noticed")
 
 
@@ -139,7 +142,7 @@ class ReaderTrainingDisplay:
 
 
 def _show(record: dict[str, Any]) -> None:
-    """Prints what was trained, and the last scores of held-out texts."""
+    """Prints what was trained, and the scores of held-out texts after so many examples."""
     from esa_cli.apps.cli.terminal import print_table
     from esa_cli.system.machine import time_text
 
@@ -147,16 +150,15 @@ def _show(record: dict[str, Any]) -> None:
         f"{record['examples']:,} examples of {record['pairs']:,} pairs and their texts in "
         f"{time_text(record['seconds'])}"
     )
-    if record["scores"]:
+    rows = [
+        [one["text"], f"{scores['examples']:,}", str(one["answered"]),
+         *(_percent(one[name]) for name in COLUMNS[:4]), str(one["absent"]),
+         _percent(one["noticed"])]
+        for scores in record["scores"] for one in scores["texts"]
+    ]  # fmt: skip
+    if rows:
         print()
-        rows = [
-            [one["text"], str(one["answered"]), *(_percent(one[name]) for name in COLUMNS[:4]),
-             str(one["absent"]), _percent(one["noticed"])]
-            for one in record["scores"][-1]["texts"]
-        ]  # fmt: skip
-        print_table(
-            ("held out", "answered", "exact", "F1", "missed", "AUC", "absent", "noticed"), rows
-        )
+        print_table(HEADERS, rows)
 
 
 def _percent(share: float | None) -> str:

@@ -39,7 +39,9 @@ class ReaderTrainingRequest:
     ] = None
     every: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="MINUTES", help="Score so often, not at the end alone."),
+        typer.Option(
+            min=0.0, metavar="MINUTES", help="Score before the training and so often, too."
+        ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Other examples, other order.")] = 1
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="With {passage} and {question}.")] = (
