@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.turn_text import TurnText
 
 
 class Phase(Enum):
@@ -42,6 +43,8 @@ class QueryState:
         answer_start: position at which the answer begins; None: not known.
         surveying: this is the survey pass.
         trace: called with each chunk's `ChunkTrace`.
+        text: the words of the turn, for scores by words; None: not known (stock `generate`,
+            prefill).
         dense: the question was processed with full attention, so its answer is, too.
         stop: position after the last token processed.
         selector: the selector's turn state, see `Selector.new_turn_state`.
@@ -53,6 +56,7 @@ class QueryState:
     answer_start: int | None = None
     surveying: bool = False
     trace: Callable[[ChunkTrace], None] | None = None
+    text: TurnText | None = field(default=None, repr=False)
     dense: bool = False
     stop: int = 0
     selector: Any = field(default=None, repr=False)

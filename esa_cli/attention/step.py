@@ -19,6 +19,7 @@ from esa_cli.attention.folding import flatten_keys, fold
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
+from esa_cli.attention.turn_text import TurnText
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, over heads, queries and keys (16 MB in float32)."""
@@ -99,6 +100,12 @@ class Step:
         if self.query.selector is None:
             self.query.selector = selector.new_turn_state()
         return self.query.selector
+
+    @property
+    def text(self) -> TurnText | None:
+        """The words of the documents and of the question; None where they are not known (stock
+        `generate`, prefill)."""
+        return self.query.text
 
     @property
     def own(self) -> Tensor | None:

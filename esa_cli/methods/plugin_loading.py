@@ -17,6 +17,7 @@ from esa_cli.errors import PluginError
 
 # The built-in methods: importing a file registers its parts and recipes.
 from esa_cli.methods import (  # noqa: F401
+    bm25,
     consensus,
     full_attention,
     infllm,

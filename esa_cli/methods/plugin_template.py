@@ -20,8 +20,8 @@ Check it:  esa plugins check @file@
 Use it:    esa ask book.txt "..." --plugin FILE --selector @name@
 
 A score or a position encoding is registered the same way, in this file or another:
-- @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats. The selector
-  `topk` then takes the best.
+- @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats, of keys or of
+  the words in `step.text`. The selector `topk` then takes the best.
 - @register("position", ...): a `PositionEncoding` with a field `distance`,
   `near(local, chunk, start, far)` and `far(at, local, chunk, start)`, which return `Positions`.
 docs/plugins.md has all of it on one page.

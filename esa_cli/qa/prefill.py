@@ -19,6 +19,7 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import check_maps
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.cached_text import CachedText
 from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
@@ -116,6 +117,7 @@ class Prefill:
         check_fits_model(self.method, model)
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
+        self.text = CachedText(tokenizer)
         self._read_by = self.method
         self._ids: list[int] = []
         self._todo: list[int] = []
@@ -125,6 +127,7 @@ class Prefill:
     def clear(self) -> None:
         """Drops the cached document, and frees its memory."""
         self.cache = self.attachment.new_cache()
+        self.text = CachedText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
 
     def prefilled_document(self) -> PrefilledDocument:

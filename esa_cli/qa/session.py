@@ -116,7 +116,8 @@ class Session(Prefill):
             torch.manual_seed(seed)
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
-        query = QueryState(Phase.QUESTION, turn_start=length, trace=trace)
+        text = self.text.turn(self._ids, question)
+        query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
         self.cache.begin(query, self.method)
         try:
             self._process(asked.before)

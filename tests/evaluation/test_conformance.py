@@ -47,6 +47,7 @@ def test_built_in_methods_conform(kind: str, name: str) -> None:
         ("score", {"name": "sum", "rotate": True}),
         ("score", {"name": "vote", "rule": "max", "rotate": False}),
         ("score", {"name": "vote", "shortlist": 12}),
+        ("score", {"name": "bm25", "window": 8, "layers": "all"}),
         ("compressor", {"name": "closed-form", "rank": 3, "fit_tokens": 5}),
     ],
 )

@@ -34,6 +34,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "ties": {"ties": True},
     "large logits": {"spread": 100.0},
     "more than one block of keys": {"middle": 9000},
+    "no text": {"words": False},
 }
 """Options of `make_step`, by the name of the case."""
 

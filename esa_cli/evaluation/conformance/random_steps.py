@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from random import Random
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.step import Step
+from esa_cli.attention.turn_text import TurnText
 from esa_cli.storage.memory_store import MemoryStore
 
 READ = 256
@@ -71,6 +73,7 @@ def make_step(
     score: Score = PLAIN,
     projection: Projection | None = None,
     observe: Observe | None = None,
+    words: bool = True,
 ) -> Step:
     """A step over a random document of I + M + L + C tokens, all of them in the store.
 
@@ -83,6 +86,7 @@ def make_step(
         layer: index of the layer. decoding: the chunk is an answer's token.
         score: the step's score; `sum` unless given. projection: reduces keys of F = G * D.
         observe: a selector's hook, called for every chunk before the step's own.
+        words: the step has the text of its tokens, random words, and a question of two of them.
     """
     start = initial + middle + local
     store = MemoryStore(groups, dim, dtype, torch.device(device))
@@ -105,6 +109,7 @@ def make_step(
         last_scoring_layer=score.last_layer,
         projection=projection,
         decoding=decoding,
+        query=QueryState(text=_text(start, seed) if words else None),
     )
     _fill(step, queries, keys, values, observe)
     return step
@@ -135,7 +140,7 @@ def advance(
         store.crop(-back)
         for state in step.states.values():
             state.crop(len(store))
-        step = replace(step, query=QueryState())
+        step = replace(step, query=QueryState(text=step.text))
     start = len(store)
     random = torch.Generator().manual_seed(seed)
 
@@ -152,6 +157,13 @@ def advance(
 def watched(step: Step) -> Step:
     """The argument of `observe` after the step's chunk attended to I (at `distance`), L and C."""
     return replace(step, low=0, projection=None, lse=_lse(step))
+
+
+def _text(tokens: int, seed: int) -> TurnText:
+    """A word of 50 for each token, every ninth with the end of a sentence."""
+    draw = Random(seed)
+    words = [f" word{draw.randrange(50)}{'.' * (i % 9 == 8)}" for i in range(tokens)]
+    return TurnText("Where are word3 and word7?", lambda: words)
 
 
 def _drawn(heads: Sequence[int], tokens: int, dim: int, seed: int) -> list[Tensor]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.qa.finding.content_words import content_words
 from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.system.bm25_scores import Bm25
+from esa_cli.system.content_words import content_words
 
 WINDOW_WORDS = 60
 AROUND = ((200, 0.6), (600, 0.6))
 """Words of the windows around, and the weight of their score."""
-K1, B = 1.5, 0.75
-"""Saturation of a word's count and normalisation by length, the usual values of BM25."""
 
 
 class LexicalIndex:
@@ -41,7 +39,7 @@ class LexicalIndex:
         self._around: list[list[int]] = [[] for _ in AROUND]
         for number, text in enumerate(texts):
             self._add(number, text, scales)
-        self._scales = [_Bm25(scale, self._vocabulary) for scale in scales]
+        self._scales = [Bm25(scale, self._vocabulary) for scale in scales]
         self._nearest = [torch.tensor(nearest, dtype=torch.long) for nearest in self._around]
 
     def _add(self, number: int, text: str, scales: list[list[list[int]]]) -> None:
@@ -73,25 +71,6 @@ class LexicalIndex:
         for bm25, nearest, (_, weight) in zip(self._scales[1:], self._nearest, AROUND, strict=True):
             total = total + weight * bm25.scores(ids)[nearest]
         return total
-
-
-class _Bm25:
-    """BM25 over lists of word ids, by the bm25s library."""
-
-    def __init__(self, entries: list[list[int]], vocabulary: dict[str, int]) -> None:
-        import bm25s
-
-        self._count = len(entries)
-        self._index: Any = None
-        if any(entries):
-            self._index = bm25s.BM25(k1=K1, b=B)
-            tokens = bm25s.tokenization.Tokenized(ids=entries, vocab=vocabulary)
-            self._index.index(tokens, show_progress=False)
-
-    def scores(self, ids: list[int]) -> Tensor:
-        if self._index is None or not ids:
-            return torch.zeros(self._count)
-        return torch.from_numpy(self._index.get_scores_from_ids(ids)).float()
 
 
 def _nearest(windows: Sequence[TextWindow], wide: Sequence[TextWindow]) -> list[int]:

@@ -7,6 +7,7 @@ pairs of adjacent characters.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 import snowballstemmer
@@ -29,18 +30,30 @@ def stem(word: str) -> str:
     return str(_STEMMER.stemWord(word))
 
 
+def located_words(text: str) -> Iterator[tuple[int, str]]:
+    """(first character, stem) of the words of `text` in their order, without stop words."""
+    for found in WORD.finditer(text):
+        word, start = found[0].lower(), found.start()
+        if SPACELESS.search(word):
+            yield from _pieces(found[0], start)
+        elif word not in STOP_WORDS:
+            yield start, stem(word)
+
+
+def _pieces(word: str, start: int) -> Iterator[tuple[int, str]]:
+    """Pairs of adjacent characters of scripts without spaces; what stands between is one word."""
+    done = 0
+    for match in SPACELESS.finditer(word):
+        if match.start() > done:
+            yield start + done, stem(word[done : match.start()].lower())
+        run = match[0]
+        for i in range(max(1, len(run) - 1)):
+            yield start + match.start() + i, run[i : i + 2]
+        done = match.end()
+    if done < len(word):
+        yield start + done, stem(word[done:].lower())
+
+
 def content_words(text: str) -> list[str]:
     """Stems of the words of `text` in their order, without stop words."""
-    out: list[str] = []
-    for found in WORD.finditer(text.lower()):
-        word = found[0]
-        if SPACELESS.search(word):
-            for run in SPACELESS.split(word):
-                if run:
-                    out.append(stem(run))
-            for match in SPACELESS.finditer(word):
-                run = match[0]
-                out += [run[i : i + 2] for i in range(max(1, len(run) - 1))]
-        elif word not in STOP_WORDS:
-            out.append(stem(word))
-    return out
+    return [word for _, word in located_words(text)]

@@ -1,0 +1,127 @@
+"""The score `bm25`: windows of tokens by the question's words alone, and the method of that name.
+
+    windows   `window` tokens each, one every half window, of the whole text
+    s(w)      BM25 of the window's words for the question's, see `system.bm25_scores`
+    F_s(m)    the highest s(w) of the (at most two) windows that contain m
+
+Words are stems without English stop words; a word belongs to the token with its first character.
+The selector `consensus` with windows of the same size then selects exactly the best windows.
+Neither queries nor keys are read, and all layers would score the same: with `layers: first`, the
+scores of the first one are the sum over all.
+
+Source: Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it. The recipe is
+what people use in place of attention: windows are found by words, and the model answers from their
+stored rows. Window size, share, prompt and positions are those of `esa-consensus`, so a comparison
+with it compares the finding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from esa_cli.attention.parts import Score
+from esa_cli.attention.step import Step
+from esa_cli.methods.consensus import esa_consensus
+from esa_cli.methods.paper import ATTENDED
+from esa_cli.methods.part_registry import register
+from esa_cli.methods.recipes import Base, recipe
+from esa_cli.system.bm25_scores import Bm25
+from esa_cli.system.content_words import content_words, located_words
+
+
+class TokenWindowIndex:
+    """The words of a text's token windows.
+
+    Args:
+        pieces: the text of each token. window: tokens of a window, even.
+    """
+
+    def __init__(self, pieces: Sequence[str], window: int) -> None:
+        self._tokens, self._half = len(pieces), window // 2
+        self._vocabulary: dict[str, int] = {}
+        halves: list[list[int]] = [[] for _ in range(-(-self._tokens // self._half))]
+        starts = numpy.array([0, *accumulate(map(len, pieces))])
+        words = list(located_words("".join(pieces)))
+        # The last token that starts there or before: tokens without text start where the next does.
+        at = numpy.searchsorted(starts[:-1], [first for first, _ in words], side="right") - 1
+        for token, (_, word) in zip(at.tolist(), words, strict=True):
+            number = self._vocabulary.setdefault(word, len(self._vocabulary))
+            halves[token // self._half].append(number)
+        # Window w is halves w and w + 1; a text of one half is one window.
+        texts = [first + second for first, second in pairwise(halves)] or halves
+        self._bm25 = Bm25(texts, self._vocabulary)
+
+    def scores(self, question: str) -> Tensor:
+        """(tokens,) float32: BM25 of each token's best window; 0 where no word is shared."""
+        words = content_words(question)
+        ids = [self._vocabulary[word] for word in words if word in self._vocabulary]
+        windows = self._bm25.scores(ids)
+        if self._tokens > self._half:  # a half is in the windows that begin with it and before it
+            windows = torch.maximum(
+                functional.pad(windows, (0, 1)), functional.pad(windows, (1, 0))
+            )
+        return windows.repeat_interleave(self._half)[: self._tokens]
+
+
+@register(
+    "score",
+    "bm25",
+    about="windows of tokens by the question's words",
+    source="Robertson et al. 1994, Okapi at TREC-3; computed by the library bm25s",
+    cost="M once a question; the words of the text once",
+)
+@dataclass(frozen=True)
+class Bm25Score(Score):
+    """BM25 of each token's window for the question's words; 0 where the text is not known.
+
+    Args:
+        window: tokens of a window, even.
+        layers: `first`: other layers score 0, for selectors that sum the layers; `all`: the same
+            scores in every layer, as other selectors get in any case.
+    """
+
+    window: int = 64
+    layers: Literal["first", "all"] = "first"
+
+    def __post_init__(self) -> None:
+        if self.window < 2 or self.window % 2:
+            raise ValueError(f"window must be even and at least 2, got {self.window}")
+        if self.layers not in ("first", "all"):
+            raise ValueError(f"layers must be first or all, got {self.layers!r}")
+
+    @property
+    def last_layer(self) -> int | None:
+        return 0 if self.layers == "first" else None
+
+    def for_single_layers(self) -> Bm25Score:
+        return replace(self, layers="all")
+
+    def scores(self, step: Step) -> Tensor:
+        out = torch.zeros(step.middle, device=step.queries.device)
+        text = step.text
+        if text is None or (self.layers == "first" and step.layer > 0):
+            return out
+        index = text.once(
+            ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)
+        )
+        found = index.scores(text.question)[step.low : step.high]
+        out[: found.shape[0]] = found.to(out)
+        return out
+
+
+@recipe(
+    "bm25",
+    about="windows of the text by the question's words alone (BM25), positioned as esa-consensus",
+    source="this project: Robertson et al. 1994, Okapi at TREC-3, in place of attention scores",
+    cost=f"M once a question, + {ATTENDED}",
+)
+def bm25(base: Base) -> dict[str, Any]:
+    return {**esa_consensus(base), "score": {"name": "bm25", "window": 64, "layers": "first"}}

@@ -1,0 +1,185 @@
+"""The score `bm25` against BM25 written as loops over windows and words, and in a session."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from conftest import build_step
+
+from esa_cli import models
+from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.step import Step
+from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.turn_text import TurnText
+from esa_cli.errors import PresetError
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods.bm25 import Bm25Score
+from esa_cli.methods.token_windows import best_windows
+from esa_cli.qa import method_presets, preset
+from esa_cli.qa.session import Session
+
+LOW, WINDOW = 3, 8
+QUESTION = "Where is the fox, and where the mole?"
+ANIMALS = ["fox", "mole", "hen", "toad", "elk", "the", "ant"]
+
+
+def plain_scores(pieces: Sequence[str], question: str, window: int) -> list[float]:
+    """Every token's best window, counted by hand: words of one token, no endings to take off."""
+    half, skipped = window // 2, {"the", "is", "and", "where"}
+
+    def words(text: str) -> list[str]:
+        return [word for word in re.findall("[a-z]+", text.lower()) if word not in skipped]
+
+    ends = range(0, max(1, len(pieces) - half), half)
+    windows = [(at, words("".join(pieces[at : at + window]))) for at in ends]
+    mean = sum(len(found) for _, found in windows) / len(windows)
+    best = [0.0] * len(pieces)
+    for at, found in windows:
+        score = 0.0
+        for word in words(question):
+            having = sum(word in other for _, other in windows)
+            idf = math.log(1 + (len(windows) - having + 0.5) / (having + 0.5))
+            count = found.count(word)
+            score += idf * count / (count + 1.5 * (1 - 0.75 + 0.75 * len(found) / mean))
+        for token in range(at, min(at + window, len(pieces))):
+            best[token] = max(best[token], score)
+    return best
+
+
+def story(tokens: int, seed: int = 0) -> list[str]:
+    draw = Random(seed)
+    return [f" {draw.choice(ANIMALS)}" for _ in range(tokens)]
+
+
+def asked(pieces: Sequence[str], question: str = QUESTION, middle: int = 0, layer: int = 0) -> Step:
+    """A step whose tokens have these pieces: LOW before M, M, and what is left."""
+    middle = middle or len(pieces) - LOW
+    step = build_step(torch.randn(4, 2, 8), torch.randn(2, middle, 8), low=LOW, after=2)
+    text = TurnText(question, lambda: pieces)
+    return replace(step, layer=layer, query=QueryState(text=text))
+
+
+@pytest.mark.parametrize("tokens", [4, 7, 8, 9, 12, 13, 50, 203])
+def test_scores_are_bm25_of_the_best_window(tokens: int) -> None:
+    pieces = story(tokens)
+    want = plain_scores(pieces, QUESTION, WINDOW)[LOW:]
+    assert Bm25Score(WINDOW).scores(asked(pieces)).tolist() == pytest.approx(want, rel=1e-5)
+
+
+def test_the_best_windows_are_selected_whole() -> None:
+    pieces = [" hen"] * 200
+    pieces[100:102] = [" fox", " mole"]
+    scores = Bm25Score(64).scores(asked(pieces))
+    assert best_windows(scores, 64, 64).tolist() == list(range(64 - LOW, 128 - LOW))
+
+
+def test_a_word_of_several_tokens_belongs_to_the_first() -> None:
+    pieces = ["a"] * 11 + [" fo", "x", "", " hen"] + [" a"] * 9
+    scores = Bm25Score(4).scores(asked(pieces, "fox"))
+    assert torch.nonzero(scores)[:, 0].tolist() == [i - LOW for i in range(8, 14)]
+
+
+def test_no_shared_word_no_text_and_later_layers_score_nothing() -> None:
+    pieces = story(40)
+    assert not Bm25Score(WINDOW).scores(asked(pieces, "Who swam?")).any()
+    assert not Bm25Score(WINDOW).scores(asked(pieces, "")).any()
+    assert not Bm25Score(WINDOW).scores(asked([], middle=30)).any()
+    silent = replace(asked(pieces), query=QueryState())
+    assert Bm25Score(WINDOW).scores(silent).tolist() == [0] * silent.middle
+    later = asked(pieces, layer=3)
+    assert not Bm25Score(WINDOW).scores(later).any()
+    every = Bm25Score(WINDOW).for_single_layers()
+    assert every.scores(later).any()
+    assert (Bm25Score().last_layer, every.last_layer) == (0, None)
+
+
+def test_tokens_behind_the_documents_have_no_words() -> None:
+    pieces = story(30)
+    scores = Bm25Score(WINDOW).scores(asked(pieces, middle=60))
+    assert scores.shape == (60,)
+    assert not scores[30 - LOW :].any()
+
+
+def test_the_index_is_made_once_for_all_questions() -> None:
+    calls, kept = [], {}  # type: ignore[var-annotated]
+
+    def pieces() -> list[str]:
+        calls.append(1)
+        return story(40)
+
+    for question in ("fox", "mole", "fox"):
+        text = TurnText(question, pieces, kept)
+        step = replace(asked(story(40)), query=QueryState(text=text))
+        assert Bm25Score(WINDOW).scores(step).any()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("options", [{"window": 7}, {"window": 0}, {"layers": "last"}])
+def test_settings_that_do_not_hold(options: dict[str, Any]) -> None:
+    with pytest.raises(PresetError, match=next(iter(options))):
+        registry.build("score", {"name": "bm25", **options})
+
+
+# In a session
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+FILLER = "The hen walked over the long road and saw a toad. "
+TEXT = FILLER * 20 + "A fox met Möle 鲸. " + FILLER * 20
+"""The tiny tokenizer has one token for each byte."""
+
+
+def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[set[int]]:
+    """Positions that each layer selects for the question's chunk."""
+    base = preset.load("tiny-random", ["window.dense=0", "window.selected=64", *overrides])
+    found: list[set[int]] = []
+
+    def trace(chunk: ChunkTrace) -> None:
+        if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
+            found.append(set(chunk.far.tolist()) - set(range(chunk.initial)))
+
+    with Session(loaded.model, loaded.tokenizer, method_presets.apply("bm25", base)) as session:
+        session.read(TEXT)
+        head = len(session.prompt.head())
+        session.ask(question, max_new_tokens=2, trace=trace)
+        twice = list(found)
+        found.clear()
+        session.ask(question, max_new_tokens=2, trace=trace)
+        assert found == twice
+    return [{at - head for at in one} for one in twice if one]
+
+
+@pytest.mark.parametrize(
+    ("question", "word"), [("Who is the fox?", "fox"), ("MÖLE?", "Möle"), ("鲸?", "鲸")]
+)
+def test_a_session_selects_the_window_with_the_word(loaded: Any, question: str, word: str) -> None:
+    found = chosen(loaded, question)
+    assert len(found) == 2, "both layers"
+    first = len(TEXT[: TEXT.index(word)].encode())
+    for layer in found:
+        assert len(layer) == 64
+        assert set(range(first, first + len(word.encode()))) <= layer
+
+
+def test_a_session_without_such_a_score_decodes_nothing(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "esa_cli.qa.cached_text.token_pieces", lambda *_: pytest.fail("pieces were asked for")
+    )
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.read(TEXT)
+        assert session.ask("Who is the fox?").answer_tokens
