@@ -44,10 +44,11 @@ class Attention:
 
     Args:
         rope: the transformers model's rotary embedding. scale: its factor of q . k.
+        layers: of the model; 0: not known.
     """
 
-    def __init__(self, method: Method, rope: Rope, scale: float) -> None:
-        self.method, self.rope, self.scale = method, rope, scale
+    def __init__(self, method: Method, rope: Rope, scale: float, layers: int = 0) -> None:
+        self.method, self.rope, self.scale, self.layers = method, rope, scale, layers
         self._ropes = Ropes(rope)
         self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel)
 
@@ -151,6 +152,7 @@ class Attention:
             rope=self.rope_at(chunk.stop),
             scorer=partial(checked_scores, self.method.score),
             last_scoring_layer=self.method.score.last_layer,
+            layers=self.layers,
             decoding=chunk.decoding,
             query=query,
             states=memory.states,

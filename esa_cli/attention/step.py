@@ -38,7 +38,8 @@ class Step:
     """A chunk's queries and a layer's middle tokens.
 
     Args:
-        layer: index of the layer. start: absolute position of the first current token.
+        layer: index of the layer. layers: number of layers; 0: not known.
+        start: absolute position of the first current token.
         queries: (H, C, D), unrotated.
         store: the layer's keys and values; the middle tokens M are its [low, high).
         local: tokens in L, which ends at `start`.
@@ -63,6 +64,7 @@ class Step:
     rope: Rope
     scorer: Callable[[Step], Tensor]
     last_scoring_layer: int | None = None
+    layers: int = 0
     projection: Projection | None = None
     decoding: bool = False
     query: QueryState = field(default_factory=QueryState)

@@ -15,7 +15,8 @@ kept by the position at which their chunk starts. Not in the paper; measured in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -70,45 +71,31 @@ class ConsensusTurn:
     surveyed: LayerScores | None = None
 
 
-@register(
-    "selector",
-    "consensus",
-    about="whole passages, by the scores of all layers so far",
-    source="this project, after ESA, arXiv 2502.14477",
-    cost="the score's, and M for each passage; a question passes the model twice",
-)
 @dataclass(frozen=True)
-class Consensus(Selector):
-    """Passages with the highest sum of the scores of the layers so far.
+class LayerSums(Selector):
+    """A selection by the sum of the scores of the layers so far; `best` is the rule.
 
     Args:
-        smooth: tokens over which scores are averaged, odd. proximity: epsilon, see `passages`.
-        passage: tokens of a window; 0: single tokens are selected by `smooth` and `proximity`,
-            and `share` is not used. share: see `token_windows.best_windows`.
         rounds: passes of the question; in the second, every layer selects by the first one's
             scores of all layers.
         answer: how the answer's tokens select: `keep`, by the question's scores, or `vote`, which
             adds each new token's.
     """
 
-    smooth: int = 33
-    proximity: int = 16
-    answer: Literal["keep", "vote"] = "keep"
-    passage: int = 0
-    share: float = 0.0
     rounds: Literal[1, 2] = 1
+    answer: Literal["keep", "vote"] = "keep"
 
     def __post_init__(self) -> None:
-        check_at_least(0, passage=self.passage, proximity=self.proximity)
-        check_odd(smooth=self.smooth)
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share must be from 0 to 1, got {self.share}")
         if self.rounds not in (1, 2):
             raise ValueError(f"rounds must be 1 or 2, got {self.rounds}")
         if self.answer not in ("keep", "vote"):
             raise ValueError(f"answer must be keep or vote, got {self.answer!r}")
         if self.rounds == 2 and self.answer == "vote":
             raise ValueError("answer must be keep where rounds is 2, got 'vote'")
+
+    @abstractmethod
+    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        """Ascending offsets, at most `budget`, by the summed scores (M,) of the step's M tokens."""
 
     @property
     def sums_layers(self) -> bool:
@@ -117,10 +104,6 @@ class Consensus(Selector):
     @property
     def surveys(self) -> bool:
         return self.rounds == 2
-
-    @property
-    def window_size(self) -> int:
-        return self.passage
 
     def new_turn_state(self) -> ConsensusTurn:
         return ConsensusTurn()
@@ -152,7 +135,7 @@ class Consensus(Selector):
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
-        return self._best(total, budget)
+        return self.best(total, step, budget)
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
@@ -168,11 +151,6 @@ class Consensus(Selector):
     def survey_scores(self, turn: ConsensusTurn | None) -> LayerScores | None:
         return turn.surveyed if turn else None
 
-    def _best(self, scores: Tensor, budget: int) -> Tensor:
-        if self.passage:
-            return best_windows(scores, budget, self.passage, self.share)
-        return passages(scores, budget, self.smooth, self.proximity)
-
     def _base(self, known: LayerScores | None, step: Step) -> Tensor:
         """Accumulated scores (M,); middle tokens that are new get the lowest."""
         base = torch.zeros(step.middle, device=step.queries.device)
@@ -185,9 +163,49 @@ class Consensus(Selector):
     def _kept(self, known: LayerScores, step: Step, budget: int) -> Tensor:
         """Selection by the question's last scores, the same for all layers and later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
-            known.chosen = self._best(known.scores, budget) + known.low
+            scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
+            known.chosen = self.best(known.scores, scored, budget) + known.low
         chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
+
+
+@register(
+    "selector",
+    "consensus",
+    about="whole passages, by the scores of all layers so far",
+    source="this project, after ESA, arXiv 2502.14477",
+    cost="the score's, and M for each passage; a question passes the model twice",
+)
+@dataclass(frozen=True)
+class Consensus(LayerSums):
+    """Passages with the highest sum of the scores of the layers so far.
+
+    Args:
+        smooth: tokens over which scores are averaged, odd. proximity: epsilon, see `passages`.
+        passage: tokens of a window; 0: single tokens are selected by `smooth` and `proximity`,
+            and `share` is not used. share: see `token_windows.best_windows`.
+    """
+
+    smooth: int = 33
+    proximity: int = 16
+    passage: int = 0
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, passage=self.passage, proximity=self.proximity)
+        check_odd(smooth=self.smooth)
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be from 0 to 1, got {self.share}")
+
+    @property
+    def window_size(self) -> int:
+        return self.passage
+
+    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        if self.passage:
+            return best_windows(scores, budget, self.passage, self.share)
+        return passages(scores, budget, self.smooth, self.proximity)
 
 
 @recipe(

@@ -113,7 +113,7 @@ class Attachment:
     def attention(self, method: Method) -> Attention:
         """The attention of a method on this model; the last method's is kept."""
         if self._attention is None or self._attention.method is not method:
-            self._attention = Attention(method, self.rope, self.scale)
+            self._attention = Attention(method, self.rope, self.scale, len(self._modules))
         return self._attention
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:

@@ -151,7 +151,8 @@ class Session(Prefill):
         self._check_prefilled()
         length = len(self._ids)
         asked = EncodedQuestion.of(self.prompt, question, "", (), length)
-        query = QueryState(Phase.QUESTION, turn_start=length)
+        text = self.text.turn(self._ids, question)
+        query = QueryState(Phase.QUESTION, turn_start=length, text=text)
         self.cache.begin(query, self.method)
         try:
             query.question = asked.span

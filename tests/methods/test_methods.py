@@ -752,7 +752,7 @@ def test_infllm_without_r_takes_the_mean_of_a_block() -> None:
 NAMES = [
     "esa", "esa-individual", "esa-vote", "esa-consensus", "streaming-llm", "lm-infinite",
     "lm-infinite-topk", "infllm", "tokenselect", "quest", "loki",
-    "bm25",
+    "bm25", "esa-consensus-bm25", "infiniretri", "recontext",
 ]  # fmt: skip
 PRESETS = ["smollm2-135m", "tiny-random", "llama3-8b-paper"]
 

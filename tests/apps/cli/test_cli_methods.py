@@ -24,14 +24,14 @@ SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
 
 METHODS = (
     "esa esa-individual full streaming-llm lm-infinite lm-infinite-topk infllm tokenselect quest "
-    "loki origin ntk yarn bm25"
+    "loki origin ntk yarn bm25 infiniretri recontext"
 )
 SELECTORS = "full lm-infinite-topk infllm tokenselect quest loki"
 POSITIONS = "esa rerope infllm streaming true interpolation ntk ntk-dynamic yarn contiguous"
 WANTED = {
     "method": METHODS,
     "selector": SELECTORS,
-    "score": "sum vote bm25",
+    "score": "sum vote bm25 infiniretri",
     "compressor": "closed-form learned pca none",
     "position": POSITIONS,
 }

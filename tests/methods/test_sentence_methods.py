@@ -1,0 +1,271 @@
+"""InfiniRetri, ReContext, and votes with BM25 added, against loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conftest import build_step
+
+from esa_cli import models
+from esa_cli.attention.parts import Score
+from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.step import Step
+from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.turn_text import TurnText
+from esa_cli.errors import PresetError
+from esa_cli.methods import part_registry as registry
+from esa_cli.methods.bm25 import Bm25Score
+from esa_cli.methods.fused_consensus import FusedConsensus, standardised
+from esa_cli.methods.infiniretri import PhraseScore, phrase_sums
+from esa_cli.methods.token_windows import best_windows
+from esa_cli.methods.whole_sentences import WholeSentences, sentence_starts
+from esa_cli.qa import method_presets, preset
+from esa_cli.qa.session import Session
+
+HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
+
+
+def a_step(middle: int, pieces: Sequence[str] | None = None, low: int = 3) -> Step:
+    q, k = torch.randn(HEADS, CHUNK, DIM), torch.randn(GROUPS, middle, DIM)
+    step = build_step(q, k, low=low, after=2, distance=DISTANCE)
+    text = None if pieces is None else TurnText("Where is the fox?", lambda: pieces)
+    return replace(step, query=QueryState(text=text))
+
+
+# The score of InfiniRetri
+
+
+def plain_phrases(step: Step, queries: Sequence[int], phrase: int) -> list[float]:
+    """Softmax over M of every head and query, added up; then over the phrase, one by one."""
+    q = reference.rotate_heads(reference.plain(step.queries), DISTANCE)
+    k = reference.plain(step.store.span(step.low, step.high)[0])
+    weights = [0.0] * step.middle
+    for head in range(HEADS):
+        keys = k[reference.group_of(head, HEADS, GROUPS)]
+        for c in queries:
+            logits = [reference.dot(q[head][c], key) * step.scale for key in keys]
+            top = torch.tensor(logits, dtype=torch.float64).softmax(dim=0).tolist()
+            weights = [a + b for a, b in zip(weights, top, strict=True)]
+    before, after = phrase // 2, phrase - 1 - phrase // 2
+    return [
+        sum(weights[j] for j in range(m - before, m + after + 1) if 0 <= j < len(weights))
+        for m in range(len(weights))
+    ]
+
+
+@pytest.mark.parametrize("phrase", [1, 2, 3, 8])
+@pytest.mark.parametrize("middle", [1, 7, 40])
+def test_phrase_scores_are_attention_added_up(middle: int, phrase: int) -> None:
+    step = a_step(middle)
+    found = PhraseScore(phrase).scores(step)
+    assert found.tolist() == pytest.approx(plain_phrases(step, range(CHUNK), phrase), rel=1e-4)
+
+
+def test_only_the_questions_own_words_count() -> None:
+    step = a_step(30)
+    step = replace(step, query=QueryState(question=(step.start + 1, step.start + 3)))
+    want = plain_phrases(step, [1, 2], 8)
+    assert PhraseScore().scores(step).tolist() == pytest.approx(want, rel=1e-4)
+
+
+def test_only_the_last_layer_scores() -> None:
+    step = replace(a_step(20), layers=6, layer=4)
+    assert not PhraseScore().scores(step).any()
+    assert PhraseScore().for_single_layers().scores(step).all()
+    assert PhraseScore().scores(replace(step, layer=5)).all()
+    assert PhraseScore().last_layer is None
+    assert phrase_sums(torch.empty(0), 8).shape == (0,)
+
+
+# Whole sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ('One two. Three four? "Five!" Six', ["One", " Three", ' "Five', " Six"]),
+        ("Number 3.5 is one.Two\nlines\n\nand more", ["Number", "and"]),
+        ("鲸。鱼！ 海", ["鲸", "鱼", " 海"]),
+        ("no end", ["no"]),
+    ],
+)
+def test_sentences(text: str, starts: list[str]) -> None:
+    pieces = list(text)
+    at = sentence_starts(pieces).tolist()
+    assert at == [*(text.index(start) for start in starts), len(text)]
+
+
+def test_a_token_on_both_sides_of_an_end_belongs_to_the_first() -> None:
+    assert sentence_starts(["One", ". Two", " three", ". "]).tolist() == [0, 2, 4]
+    assert sentence_starts([]).tolist() == [0]
+
+
+def plain_sentences(
+    scores: Sequence[float], borders: Sequence[int], tokens: int, budget: int
+) -> list[int]:
+    ranked = sorted(range(len(scores)), key=lambda m: -scores[m])[:tokens]
+    taken: set[int] = set()
+    for token in ranked:
+        if token in taken or scores[token] == min(scores):
+            continue
+        first = max(border for border in borders if border <= token)
+        last = min(border for border in borders if border > token)
+        left = budget - len(taken)
+        if last - first > left:
+            first = min(max(first, token - left // 2), last - left)
+            last = first + left
+        taken |= set(range(first, last))
+    return sorted(taken)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 20, 59])
+@pytest.mark.parametrize("tokens", [1, 3, 300])
+def test_the_best_tokens_sentences_are_selected_whole(tokens: int, budget: int) -> None:
+    low, middle = 3, 60
+    pieces = [f" w{i}" + "." * (i % 7 == 6) for i in range(low + middle + 4)]
+    step = a_step(middle, pieces, low)
+    scores = torch.rand(middle)
+    borders = [0, *(at - low for at in range(7, low + middle, 7)), middle]
+    found = WholeSentences(tokens=tokens).best(scores, step, budget)
+    assert found.tolist() == plain_sentences(scores.tolist(), borders, tokens, budget)
+
+
+def test_tokens_behind_the_documents_and_without_text() -> None:
+    step = a_step(60, [" w."] * 3 + [" w"] * 20)
+    scores = torch.zeros(60)
+    scores[40] = 1.0
+    assert WholeSentences().best(scores, step, 50).tolist() == list(range(20, 60))
+    assert WholeSentences().best(scores, a_step(60), 50).tolist() == list(range(32, 60))
+    assert WholeSentences().best(torch.zeros(60), step, 50).tolist() == []
+
+
+# Votes and words
+
+
+def plain_standard(scores: Sequence[float], size: int) -> list[float]:
+    means = [sum(scores[i : i + size]) / size for i in range(len(scores) - size + 1)]
+    mean = sum(means) / len(means)
+    spread = (sum((one - mean) ** 2 for one in means) / len(means)) ** 0.5
+    return [(score - mean) / spread for score in scores]
+
+
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_windows_are_standardised(size: int) -> None:
+    scores = torch.rand(40)
+    found = standardised(scores, size)
+    assert found.tolist() == pytest.approx(plain_standard(scores.double().tolist(), size))
+    assert standardised(torch.full((9,), 0.1), size).tolist() == [0] * 9
+    assert standardised(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
+    scores[3] = float("-inf")
+    lowest = scores.masked_fill(scores.isneginf(), float(scores[scores.isfinite()].min()))
+    assert torch.equal(standardised(scores, size), standardised(lowest, size))
+
+
+def test_votes_and_words_are_added() -> None:
+    pieces = [" fox" if i % 37 == 20 else " hen" for i in range(200)]
+    step, votes = a_step(190, pieces), torch.rand(190)
+    words = Bm25Score(layers="all").scores(step)
+    both = [
+        a + 0.5 * b
+        for a, b in zip(
+            plain_standard(votes.double().tolist(), 16),
+            plain_standard(words.double().tolist(), 16),
+            strict=True,
+        )
+    ]
+    fused = FusedConsensus(passage=16, share=0.5, weight=0.5)
+    want = best_windows(torch.tensor(both, dtype=torch.float64), 48, 16, 0.5)
+    late = replace(step, layer=7)
+    assert fused.best(votes, late, 48).tolist() == want.tolist()
+    none = replace(fused, weight=0.0).best(votes, late, 48)
+    silent = fused.best(votes, replace(late, query=QueryState()), 48)
+    assert none.tolist() == silent.tolist(), "without words, votes alone"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("selector", {"name": "fused-consensus", "second": "bm52"}, "did you mean|unknown score"),
+        ("selector", {"name": "fused-consensus", "weight": -1.0}, "weight"),
+        ("selector", {"name": "sentences", "tokens": 0}, "tokens"),
+        ("score", {"name": "infiniretri", "phrase": 0}, "phrase"),
+        ("score", {"name": "infiniretri", "layers": "first"}, "layers"),
+    ],
+)
+def test_settings_that_do_not_hold(kind: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PresetError, match=message):
+        registry.build(kind, options)
+
+
+def test_recipes_keep_what_is_compared() -> None:
+    """Windows, positions and prefill of the default; the preset's heads where heads vote."""
+    shipped = preset.load("smollm2-135m")
+    for name in ("bm25", "esa-consensus-bm25", "infiniretri", "recontext"):
+        made = method_presets.apply(name, shipped)
+        assert (made.window.ending, made.reading) == (0, "local")
+        assert made.position == shipped.position
+        voting = name in ("esa-consensus-bm25", "recontext")
+        assert ("heads" in made.score) == voting
+        if voting:
+            assert made.score["heads"] == shipped.score["heads"]
+    assert isinstance(registry.build("score", {"name": "infiniretri"}), Score)
+
+
+# In a session
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+TEXT = "".join(f"The gate number {i} opens at nine. Nobody knows why! " for i in range(30))
+
+
+@pytest.mark.parametrize("name", ["infiniretri", "recontext", "esa-consensus-bm25"])
+def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> None:
+    base = preset.load("tiny-random", ["window.dense=0", "window.selected=100"])
+    chosen: dict[int, set[int]] = {}
+
+    def trace(chunk: ChunkTrace) -> None:
+        assert isinstance(chunk.far, torch.Tensor)
+        chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial))
+
+    with Session(loaded.model, loaded.tokenizer, method_presets.apply(name, base)) as session:
+        session.read(TEXT)
+        head = len(session.prompt.head())
+        session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)
+    assert chosen[0] == chosen[1]
+    assert 0 < len(chosen[0]) <= 100
+    if name != "esa-consensus-bm25":
+        assert len(chosen[0]) == 100, "whole sentences, the last one cut"
+        starts = {int(at) + head for at in sentence_starts(list(TEXT))}
+        runs = [at for at in chosen[0] if at - 1 not in chosen[0]]
+        assert len(set(runs) - starts) <= 1
+
+
+def test_infiniretri_scores_the_last_layer_of_a_model(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[tuple[int, int, bool]] = []
+    real = PhraseScore.scores
+
+    def scores(self: PhraseScore, step: Step) -> torch.Tensor:
+        out = real(self, step)
+        scored.append((step.layer, step.layers, bool(out.any())))
+        return out
+
+    monkeypatch.setattr(PhraseScore, "scores", scores)
+    base = preset.load("tiny-random", ["window.dense=0"])
+    made = method_presets.apply("infiniretri", base)
+    with Session(loaded.model, loaded.tokenizer, made) as session:
+        session.read(TEXT)
+        session.ask("When does gate number 9 open?", max_new_tokens=3)
+    assert scored == [(0, 2, False), (1, 2, True)], "once a question"
