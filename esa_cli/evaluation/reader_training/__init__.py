@@ -8,6 +8,6 @@ passage does not tell it.
     answer_logits      the model's logits where answers are
     training_checkpoint  files from which training goes on
     reader_trainer     the loop
-    greedy_answers, reader_scores  what held-out texts score
+    reader_scores      what held-out texts score
     reader_run         one training from the folders to the adapter
 """

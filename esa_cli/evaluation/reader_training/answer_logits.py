@@ -35,9 +35,3 @@ def answer_losses(model: Any, batch: Sequence[TokenExample]) -> tuple[Tensor, Te
     logits, targets, rows = answer_logits(model, batch)
     losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     return losses, rows.to(losses.device)
-
-
-def log_probabilities(model: Any, batch: Sequence[TokenExample]) -> Tensor:
-    """Log-probability of each example's whole answer, (examples,) float32."""
-    losses, rows = answer_losses(model, batch)
-    return torch.zeros(len(batch), device=losses.device).index_add(0, rows, -losses)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
-from esa_cli.evaluation.reader_training.reader_scores import ReaderScorer, ReaderScores
+from esa_cli.evaluation.reader_training.reader_scores import ReaderScores, score_text
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from esa_cli.evaluation.reader_training.training_checkpoint import (
     FILE,
@@ -32,6 +32,7 @@ from esa_cli.evaluation.reader_training.training_pairs import TrainingText
 from esa_cli.models.load import LoadedModel
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
+from esa_cli.qa.reading.passage_reader import PassageReader
 from esa_cli.system.files import only_writer, write_whole, writing_errors
 from esa_cli.version import __version__
 
@@ -170,9 +171,8 @@ class ReaderRun:
         state = trainer.state
         if not held_out or (state.scores and state.scores[-1]["examples"] == state.examples):
             return
-        settings = self.settings
-        scorer = ReaderScorer(self.loaded.model, self.prompt, 2 * settings.batch, settings.longest)
-        found = [scorer.score(text, partial(events.scoring, text.name)) for text in held_out]
+        reader = PassageReader(self.loaded.model, self.prompt, None)
+        found = [score_text(text, reader, partial(events.scoring, text.name)) for text in held_out]
         state.scores.append(
             {"examples": state.examples, "texts": [asdict(scores) for scores in found]}
         )

@@ -14,9 +14,12 @@ from reader_pairs import write_text
 from esa_cli.__main__ import main
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.qa import preset
+from esa_cli.qa.adapter_files import adapter_folder
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
-SHORT = ["--examples", "40", "--rank", "2", "--batch", "8", "--prompt", "{passage}\n{question}\nA:"]
+PROMPT = "answer.prompt='{passage} {question} A:'"
+SHORT = ["--examples", "40", "--rank", "2", "--batch", "8", "--set", PROMPT]
 COMMAND = ["train-reader", "pairs", "texts", *TINY, *SHORT]
 Esa = Callable[..., tuple[int, str, str]]
 
@@ -64,7 +67,13 @@ def test_the_command(esa: Esa, tmp_path: Path) -> None:
     table = [line.split() for line in out.splitlines() if line]
     assert table[-2][-1] == "noticed"
     assert table[-1][0] == "two"
-    assert "the adapter is in new/adapter" in err
+    assert "the adapter is in new/adapter; use it with" in err
+    use = ["--set", "answer.from=text", "--set", "answer.adapter=new/adapter"]
+    assert " ".join(use) in err
+    answer = preset.load("tiny-random", use[1::2]).answer
+    assert answer.source == "text"
+    assert answer.adapter is not None
+    assert adapter_folder(answer.adapter) == Path("new/adapter")
     assert "finding wrong passages" in err
     assert "two after" in err
     code, _, err = esa(*COMMAND, "--out", "new/adapter")
@@ -126,7 +135,7 @@ def test_examples_that_are_too_long_are_counted(esa: Esa) -> None:
         (["pairs", "nosuch", "--out", "a"], 3, "must have one file one.*, got 0 in nosuch"),
         (["pairs", "texts", "--out", "a", "--held-out", "on"], 2, "did you mean 'one'?"),
         (["pairs", "texts", "--out", "a", "--dtype", "float16"], 2, "must be float32 or bfloat16"),
-        (["pairs", "texts", "--out", "a", "--prompt", "{question}"], 4, "must have {passage}"),
+        (["pairs", "texts", "--out", "a", "--set", "answer.prompt=' {question}'"], 4, "{passage}"),
         (["pairs", "texts", "--out", "a", "--set", "windw=3"], 4, "window"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,15 @@ from reader_pairs import write_text
 from safetensors.torch import load_file, save_file
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.reader_training import reader_run
-from esa_cli.evaluation.reader_training.answer_logits import answer_logits, log_probabilities
+from esa_cli.evaluation.reader_training import reader_run, reader_scores
+from esa_cli.evaluation.reader_training.answer_logits import answer_logits, answer_losses
 from esa_cli.evaluation.reader_training.example_batches import TokenExample
-from esa_cli.evaluation.reader_training.greedy_answers import greedy_answers
+from esa_cli.evaluation.reader_training.reader_examples import ExampleText
 from esa_cli.evaluation.reader_training.reader_run import RECORD, ReaderRun
 from esa_cli.evaluation.reader_training.reader_scores import (
     ReaderScores,
     area_under_curve,
+    score_text,
     word_f1,
     words,
 )
@@ -33,6 +35,7 @@ from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.models.random_model import write_random
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
+from esa_cli.qa.reading.passage_reader import QuotedSpan
 
 TEMPLATE = "{passage}\n{question}\nA:"
 FEW = ReaderTrainingSettings(
@@ -137,7 +140,7 @@ def test_the_record(run: ReaderRun) -> None:
     assert set(record["texts"]) == {"one"}
     assert set(record["held_out"]) == {"two"}
     assert events.shares[-1] == 1
-    assert events.read[0] == events.read[1] > 100
+    assert events.read == (54, 54)
     (report,) = events.reports
     (scores,) = report
     assert record["scores"] == [{"examples": record["examples"], "texts": [vars(scores)]}]
@@ -266,26 +269,46 @@ def test_answer_logits_are_those_of_each_example_alone(make_model: ModelFactory,
     ]
     torch.testing.assert_close(logits, torch.cat(alone), atol=1e-4, rtol=1e-4)
     picked = torch.cat(alone).log_softmax(-1)[range(9), targets]
-    wanted = torch.stack([picked[:3].sum(), picked[3], picked[4:].sum()])
-    torch.testing.assert_close(log_probabilities(model, batch), wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_greedy_answers_are_those_of_each_prompt_alone(loaded: LoadedModel) -> None:
-    prompt = PassagePrompt(loaded.tokenizer, TEMPLATE, "(not told)")
-    prompts = [list(f"a text of {n}".encode()) * n for n in (1, 3, 2)]
-    together = greedy_answers(loaded.model, prompt, prompts, most=6)
-    for ids, said in zip(prompts, together, strict=True):
-        for _ in range(6):
-            logits = loaded.model(torch.tensor([ids])).logits
-            ids = [*ids, int(logits[0, -1].argmax())]
-        assert said == prompt.texts(ids[-6:]).split("\n")[0].strip()
+    losses, again = answer_losses(model, batch)
+    assert again.tolist() == rows.tolist()
+    torch.testing.assert_close(losses, -picked, atol=1e-4, rtol=1e-4)
 
 
 def test_words_and_curves() -> None:
     assert words("The “Old” Mill, 1851.") == ["old", "mill", "1851"]
     assert word_f1("an old mill", "the mill") == pytest.approx(2 / 3)
     assert word_f1("", "mill") == 0.0
-    right, wrong = torch.tensor([3.0, 1.0]), torch.tensor([0.0, 1.0, 2.0])
-    assert area_under_curve(right, wrong) == pytest.approx((3 + 1.5) / 6)
-    inf = torch.tensor([float("inf")])
-    assert area_under_curve(inf, inf) == 0.5
+    assert area_under_curve([3.0, 1.0], [0.0, 1.0, 2.0]) == pytest.approx((3 + 1.5) / 6)
+    assert area_under_curve([float("inf")], [float("inf")]) == 0.5
+
+
+class Oracle:
+    """A reader that finds the hour a passage has for a question, and knows when there is none."""
+
+    def read(self, question: str, passages: Sequence[str]) -> Oracle:
+        thing = question.removeprefix("When naps ").rstrip("?")
+        found = [re.search(rf"(?i:{thing}) naps by an elm (at \d+)", one) for one in passages]
+        self.log_odds = [1.0 if one else -1.0 for one in found]
+        self._found = found
+        return self
+
+    def span(self, number: int) -> QuotedSpan | None:
+        found = self._found[number]
+        return QuotedSpan(number, *found.span(1), 0.0) if found else None
+
+
+def test_an_oracle_scores_all_points(run: ReaderRun) -> None:
+    seen = []
+    text = ExampleText(run.texts[0])
+    oracle: Any = Oracle()
+    scores = score_text(text, oracle, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (54, 54)
+    assert scores == ReaderScores("one", 48, 1.0, 1.0, 0.0, 1.0, 6, 1.0)
+
+
+def test_scores_of_many_pairs_are_of_some(run: ReaderRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_scores, "MOST", 20)
+    text, oracle = ExampleText(run.texts[0]), Oracle()
+    one, other = (score_text(text, oracle) for _ in range(2))  # type: ignore[arg-type]
+    assert one == other
+    assert one.answered + one.absent == 20

@@ -5,6 +5,7 @@ preset -> output folder -> pairs and texts -> model -> wrong windows found -> tr
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,9 @@ def train_reader(
         print_json(record)
         return
     _show(record)
-    reporter.note(f"the adapter is in {wanted.folder}", dim=False)
+    reporter.note(f"the adapter is in {wanted.folder}; use it with", dim=False)
+    use = ["--set", "answer.from=text", "--set", f"answer.adapter={wanted.folder}"]
+    reporter.note(f"  {shlex.join(use)}", dim=False)
 
 
 def _open(
@@ -87,7 +90,7 @@ def _open(
             "dtype must be float32 or bfloat16 for training, got float16", "add --dtype float32"
         )
     known = inspect_model(chosen, place, reporter)
-    prompt = PassagePrompt(known.tokenizer, wanted.prompt, wanted.unanswered)
+    prompt = PassagePrompt(known.tokenizer, chosen.answer.prompt, chosen.answer.unanswered)
     loaded = known.load(reporter)
     settings = wanted.settings(chosen.context)
     return ReaderRun(loaded, prompt, kept, held_out, wanted.folder, settings, wanted.every)

@@ -14,9 +14,6 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainingSettings
 
-PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
-UNANSWERED = "(not told)"
-
 
 @dataclass(frozen=True)
 class ReaderTrainingRequest:
@@ -44,12 +41,6 @@ class ReaderTrainingRequest:
         ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Other examples, other order.")] = 1
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="With {passage} and {question}.")] = (
-        PROMPT
-    )
-    unanswered: Annotated[
-        str, typer.Option(metavar="TEXT", help="The answer where the passage does not tell it.")
-    ] = UNANSWERED
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
     ] = False
