@@ -115,6 +115,19 @@ def test_training_lowers_the_loss_and_leaves_the_model_as_it_was(
     assert sorted(path.name for path in run.folder.iterdir()) == sorted([CONFIG, WEIGHTS, RECORD])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_training_on_a_gpu(run: ReaderRun) -> None:
+    torch.use_deterministic_algorithms(False)
+    loaded = load(str(run.loaded.folder), device="cuda", dtype="bfloat16")
+    on_gpu = replace(run, loaded=loaded)
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.run(Events(2))
+    record = on_gpu.run(Events(), resume=True)
+    assert record["device"] == "cuda"
+    assert record["scores"][-1]["texts"][0]["auc"] is not None
+
+
 def test_a_resumed_training_is_bit_equal(run: ReaderRun, tmp_path: Path) -> None:
     whole, cut = replace(run, held_out=()), replace(run, held_out=(), folder=tmp_path / "cut")
     done = whole.run(Events())
