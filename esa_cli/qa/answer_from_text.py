@@ -25,8 +25,8 @@ from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan
+from esa_cli.qa.reply import NOT_TOLD
 
-NOT_TOLD = "The documents do not say."
 ROOM = 1024
 """Tokens for the passages and the answer."""
 SPANS = 3

@@ -5,9 +5,10 @@ Plain data, so that chat, batch, server and tests can be written against it alon
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
@@ -42,6 +43,30 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Quotation:
+    """The place of an answer that is a quotation: a document's name, and its characters there."""
+
+    document: str
+    start: int
+    end: int
+
+
+NOT_TOLD = "The documents do not say."
+"""The answer where no passage tells it."""
+_NOT_TOLD = re.compile(
+    r"\W*(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
+    r"(?:say|tell|state|mention|specify|contain|provide)\b",
+    re.IGNORECASE,
+)
+AnsweredFrom = Literal["rows", "text"]
+
+
+def says_not_told(text: str) -> bool:
+    """Whether an answer begins with the words that the documents do not say."""
+    return bool(_NOT_TOLD.match(text))
+
+
+@dataclass(frozen=True)
 class Reply:
     """One answer, what it rests on, and what it took.
 
@@ -49,6 +74,8 @@ class Reply:
         evidence: heaviest first. found: False when nothing in the documents carries weight, so that
             they may not contain the answer.
         first_token_s, total_s: seconds from asking. cut: it reached the longest allowed.
+        answered_from: rows that were selected, or passages read again as text.
+        quotation: where the text stands, if it is a quotation.
     """
 
     text: str
@@ -59,6 +86,13 @@ class Reply:
     first_token_s: float
     total_s: float
     cut: bool = False
+    answered_from: AnsweredFrom = "rows"
+    quotation: Quotation | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the documents may not contain the answer, and its text does not say so itself."""
+        return not self.found and not says_not_told(self.text)
 
 
 class IngestedDocument(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.question_form import referred_to
-from esa_cli.qa.reply import Evidence, Reply, Turn
+from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.session import Session
 
 
@@ -76,7 +76,14 @@ class TextReplies:
             for one, weight in zip(found.passages[:evidence], found.weights, strict=False)
         )
         cut = found.span is None and found.tokens >= tokens
-        reply = Reply(found.text, passages, found.found, asked, found.tokens, spent, spent, cut)
+        quotation = None
+        if found.span is not None:
+            named = books[found.passages[0].document].document.name
+            quotation = Quotation(named, *found.span)
+        reply = Reply(
+            found.text, passages, found.found, asked, found.tokens, spent, spent, cut, "text",
+            quotation,
+        )  # fmt: skip
         return reply, token_weights(found, books)
 
 

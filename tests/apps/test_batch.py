@@ -106,8 +106,8 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     go(asker, write(q("Who?", "a.txt", id="x1"), q("Wo, ü?", "a.txt")), out)
     first, second = rows(out)
     assert set(first) == {
-        "id", "question", "documents", "answer", "found", "cut", "evidence", "tokens", "timing",
-        "key",
+        "id", "question", "documents", "answer", "found", "cut", "answered_from", "quotation",
+        "evidence", "tokens", "timing", "key",
     }  # fmt: skip
     assert (first["id"], second["id"]) == ("x1", 2)
     assert first["documents"] == ["a.txt"]
@@ -672,6 +672,9 @@ def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> A
     return typer.testing.CliRunner().invoke(app, [*words, "--preset", "tiny-random"])
 
 
+FROM_TEXT = ["--set", "answer.from=text"]
+
+
 def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(*MIXED)
     asker = FakeAsker()
@@ -720,10 +723,10 @@ def test_the_preset_is_part_of_what_may_not_change(
 ) -> None:
     write(*MIXED)
     command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
-    result = command(
-        monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl", "--set", "window.selected=32"
-    )
-    assert isinstance(result.exception, UsageError)
+    for changed in (["--set", "window.selected=32"], [*FROM_TEXT, "--answer", "span"]):
+        result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl", *changed)
+        assert isinstance(result.exception, UsageError)
+        assert "under other settings" in str(result.exception)
 
 
 @pytest.mark.parametrize(

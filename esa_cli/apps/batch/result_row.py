@@ -22,6 +22,8 @@ def answer_row(
         "answer": reply.text,
         "found": reply.found,
         "cut": reply.cut,
+        "answered_from": reply.answered_from,
+        "quotation": None if reply.quotation is None else asdict(reply.quotation),
         "evidence": [asdict(passage) for passage in reply.evidence],
         "tokens": {"question": reply.question_tokens, "answer": reply.answer_tokens},
         "timing": {

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from esa_cli.apps.chat.conversation import Exchange
-from esa_cli.qa.reply import Evidence
+from esa_cli.qa.reply import Evidence, says_not_told
 
 
 def place(passage: Evidence) -> str:
@@ -42,7 +42,7 @@ def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange
         lines += ["", f"## Question {number}", "", "\n".join(quoted), "", one.answer]
         if one.stopped or one.cut:
             lines += ["", "*(stopped)*" if one.stopped else "*(cut off)*"]
-        if not one.found:
+        if not one.found and not says_not_told(one.answer):
             lines += ["", "*(the documents may not contain the answer)*"]
         if one.evidence:
             lines += ["", "Evidence:", ""]

@@ -79,7 +79,7 @@ def passage_line(passage: Evidence, width: int) -> str:
 
 def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
     """Writes below an answer whether to trust it, and its best `count` passages."""
-    if not reply.found:
+    if reply.doubtful:
         reporter.warn(f"  {NOT_FOUND}")
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
@@ -115,6 +115,8 @@ def as_dict(
     return {
         "answer": reply.text,
         "found": reply.found,
+        "answered_from": reply.answered_from,
+        "quotation": None if reply.quotation is None else asdict(reply.quotation),
         "evidence": [asdict(passage) for passage in reply.evidence],
         "model": chosen.model,
         "preset": chosen.name,

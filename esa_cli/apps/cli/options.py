@@ -51,7 +51,9 @@ Device = Annotated[
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 Method = Annotated[
     str | None,
-    typer.Option("--method", help="A whole method over the preset, by its name in `esa methods`."),
+    typer.Option(
+        "--method", help="Answer from rows by a whole method, by its name in `esa methods`."
+    ),
 ]
 Methods = Annotated[
     str,
@@ -93,11 +95,14 @@ class ModelOptions:
     device: Device = "auto"
     dtype: Dtype = "auto"
 
-    def overrides(self, parts: Mapping[str, str | None] | None = None) -> list[str]:
+    def overrides(
+        self, parts: Mapping[str, str | None] | None = None, more: Sequence[str] = ()
+    ) -> list[str]:
         """`key=value` texts for `preset.load`: options of one setting first, then --set.
 
         Args:
-            parts: setting -> value of options that name a part of the method.
+            parts: setting -> value of options that name a part of the method. more: such texts of
+                other options.
         """
         named = {"model": self.model, **(parts or {})}
         given = [
@@ -105,15 +110,18 @@ class ModelOptions:
             for key, value in named.items()
             if value is not None
         ]
-        return [*given, *(self.settings or [])]
+        return [*given, *more, *(self.settings or [])]
 
     def load_preset(
-        self, parts: Mapping[str, str | None] | None = None, method: str | None = None
+        self,
+        parts: Mapping[str, str | None] | None = None,
+        method: str | None = None,
+        more: Sequence[str] = (),
     ) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line.
 
         Args:
-            parts: as for `overrides`.
+            parts, more: as for `overrides`.
             method: a whole method over the preset, one that is not made for one length.
 
         Raises:
@@ -124,7 +132,7 @@ class ModelOptions:
         from esa_cli.models import parse_reference
         from esa_cli.qa.preset import load
 
-        chosen = load(self.preset, self.overrides(parts))
+        chosen = load(self.preset, self.overrides(parts, more))
         if method is not None:
             from esa_cli.qa.method_presets import for_length
 

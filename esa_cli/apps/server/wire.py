@@ -218,6 +218,8 @@ class Completion:
 
     def _evidence(self, reply: Reply) -> dict[str, Any]:
         extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+        extra["answered_from"] = reply.answered_from
+        extra["quotation"] = None if reply.quotation is None else asdict(reply.quotation)
         return {**extra, "missing": self.missing} if self.missing else extra
 
 

@@ -35,6 +35,7 @@ def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
         "document", "page", "line", "chapter", "start", "end", "text", "weight",
     }  # fmt: skip
     assert choice.message.found is True
+    assert (choice.message.answered_from, choice.message.quotation) == ("rows", None)
     assert asker.calls[0]["books"] == ["alpha"]
     assert live.notes == ["4 tokens answered in 0.2 s"]
 

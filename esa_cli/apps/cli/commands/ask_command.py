@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.commands.ask_request import AS_NAMED, AskOptions, AskRequest
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL, UsageError
 
@@ -35,70 +35,15 @@ Arguments = Annotated[
         help="Files, folders or patterns, or - for standard input; then the question, in quotes.",
     ),
 ]
-SelectorName = Annotated[str | None, typer.Option("--selector", help="The selector, by name.")]
-ScoreName = Annotated[str | None, typer.Option("--score", help="The score, by name.")]
-PositionName = Annotated[
-    str | None, typer.Option("--position", help="The position encoding, by name.")
-]
-InLibrary = Annotated[
-    bool, typer.Option("--library", help="Ask about all documents of the library, too.")
-]
-Shown = Annotated[
-    int | None, typer.Option("--evidence", min=0, max=50, help="Passages below the answer; 3.")
-]
-Report = Annotated[
-    Path | None, typer.Option("--report", help="Write a page with the text and what was looked at.")
-]
-Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard input is a question.")]
-
-
-@dataclass(frozen=True)
-class AskOptions:
-    """Options of `esa ask` besides those of the model and of generation."""
-
-    keep: options.Keep = False
-    library: InLibrary = False
-    evidence: Shown = None
-    report: Report = None
-    stdin: Lines = False
-    method: options.Method = None
-    selector: SelectorName = None
-    score: ScoreName = None
-    position: PositionName = None
-    as_json: options.Json = False
-    quiet: options.Quiet = False
-
-    @property
-    def parts(self) -> dict[str, str | None]:
-        """Setting -> name of a part of the method."""
-        names = {"selector": self.selector, "score": self.score, "position": self.position}
-        return {f"{part}.name": name for part, name in names.items()}
-
-    @property
-    def passages(self) -> int:
-        """Passages of an answer to show, or to put into its JSON object."""
-        from esa_cli.apps.cli.answer_output import passage_count
-
-        return passage_count(self.evidence, self.quiet and not self.as_json)
-
-
-@dataclass(frozen=True)
-class AskRequest:
-    """The documents, the question and the options of one `esa ask`."""
-
-    documents: Sequence[str]
-    question: str
-    options: AskOptions
-    model: ModelOptions
-    generation: GenerationOptions
 
 
 @options.command
 def ask(
     arguments: Arguments = None,
-    ways: AskOptions = AskOptions(),
+    ways: AskOptions = AS_NAMED,
     model: ModelOptions = options.DEFAULTS,
     generation: GenerationOptions = options.AS_PRESET,
+    answer: AnswerOptions = AS_ANSWERED,
 ) -> None:
     """Answer a question about documents of any length.
 
@@ -114,7 +59,8 @@ def ask(
     documents, question = split(arguments or [], library=ways.library, lines=ways.stdin)
     check_characters(question)
     check_method_alone(ways.method, ways.parts)
-    request = AskRequest(documents, question, ways, model, generation)
+    answer.check_no_method(ways.method)
+    request = AskRequest(documents, question, ways, model, generation, answer)
     reporter, timing = Reporter(ways.quiet), Timing()
     check("--report", ways.report)
     try:
@@ -131,7 +77,7 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output_paths import spare
 
-    chosen = request.model.load_preset(request.options.parts)
+    chosen = request.answer.load_preset(request.model, request.options.overrides)
     found = inputs.read(request.documents, reporter)
     spare("--report", request.options.report, [document.source for document in found.documents])
     ready = _ready(request, chosen, found.documents, reporter)

@@ -13,6 +13,7 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL, UsageError
 
@@ -55,6 +56,7 @@ def batch(
     method: options.Method = None,
     model: ModelOptions = options.DEFAULTS,
     generation: GenerationOptions = options.AS_PRESET,
+    answer: AnswerOptions = AS_ANSWERED,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -65,7 +67,7 @@ def batch(
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter
 
-    chosen = model.load_preset(method=method)
+    chosen = answer.load_preset(model, method=method)
     asking = {**generation.arguments(), "evidence": evidence}
     depends = {**asking, "preset": chosen.model_dump(mode="json", exclude={"name", "description"})}
     reporter = Reporter(quiet)

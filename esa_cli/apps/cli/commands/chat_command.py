@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli import inputs, options
+from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL
 
@@ -33,6 +34,7 @@ def chat(
     method: options.Method = None,
     model: ModelOptions = options.DEFAULTS,
     generation: GenerationOptions = options.AS_PRESET,
+    answer: AnswerOptions = AS_ANSWERED,
     evidence: Shown = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -48,7 +50,7 @@ def chat(
     named = documents or []
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     inputs.check(named, questions_on_stdin=True)
-    chosen = model.load_preset(method=method)
+    chosen = answer.load_preset(model, method=method)
     reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
     found = inputs.read(named, reporter).documents
     try:

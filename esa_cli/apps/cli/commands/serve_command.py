@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esa_cli.apps.cli import inputs, options
+from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.errors import UsageError
 
@@ -69,6 +70,7 @@ def serve(
     timeout: Timeout = 600.0,
     keep: options.Keep = False,
     model: ModelOptions = options.DEFAULTS,
+    answer: AnswerOptions = AS_ANSWERED,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve /v1/chat/completions on this machine, for programs made for OpenAI's.
@@ -82,7 +84,7 @@ def serve(
     size = parse_size(max_body, "--max-body")
     wanted = ServeRequest(documents or [], allow or [], host, port, token, size, max_queue, timeout)
     check(wanted)
-    chosen = model.load_preset()
+    chosen = answer.load_preset(model)
     reporter = Reporter(quiet)
     found = inputs.read(wanted.documents, reporter).documents
     try:

@@ -1,0 +1,120 @@
+"""`--answer`, `--no-adapter` and the parts of a method: whether answers come from rows or text."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, esa, note, surroundings
+from command import TINY, Esa, fail
+
+from esa_cli.apps.chat.conversation import Exchange
+from esa_cli.apps.chat.transcript import transcript
+from esa_cli.apps.cli.answer_options import AnswerOptions
+from esa_cli.apps.cli.answer_output import NOT_FOUND, show_under
+from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.errors import UsageError
+from esa_cli.qa.reply import NOT_TOLD, Reply, says_not_told
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
+FROM_TEXT = ["--set", "answer.from=text", "--set", "answer.passages=2"]
+QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model's window has 512 bytes."""
+    monkeypatch.setattr("esa_cli.qa.answer_from_text.ROOM", 256)
+
+
+def chosen(answer: AnswerOptions, *settings: str, **more: Any) -> Any:
+    model = ModelOptions(preset="tiny-random", settings=list(settings))
+    return answer.load_preset(model, **more).answer
+
+
+def test_options_are_settings_of_the_preset() -> None:
+    given = AnswerOptions(answer="span", no_adapter=True)
+    with_adapter = ["answer.from=text"]
+    assert chosen(AnswerOptions(), *with_adapter, "answer.adapter=x").adapter == "x"
+    found = chosen(given, *with_adapter)
+    assert (found.form, found.adapter) == ("span", None)
+    assert chosen(given, *with_adapter, "answer.form=text").form == "text", "--set comes last"
+
+
+@pytest.mark.parametrize("given", [{"answer": "text"}, {"no_adapter": True}])
+def test_without_passages_they_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="needs answers from passages"):
+        chosen(AnswerOptions(**given))
+    with pytest.raises(UsageError, match="needs answers from passages"):
+        chosen(AnswerOptions(**given), "answer.from=text", method="infllm")
+    with pytest.raises(UsageError, match="and --method infllm: a method answers from the rows"):
+        AnswerOptions(**given).check_no_method("infllm")
+
+
+def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
+    data = esa("ask", note, "When does the gate open?", *TINY, *FROM_TEXT, *QUIET).data
+    assert data["answered_from"] == "text"
+    place = data["quotation"]
+    assert place["document"] == "note.md"
+    text = Path(note).read_text("utf-8")[place["start"] : place["end"]]
+    assert " ".join(text.split()) == data["answer"]
+
+
+@pytest.mark.parametrize(
+    "part", [["--selector", "topk"], ["--score", "sum"], ["--position", "esa"]], ids=" ".join
+)
+def test_a_part_of_a_method_answers_from_rows(esa: Esa, note: str, part: list[str]) -> None:
+    preset = Path("own.yaml")
+    preset.write_text("extends: tiny-random\nanswer: {from: text, passages: 2}\n")
+    ask = ["ask", note, "When?", "--preset", "./own.yaml", "--device", "cpu", *QUIET]
+    assert esa(*ask).data["answered_from"] == "text"
+    data = esa(*ask, *part).data
+    assert (data["answered_from"], data["quotation"]) == ("rows", None)
+    fail(esa(*ask, *part, "--answer", "span"), 2, "--answer span needs answers from passages")
+    fail(esa(*ask, "--method", "infllm", "--no-adapter"), 2, "--no-adapter and --method infllm")
+
+
+def test_free_text_and_lines(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = esa("ask", note, "When?", *TINY, *FROM_TEXT, *QUIET, "--answer", "text").data
+    assert (data["answered_from"], data["quotation"]) == ("text", None)
+    assert data["tokens"]["answer"] <= 4
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\n")))
+    row = esa("ask", note, "--stdin", *TINY, *FROM_TEXT, *QUIET, "--answer", "span").data
+    assert row["answered_from"] == "text"
+    assert set(row["quotation"]) == {"document", "start", "end"}
+
+
+def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None:
+    ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--answer", "span"]
+    result = esa(*ask, "--set", "answer.threshold=1000000.0")
+    assert result.out == f"{NOT_TOLD}\n"
+    assert NOT_FOUND not in result.err
+    assert "  note.md, line 1" in result.err, "the nearest passages"
+    result = esa(*ask, "--set", "answer.threshold=1000000.0", *QUIET)
+    assert (result.data["found"], result.data["quotation"]) == (False, None)
+
+
+def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, warned in (("At nine.", True), (NOT_TOLD, False)):
+        show_under(Reply(text, (), False, 1, 1, 0.1, 0.1), 3, Reporter())
+        assert (NOT_FOUND in capsys.readouterr().err) is warned
+        record = [Exchange("When?", text, found=False)]
+        assert (NOT_FOUND in transcript(Path("a.md"), "model", [], record)) is warned
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NOT_TOLD, True),
+        ("the passages don't mention a horse.", True),
+        ("The documents do not say what the horse's name was.", True),
+        ("The documents were burnt.", False),
+        ("He said that the documents do not say.", False),
+    ],
+)
+def test_words_that_the_documents_do_not_say(text: str, told: bool) -> None:
+    assert says_not_told(text) is told
