@@ -50,8 +50,8 @@ class ReaderTrainingSettings:
     final: float = 0.05
     batch: int = 16
     seed: int = 1
-    wrong: float = 0.55
-    cloze: float = 0.08
+    wrong: float = 0.7
+    cloze: float = 0.05
     longest: int = 512
 
     def share(self, state: TrainingState) -> float:
