@@ -47,3 +47,8 @@ class AnswerSettings(BaseModel):
     votes: float = Field(default=0.0, ge=0)
     prior: float = Field(default=1.0, ge=0)
     threshold: float | None = None
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether documents must have been read by the model before they are asked."""
+        return self.source == "rows" or self.votes > 0

@@ -161,6 +161,14 @@ class Esa:
         self._open = []
         return self.documents.ingest(source, progress)
 
+    def unread(self, document: Document) -> Book:
+        """The document as it is: questions are answered from its text alone.
+
+        Only where the preset says `answer.from: text` without votes; `ask` refuses it elsewhere.
+        """
+        tokenised = TokenisedDocument.of(document, self.loaded.tokenizer)
+        return Book(document, None, tokenised.offsets)
+
     def ask(
         self,
         question: str,
@@ -228,7 +236,10 @@ class Esa:
         ):
             return
         self._open = []
-        self.session.open([book.prefilled for book in books])
+        prefilled = [book.prefilled for book in books if book.prefilled]
+        if len(prefilled) < len(books):
+            raise UsageError("a document has not been read", "ingest it first")
+        self.session.open(prefilled)
         self._open = list(books)
 
     def placed(self, books: Sequence[Book]) -> list[PlacedBook]:

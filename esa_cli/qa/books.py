@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -14,24 +15,25 @@ from esa_cli.storage.prefilled_document import PrefilledDocument, text_rows
 
 @dataclass(frozen=True)
 class Book:
-    """One document as a model read it.
+    """One document as a model read it, or as it is before that.
 
     Args:
-        document: its text, and where it came from. prefilled: its KV rows.
+        document: its text, and where it came from. prefilled: its KV rows; None: it has not been
+            read, and can be asked only where answers come from text.
         spans: (n, 2) first and last character of each token of its text.
         entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
     """
 
     document: Document
-    prefilled: PrefilledDocument
+    prefilled: PrefilledDocument | None
     spans: Tensor
     entry: Entry | None = None
     read_s: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Its tokens, the prompt's head included."""
-        return len(self.prefilled.ids)
+        """Its tokens, the prompt's head included if it has been read."""
+        return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,18 @@ def distinct(books: Sequence[Book]) -> list[Book]:
 
 def place_books(books: Sequence[Book]) -> list[PlacedBook]:
     """The books in the order of the question, concatenated."""
-    rows = text_rows([book.prefilled for book in books])
+    read = [book.prefilled for book in books if book.prefilled]
+    rows = text_rows(read) if len(read) == len(books) else _rows_of_text(books)
     return [
         PlacedBook(replace(book.document, name=name), book.spans, at)
         for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
     ]
+
+
+def _rows_of_text(books: Sequence[Book]) -> list[range]:
+    """Rows of the books' texts one after the other: where some have not been read."""
+    ends = list(accumulate(len(book.spans) for book in books))
+    return [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
 
 
 def _distinct_names(books: Sequence[Book]) -> list[str]:
