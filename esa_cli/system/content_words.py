@@ -13,7 +13,8 @@ from functools import lru_cache
 import snowballstemmer
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
-SPACELESS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]+")
+SPACELESS_CHARACTER = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
+SPACELESS = re.compile(f"{SPACELESS_CHARACTER}+")
 _ENGLISH = """
 a an and are as at be but by for if in into is it no not of on or such that the their then there
 these they this to was will with what which who whom whose when where why how do does did has have
@@ -52,6 +53,13 @@ def _pieces(word: str, start: int) -> Iterator[tuple[int, str]]:
         done = match.end()
     if done < len(word):
         yield start + done, stem(word[done:].lower())
+
+
+def word_count(text: str) -> int:
+    """Words of a text, at least 1: one for each pair of characters of a script without spaces, and
+    for each 20 characters of what has none for another reason."""
+    spaceless = sum(len(run) for run in SPACELESS.findall(text))
+    return max(1, len(text.split()), len(text) // 20, spaceless // 2)
 
 
 def content_words(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esa_cli.system.bm25_scores import K1, B, Bm25
-from esa_cli.system.content_words import content_words, located_words
+from esa_cli.system.content_words import content_words, located_words, word_count
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ from esa_cli.system.content_words import content_words, located_words
 )
 def test_content_words(text: str, words: list[str]) -> None:
     assert content_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("", 1), ("?", 1), ("He is a man of 3 words.", 7), ("鲸鱼在海里。", 2), ("x" * 600, 30)],
+)
+def test_words_are_counted_without_spaces_too(text: str, count: int) -> None:
+    assert word_count(text) == count
 
 
 def test_words_are_where_they_begin() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_spans, sentence_windows
 from esa_cli.system.bm25_scores import Bm25
-from esa_cli.system.content_words import content_words
+from esa_cli.system.content_words import content_words, word_count
 
 WINDOW_WORDS = 60
 AROUND = ((200, 0.6), (600, 0.6))
@@ -49,7 +49,7 @@ class LexicalIndex:
             [vocabulary.setdefault(word, len(vocabulary)) for word in content_words(text[a:b])]
             for a, b in spans
         ]
-        counts = [len(text[a:b].split()) or 1 for a, b in spans]
+        counts = [word_count(text[a:b]) for a, b in spans]
         windows = sentence_windows(spans, counts, WINDOW_WORDS)
         self.windows += windows
         self.documents += [number] * len(windows)

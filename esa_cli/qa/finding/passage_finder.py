@@ -34,10 +34,7 @@ class PassageFinder:
 
     def __init__(self, texts: Sequence[str], spans: Sequence[Tensor]) -> None:
         self.index = LexicalIndex(texts)
-        self._bounds = [
-            _token_bounds(spans[document], window.start, window.end)
-            for document, window in zip(self.index.documents, self.index.windows, strict=True)
-        ] if spans else []  # fmt: skip
+        self._spans = list(spans)
 
     def find(
         self,
@@ -64,11 +61,16 @@ class PassageFinder:
 
     def _summed(self, votes: Sequence[Tensor]) -> Tensor:
         """Votes of each window's tokens, (windows,)."""
-        sums = [torch.cat((torch.zeros(1), one.float().cumsum(0))) for one in votes]
-        return torch.stack([
-            sums[document][last] - sums[document][first]
-            for document, (first, last) in zip(self.index.documents, self._bounds, strict=True)
-        ])  # fmt: skip
+        out = torch.zeros(len(self.index))
+        documents = torch.tensor(self.index.documents)
+        windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
+        for number, (spans, one) in enumerate(zip(self._spans, votes, strict=True)):
+            if (own := documents == number).any():
+                first, last = token_bounds(spans, windows[own])
+                # float64: differences of sums over a whole book
+                sums = torch.cat((torch.zeros(1).double(), one.double().cumsum(0)))
+                out[own] = (sums[last] - sums[first]).float()
+        return out
 
     def _best(self, scores: Tensor, count: int) -> list[FoundPassage]:
         out: list[FoundPassage] = []
@@ -85,10 +87,9 @@ class PassageFinder:
 
 def standardised(scores: Tensor) -> Tensor:
     """Scores less their mean, in standard deviations; zeros where all are the same."""
-    if scores.numel() < 2:
+    if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
-    spread = scores.std()
-    return (scores - scores.mean()) / spread if spread > 0 else torch.zeros_like(scores)
+    return (scores - scores.mean()) / scores.std()
 
 
 def _half(one: FoundPassage, start: int, end: int) -> bool:
@@ -96,9 +97,10 @@ def _half(one: FoundPassage, start: int, end: int) -> bool:
     return 2 * shared >= min(one.end - one.start, end - start)
 
 
-def _token_bounds(spans: Tensor, start: int, end: int) -> tuple[int, int]:
-    """Tokens [first, last) that begin within characters [start, end)."""
-    first, last = torch.searchsorted(
-        spans[:, 1].contiguous(), torch.tensor([start, end - 1]), right=True
-    ).tolist()
-    return first, max(first, min(last + 1, len(spans)))
+def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [first, last) that have one of the characters [start, end), for each row (start, end);
+    `spans` (n, 2) are the characters of each token."""
+    spans, characters = spans.long(), characters.long()
+    first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
+    last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
+    return first, last.maximum(first)

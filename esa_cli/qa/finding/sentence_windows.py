@@ -7,11 +7,12 @@ one before. Windows cross paragraphs: dialogue has paragraphs of a few words.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from esa_cli.documents.sentences import cuts
 
-PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,30 @@ class TextWindow:
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """Characters [start, end) of the sentences and lines of `text`, in order."""
     out: list[tuple[int, int]] = []
-    for paragraph in PARAGRAPH.finditer(text):
-        start = paragraph.start()
-        for end in cuts(text, start, paragraph.end()):
-            while start < end and text[start].isspace():
-                start += 1
-            stop = end
-            while stop > start and text[stop - 1].isspace():
-                stop -= 1
-            if start < stop:
-                out.append((start, stop))
+    for start, last in _paragraphs(text):
+        for end in cuts(text, start, last):
+            first, stop = _bare(text, start, end)
+            if first < stop:
+                out.append((first, stop))
             start = end
     return out
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
+    at = 0
+    for blank in BLANK_LINES.finditer(text):
+        yield _bare(text, at, blank.start())
+        at = blank.end()
+    yield _bare(text, at, len(text))
+
+
+def _bare(text: str, start: int, end: int) -> tuple[int, int]:
+    """[start, end) without white space at its ends."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return start, end
 
 
 def sentence_windows(

@@ -1,0 +1,139 @@
+"""The ranking of windows: words, earlier turns, votes, and no two of the same text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli.qa.finding.lexical_index import LexicalIndex
+from esa_cli.qa.finding.passage_finder import (
+    FoundPassage,
+    PassageFinder,
+    standardised,
+    token_bounds,
+)
+
+FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
+GATE = "Captain Ahab opens the northern gate at nine. "
+BOTH = FILLER + GATE + FILLER
+
+
+def spans_of(text: str, width: int = 4) -> torch.Tensor:
+    return torch.tensor([(at, min(at + width, len(text))) for at in range(0, len(text), width)])
+
+
+def finder(*texts: str) -> PassageFinder:
+    return PassageFinder(texts, [spans_of(text) for text in texts])
+
+
+def shown(found: FoundPassage, *texts: str) -> str:
+    return texts[found.document][found.start : found.end]
+
+
+def test_the_passage_with_the_words_comes_first() -> None:
+    found = finder(BOTH).find("When does Ahab open the gate?", 5)
+    assert GATE.strip() in shown(found[0], BOTH)
+    assert found[0].score > 3
+    assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
+
+
+def test_in_which_of_several_documents() -> None:
+    texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
+    assert finder(*texts).find("Ahab's gate?", 1)[0].document == 2
+    assert finder(*texts).find("Who is Starbuck?", 1)[0].document == 3
+
+
+def test_scores_are_in_standard_deviations() -> None:
+    index, question = LexicalIndex([BOTH]), "When does Ahab open the gate?"
+    want = index.scores(question)
+    want = (want - want.mean()) / want.std()
+    for one in finder(BOTH).find(question, 100):
+        at = [(w.start, w.end) for w in index.windows].index((one.start, one.end))
+        assert one.score == pytest.approx(float(want[at]), abs=1e-5)
+
+
+def test_no_passage_overlaps_a_better_one_by_half() -> None:
+    found = finder(BOTH, BOTH).find("boat pier gate", 100)
+    for n, one in enumerate(found):
+        for other in found[:n]:
+            if one.document == other.document:
+                shared = min(one.end, other.end) - max(one.start, other.start)
+                assert 2 * shared < min(one.end - one.start, other.end - other.start)
+    assert {one.document for one in found} == {0, 1}
+
+
+@pytest.mark.parametrize("question", ["Who was it that had been there?", "?!...", "Zzz?"])
+def test_without_words_the_text_comes_in_its_order(question: str) -> None:
+    found = finder(BOTH).find(question, 3)
+    assert [one.score for one in found] == [0.0] * 3
+    assert [one.start for one in found] == sorted(one.start for one in found)
+    assert found[0].start == 0
+
+
+@pytest.mark.parametrize("texts", [(), ("",), ("", "\n\n")])
+def test_no_text_no_passage(texts: tuple[str, ...]) -> None:
+    assert finder(*texts).find("Who is Ahab?", 3) == []
+    votes = [torch.zeros(len(spans_of(text))) for text in texts]
+    assert finder(*texts).find("Who is Ahab?", 3, votes=votes, weight=1.0) == []
+
+
+def test_one_window_is_found_with_score_zero() -> None:
+    assert finder(GATE).find("Who is Ahab?", 3) == [FoundPassage(0, 0, len(GATE) - 1, 0.0)]
+
+
+def test_earlier_turns_count_half() -> None:
+    index, question, earlier = LexicalIndex([BOTH]), "boat?", "Who is Ahab? The captain."
+    want = index.scores(question) + 0.5 * index.scores(earlier)
+    best = index.windows[int(want.argmax())]
+    found = finder(BOTH).find(question, 1, earlier=earlier)[0]
+    assert (found.start, found.end) == (best.start, best.end)
+    assert found.score == pytest.approx(float(standardised(want).max()), abs=1e-5)
+
+
+def test_votes_of_a_windows_tokens_are_added() -> None:
+    texts = (BOTH, FILLER)
+    votes = [torch.rand(len(spans_of(text))) for text in texts]
+    index, question = LexicalIndex(texts), "the gate"
+    sums = [
+        sum(
+            float(vote)
+            for (start, end), vote in zip(
+                spans_of(texts[document]).tolist(), votes[document], strict=True
+            )
+            if start < window.end and end > window.start
+        )
+        for document, window in zip(index.documents, index.windows, strict=True)
+    ]
+    want = standardised(index.scores(question)) + 0.7 * standardised(torch.tensor(sums))
+    found = finder(*texts).find(question, 1, votes=votes, weight=0.7)[0]
+    best = int(want.argmax())
+    assert (found.document, found.start) == (index.documents[best], index.windows[best].start)
+    assert found.score == pytest.approx(float(want[best]), abs=1e-4)
+
+
+def test_votes_without_weight_are_left_out() -> None:
+    votes: list[Any] = [torch.full((1,), torch.nan)]  # of another length, too: not looked at
+    assert finder(BOTH).find("gate", 3, votes=votes) == finder(BOTH).find("gate", 3)
+
+
+def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
+    # " a", "b", two halves of one character, nothing, "d"
+    spans = torch.tensor([(0, 2), (2, 3), (3, 4), (3, 4), (4, 5)], dtype=torch.int32)
+    characters = torch.tensor([(0, 5), (1, 3), (2, 4), (3, 4), (4, 5), (4, 4)])
+    first, last = token_bounds(spans, characters)
+    assert list(zip(first.tolist(), last.tolist(), strict=True)) == [
+        (0, 5), (0, 2), (1, 4), (2, 4), (4, 5), (4, 4),
+    ]  # fmt: skip
+    empty = token_bounds(torch.empty(0, 2, dtype=torch.long), characters)
+    assert [one.tolist() for one in empty] == [[0] * 6] * 2
+
+
+def test_standardised() -> None:
+    assert standardised(torch.empty(0)).shape == (0,)
+    assert standardised(torch.tensor([3.0])).tolist() == [0.0]
+    assert standardised(torch.full((7,), 0.1)).tolist() == [0.0] * 7
+    values = standardised(torch.tensor([1.0, 2.0, 6.0]))
+    assert float(values.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(values.std()) == pytest.approx(1)
