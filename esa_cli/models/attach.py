@@ -125,8 +125,8 @@ class Attachment:
         """The bare model until the block ends; caches of this attachment keep their rows."""
         rotary, configs = self._bare
         own = self.body.rotary_emb, [(module, module.config) for module, _ in configs]
-        restore(self.body, rotary, configs)
         try:
+            restore(self.body, rotary, configs)
             yield
         finally:
             restore(self.body, *own)

@@ -41,8 +41,8 @@ class PromptBatch:
             out = model.base_model(
                 input_ids=batch.to(model.device), past_key_values=cache, use_cache=True
             )
-            last = torch.tensor([self._lengths[n] - 1 for n in group], device=model.device)
-            hidden = out.last_hidden_state[torch.arange(len(group), device=model.device), last]
+            last = torch.tensor([self._lengths[n] - 1 for n in group])
+            hidden = out.last_hidden_state[torch.arange(len(group)), last]
             for row, (n, line) in enumerate(zip(group, model.lm_head(hidden).float(), strict=True)):
                 self._where[n], logits[n] = (cache, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)

@@ -529,3 +529,40 @@ def test_windows_that_no_layer_uses_are_supported(make_model: ModelFactory) -> N
     want = model(ids).logits
     with attach(model, everything(7, 0)) as attached:
         close(model(ids, past_key_values=attached.new_cache()).logits, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_suspended_is_the_bare_model_and_the_rows_stay(
+    make_model: ModelFactory, family: str
+) -> None:
+    model, ids, short = make_model(family), tokens(), tokens(20, seed=8)
+    bare = model(short).logits
+    with attach(model, selective()) as attachment:
+        other, cache = attachment.new_cache(), attachment.new_cache()
+        model(ids[:, :50], past_key_values=other)
+        want = model(ids[:, 50:], past_key_values=other).logits
+        model(ids[:, :50], past_key_values=cache)
+        with attachment.suspended():
+            assert torch.equal(model(short).logits, bare)
+            stock = model(short[:, :12], past_key_values=DynamicCache()).past_key_values
+            last = model(short[:, 12:], past_key_values=stock).logits
+            torch.testing.assert_close(last, bare[:, 12:], atol=1e-4, rtol=1e-4)
+        assert cache.get_seq_length() == 50
+        assert torch.equal(model(ids[:, 50:], past_key_values=cache).logits, want)
+    assert torch.equal(model(short).logits, bare)
+
+
+def test_suspended_ends_with_an_exception_and_may_be_nested(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens(20)
+    bare = model(ids).logits
+    with attach(model, selective()) as attachment:
+        want = model(ids, past_key_values=attachment.new_cache()).logits
+        with pytest.raises(KeyboardInterrupt), attachment.suspended():
+            raise KeyboardInterrupt
+        assert torch.equal(model(ids, past_key_values=attachment.new_cache()).logits, want)
+        with attachment.suspended(), attachment.suspended():
+            assert torch.equal(model(ids).logits, bare)
+        assert torch.equal(model(ids, past_key_values=attachment.new_cache()).logits, want)
+    with attachment.suspended():
+        assert torch.equal(model(ids).logits, bare)
+    assert torch.equal(model(ids).logits, bare)

@@ -1,0 +1,68 @@
+"""Batches of prompts against the model's own logits, one prompt at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, ModelFactory
+
+from esa_cli.models import prompt_batch
+from esa_cli.models.prompt_batch import PromptBatch
+
+LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
+
+
+@pytest.fixture(params=["llama", "mistral", "qwen2", "qwen3"])
+def model(request: pytest.FixtureRequest, make_model: ModelFactory) -> Any:
+    return make_model(request.param)
+
+
+def prompts(lengths: list[int]) -> list[list[int]]:
+    return [torch.randint(1, VOCABULARY, (length,)).tolist() for length in lengths]
+
+
+def alone(model: Any, ids: list[int]) -> torch.Tensor:
+    out: torch.Tensor = model(torch.tensor([ids])).logits[0, -1]
+    return out
+
+
+@pytest.mark.parametrize("group", [1, 3, 8, 100])
+def test_logits_are_those_of_each_prompt_alone(
+    model: Any, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    monkeypatch.setattr(prompt_batch, "GROUP", group)
+    given = prompts(LENGTHS)
+    batch = PromptBatch(model, given)
+    want = torch.stack([alone(model, ids) for ids in given])
+    assert batch.logits.dtype == torch.float32
+    torch.testing.assert_close(batch.logits, want, atol=1e-4, rtol=1e-4)
+
+
+def test_continuations_are_those_of_the_whole_prompt(model: Any) -> None:
+    given = prompts(LENGTHS)
+    batch = PromptBatch(model, given)
+    for number in (5, 2, 0):
+        continuation = batch.continuation(number)
+        branches = [[3], [8], [3]]
+        logits = continuation.append([0, 0, 0], [3, 8, 3])
+        for parents, tokens in (([2, 1], [4, 5]), ([0, 0, 1], [6, 7, 8]), ([1], [9])):
+            want = torch.stack([alone(model, given[number] + own) for own in branches])
+            torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
+            logits = continuation.append(parents, tokens)
+            branches = [[*branches[at], token] for at, token in zip(parents, tokens, strict=True)]
+        want = torch.stack([alone(model, given[number] + own) for own in branches])
+        torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
+
+
+def test_a_continuation_leaves_the_others_as_they_were(make_model: ModelFactory) -> None:
+    model, given = make_model("llama"), prompts([7, 4])
+    batch = PromptBatch(model, given)
+    first = batch.continuation(0).append([0], [5])
+    batch.continuation(1).append([0, 0], [1, 2])
+    assert torch.equal(batch.continuation(0).append([0], [5]), first)
+
+
+def test_no_prompts(make_model: ModelFactory) -> None:
+    assert PromptBatch(make_model("llama"), []).logits.numel() == 0
