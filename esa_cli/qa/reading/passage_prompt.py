@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from esa_cli.errors import PresetError
@@ -14,6 +14,18 @@ FIELDS = ("{passage}", "{question}")
 def one_line(text: str) -> str:
     """The text with each run of white space as one space: line breaks of a page mean nothing."""
     return " ".join(text.split())
+
+
+def clipped(text: str, most: int, tokens: Callable[[str], int]) -> str:
+    """The beginning of `text` that has at most `most` of `tokens`; empty if there is none."""
+    least = None
+    while text and (over := tokens(text) - most) > 0:
+        least = tokens("") if least is None else least
+        own = over + most - least
+        keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
+        space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
+        text = text[: space if 2 * space > keep else keep]
+    return text
 
 
 class PassagePrompt:
@@ -35,7 +47,7 @@ class PassagePrompt:
                 )
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
         self.unanswered_ids = self.answer_ids(unanswered)
-        self.line_end = self._encode("\n")
+        self.line_end = self._encode("\n")[-1]
 
     def ids(self, question: str, passage: str) -> list[int]:
         """The prompt up to where the answer begins."""
@@ -46,6 +58,10 @@ class PassagePrompt:
     def answer_ids(self, answer: str) -> list[int]:
         """An answer as the model gives it: after a space, ended by a line end."""
         return self._encode(f" {one_line(answer)}\n")
+
+    def clipped(self, question: str, passage: str, most: int) -> str:
+        """The beginning of the passage with which the prompt has at most `most` tokens."""
+        return clipped(passage, most, lambda text: len(self.ids(question, text)))
 
     def texts(self, ids: Sequence[int]) -> str:
         """The text of some token ids."""

@@ -7,10 +7,10 @@ the model's next token. The passages with the highest ones are asked for their m
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ import torch
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.prompt_batch import PromptBatch
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
-from esa_cli.qa.reading.span_search import most_probable_span
+from esa_cli.qa.reading.span_search import LONGEST, most_probable_span
+from esa_cli.qa.reading.token_bytes import token_bytes
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,24 @@ class PassageReading:
     """
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
+        prompt, most = reader.prompt, reader.longest
+        if most is not None:
+            passages = [prompt.clipped(question, passage, most) for passage in passages]
         self._reader, self._lines = reader, [_Line(passage) for passage in passages]
-        prompt = reader.prompt
         ids = [prompt.ids(question, passage) for passage in passages]
         self._batch = PromptBatch(reader.model, ids)
+        if not passages:
+            self.log_odds: list[float] = []
+            return
         none = self._batch.logits.log_softmax(-1)[:, prompt.unanswered_ids[0]]
-        self.log_odds: list[float] = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
+        self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
     def span(self, number: int) -> QuotedSpan | None:
         """The most probable span of a passage, in its own characters; None: the model has none."""
         line, reader = self._lines[number], self._reader
         found = most_probable_span(
             line.text, self._batch.logits[number], self._batch.continuation(number),
-            reader.piece, reader.prompt.line_end[0],
+            reader.piece, reader.prompt.line_end,
         )  # fmt: skip
         if found is None:
             return None
@@ -63,12 +69,20 @@ class PassageReader:
 
     Args:
         model: a causal language model of transformers; nothing is attached while it reads.
+        context: the model's window in tokens; the ends of passages that exceed it are not read.
     """
 
-    def __init__(self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        prompt: PassagePrompt,
+        adapter: LoraAdapter | None,
+        context: int | None = None,
+    ) -> None:
         self.model, self.prompt = model, prompt
+        self.longest = None if context is None else context - LONGEST
         self._adapted = adapter.active if adapter else nullcontext
-        self.piece = cache(lambda token: prompt.texts([token]))
+        self.piece = token_bytes(prompt.tokenizer)
 
     def reading(self) -> Any:
         """Context in which `read` and the spans of its result are computed."""
@@ -93,5 +107,6 @@ class _Line:
 
     def original(self, at: int) -> int:
         """The place in the passage of character `at` of the line, which is not a space."""
-        before = [start for start in self._starts if start[0] <= at][-1]
-        return before[1] + at - before[0]
+        word = bisect_right(self._starts, at, key=lambda start: start[0]) - 1
+        line, passage = self._starts[word]
+        return passage + at - line

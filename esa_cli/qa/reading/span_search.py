@@ -2,7 +2,8 @@
 
 A language model's free answer to a question is often no quotation at all; among the spans of the
 passage its probabilities are good (exact-extract, arXiv 2108.05857). Each hypothesis is the text of
-the passage from some word on, and ends with a line end where a word ends.
+the passage from some word on, and ends with a line end where a word ends. Texts are compared as
+UTF-8: a token may end within a character.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from esa_cli.system.content_words import SPACELESS_CHARACTER
+
 BEAMS = 3
 LONGEST = 32
 """Tokens of a span."""
 CANDIDATES = 256
 """Most probable tokens of a step that are looked at."""
-WORD_START = re.compile(r"(?<![\w'’-])[\w$£€]")
+WORD_START = re.compile(rf"(?<![\w'’-])[\w$£€]|{SPACELESS_CHARACTER}")
+SPACELESS_END = re.compile(SPACELESS_CHARACTER)
 
 
 class NextTokens(Protocol):
@@ -40,36 +44,65 @@ class FoundSpan:
 
 @dataclass(frozen=True)
 class _Hypothesis:
-    """Text of the passage from each of `starts` on, as generated so far."""
+    """Bytes of the passage from each of `starts` on, as generated so far.
+
+    `spaced`: behind the space between `Answer:` and the answer, which may be a token of its own.
+    """
 
     log_probability: float
-    text: str
+    text: bytes
     starts: tuple[int, ...]
+    spaced: bool = False
+
+
+class _EncodedPassage:
+    """A passage as UTF-8, with the places where a span may start and end."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.raw = text, text.encode()
+        self._at = {0: 0}
+        """Place in `raw` -> place in `text`, of whole characters."""
+        place = 0
+        for number, character in enumerate(text, 1):
+            place += len(character.encode())
+            self._at[place] = number
+        words = {found.start() for found in WORD_START.finditer(text)}
+        self.starts = tuple(raw for raw, own in self._at.items() if own in words)
+
+    def span(self, start: int, end: int) -> tuple[int, int] | None:
+        """Characters of the bytes [start, end); None where they end within a word."""
+        first, last = self._at[start], self._at.get(end)
+        if last is None:
+            return None
+        before, after = self.text[last - 1], self.text[last : last + 1]
+        if before.isalnum() and after.isalnum() and not SPACELESS_END.match(before):
+            return None
+        return first, last
 
 
 def most_probable_span(
     passage: str,
     first: Tensor,
     continuation: NextTokens,
-    piece: Callable[[int], str],
+    piece: Callable[[int], bytes],
     line_end: int,
 ) -> FoundSpan | None:
     """The span that the model answers with the highest probability, or None if none is likely.
 
     Args:
         passage: in one line, as the model read it. first: logits (vocabulary,) of the answer's
-            first token. piece: the text of a token. line_end: the token that ends an answer.
+            first token. piece: the bytes of a token. line_end: the token that ends an answer.
     """
-    starts = tuple(found.start() for found in WORD_START.finditer(passage))
-    live = [_Hypothesis(0.0, "", starts)]
+    text = _EncodedPassage(passage)
+    live = [_Hypothesis(0.0, b"", text.starts)]
     logits, best = first[None], None
     for _ in range(LONGEST):
         grown: list[tuple[float, int, int, _Hypothesis]] = []
         for row, (hypothesis, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
-            ended = _ended(passage, hypothesis, float(line[line_end]))
+            ended = _ended(text, hypothesis, float(line[line_end]))
             if ended and (best is None or ended.log_probability > best.log_probability):
                 best = ended
-            grown += _extensions(passage, hypothesis, line, piece, row)
+            grown += _extensions(text.raw, hypothesis, line, piece, row)
         grown.sort(key=lambda entry: -entry[0])
         least = best.log_probability if best else -torch.inf
         grown = [entry for entry in grown[:BEAMS] if entry[0] > least]
@@ -81,30 +114,30 @@ def most_probable_span(
 
 
 def _extensions(
-    passage: str, hypothesis: _Hypothesis, line: Tensor, piece: Callable[[int], str], row: int
+    passage: bytes, hypothesis: _Hypothesis, line: Tensor, piece: Callable[[int], bytes], row: int
 ) -> list[tuple[float, int, int, _Hypothesis]]:
     """(log-probability, row, token, hypothesis) of the likely tokens that go on in the passage."""
     out = []
     values, tokens = line.topk(min(CANDIDATES, line.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
-        text = hypothesis.text + piece(token)
-        if not hypothesis.text:
-            text = text.removeprefix(" ")  # the space between `Answer:` and the answer
-        if not text or text == hypothesis.text:
+        more, spaced = piece(token), hypothesis.spaced
+        if not more:
             continue
+        if not hypothesis.text and not spaced and more.startswith(b" "):
+            more, spaced = more[1:], True
+        text = hypothesis.text + more
         starts = tuple(at for at in hypothesis.starts if passage.startswith(text, at))
         if starts:
             total = hypothesis.log_probability + value
-            out.append((total, row, token, _Hypothesis(total, text, starts)))
+            out.append((total, row, token, _Hypothesis(total, text, starts, spaced)))
             if len(out) == BEAMS:
                 break
     return out
 
 
-def _ended(passage: str, hypothesis: _Hypothesis, line_end: float) -> FoundSpan | None:
+def _ended(passage: _EncodedPassage, hypothesis: _Hypothesis, line_end: float) -> FoundSpan | None:
     text = hypothesis.text.rstrip()
     for start in hypothesis.starts if text else ():
-        end = start + len(text)
-        if end == len(passage) or not (passage[end - 1].isalnum() and passage[end].isalnum()):
-            return FoundSpan(start, end, hypothesis.log_probability + line_end)
+        if found := passage.span(start, start + len(text)):
+            return FoundSpan(*found, hypothesis.log_probability + line_end)
     return None

@@ -1,0 +1,184 @@
+"""The most probable span against all spans of a passage, in all ways to write them as tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from esa_cli.qa.reading import span_search
+from esa_cli.qa.reading.span_search import FoundSpan, most_probable_span
+
+END = 0
+PIECES = (
+    b"\n", b" ", b" Ah", b"ab", b" Ahab", b"Ahab", b" the", b"the", b" cap", b"tain", b" captain",
+    b"captain", b",", b" of", b"of", b" ship", b"ship", b"s", b"'", b" 1", b"1", b"9", b"5", b"0",
+    b"\xe9", b"\x9b\xaa", b"\xe9\xaf\xa8", b"\xe9\xb1\xbc", b" \xe9", b"", b"xyz",
+)  # fmt: skip
+"""Words in several ways, half characters, numbers behind a space of their own."""
+PASSAGES = [
+    "Ahab",
+    "Ahab, the captain",
+    "the captain of the ship, captain Ahab, of 1950",
+    "Ahab's ship, the ships of Ahab",
+    "雪鯨, the ship 鯨魚",
+]
+
+
+class RandomModel:
+    """Logits that are random numbers of their own for each sequence of tokens."""
+
+    def __init__(self, seed: int, spread: float = 2.0) -> None:
+        self.seed, self.spread = seed, spread
+        self.rows: list[tuple[int, ...]] = [()]
+        self.calls = 0
+
+    def logits(self, tokens: tuple[int, ...]) -> Tensor:
+        number = self.seed
+        for token in tokens:
+            number = (number * 1_000_003 + token + 1) % 2**31
+        generator = torch.Generator().manual_seed(number)
+        return self.spread * torch.randn(len(PIECES), generator=generator)
+
+    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        self.calls += 1
+        self.rows = [(*self.rows[at], token) for at, token in zip(parents, tokens, strict=True)]
+        return torch.stack([self.logits(row) for row in self.rows])
+
+    def log_probability(self, tokens: Sequence[int]) -> float:
+        """Of these tokens as the whole answer."""
+        total = 0.0
+        for at, token in enumerate([*tokens, END]):
+            total += float(self.logits(tuple(tokens[:at])).log_softmax(-1)[token])
+        return total
+
+
+def spellings(text: bytes) -> Iterator[list[int]]:
+    """All ways to write some bytes as tokens."""
+    if not text:
+        yield []
+    for token, piece in enumerate(PIECES):
+        if piece and text.startswith(piece):
+            for rest in spellings(text[len(piece) :]):
+                yield [token, *rest]
+
+
+def spans(passage: str) -> Iterator[tuple[int, int]]:
+    """From the start of each word to the end of that or a later one, or to a punctuation mark."""
+    for first in range(len(passage)):
+        before = passage[first - 1 : first] if first else ""
+        chinese = re.match(r"[\u3400-\u9fff]", passage[first])
+        if not chinese and (not passage[first].isalnum() or re.match(r"[\w'’-]", before)):
+            continue
+        for last in range(first + 1, len(passage) + 1):
+            inside = passage[last - 1].isalnum() and passage[last : last + 1].isalnum()
+            chinese = re.match(r"[\u3400-\u9fff]", passage[last - 1])
+            if passage[last - 1] != " " and (chinese or not inside):
+                yield first, last
+
+
+def best(passage: str, model: RandomModel) -> float:
+    return max(
+        model.log_probability(tokens)
+        for first, last in spans(passage)
+        for lead in (b"", b" ")
+        for tokens in spellings(lead + passage[first:last].encode())
+    )
+
+
+def searched(passage: str, model: RandomModel) -> FoundSpan | None:
+    return most_probable_span(passage, model.logits(()), model, PIECES.__getitem__, END)
+
+
+@pytest.mark.parametrize("passage", PASSAGES)
+@pytest.mark.parametrize("seed", range(4))
+def test_with_beams_enough_it_is_the_best_of_all_spans(
+    passage: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_search, "BEAMS", 100_000)
+    monkeypatch.setattr(span_search, "LONGEST", 12)
+    short = passage[:24]
+    model = RandomModel(seed)
+    found = searched(short, model)
+    assert found is not None
+    assert found.log_probability == pytest.approx(best(short, model), abs=1e-4)
+    assert (found.start, found.end) in set(spans(short))
+
+
+@pytest.mark.parametrize("passage", PASSAGES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_log_probability_is_that_of_the_span(passage: str, seed: int) -> None:
+    model = RandomModel(seed)
+    found = searched(passage, model)
+    if found is None:
+        return
+    assert (found.start, found.end) in set(spans(passage))
+    text = passage[found.start : found.end].encode()
+    known = [
+        model.log_probability(tokens) for lead in (b"", b" ") for tokens in spellings(lead + text)
+    ]
+    assert min(abs(one - found.log_probability) for one in known) < 1e-4
+
+
+class Wanting(RandomModel):
+    """Wants one sequence of tokens, then the end."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        super().__init__(0)
+        self.wanted = [PIECES.index(piece) for piece in pieces]
+
+    def logits(self, tokens: tuple[int, ...]) -> Tensor:
+        at = len(tokens)
+        whole = list(tokens) == self.wanted[:at]
+        out = torch.zeros(len(PIECES))
+        if whole:
+            out[(*self.wanted, END)[at] if at <= len(self.wanted) else END] = 20.0
+        return out
+
+
+@pytest.mark.parametrize(
+    ("pieces", "passage", "span"),
+    [
+        ((b" Ahab",), "the captain, Ahab.", (13, 17)),
+        ((b"Ahab",), "the captain, Ahab.", (13, 17)),
+        ((b" ", b"1", b"9", b"5", b"0"), "of 1950, the ship", (3, 7)),
+        ((b" captain", b" Ah", b"ab"), "the ship of captain Ahab", (12, 24)),
+        ((b" \xe9", b"\x9b\xaa", b"\xe9\xaf\xa8"), "the ship 雪鯨魚", (9, 11)),
+        ((b" ship", b"'", b"s"), "the ships ship's", (10, 16)),
+        ((b" ship", b" "), "of the ship of", (7, 11)),
+    ],
+)
+def test_what_the_model_wants_is_found(
+    pieces: tuple[bytes, ...], passage: str, span: tuple[int, int]
+) -> None:
+    found = searched(passage, Wanting(*pieces))
+    assert found is not None
+    assert (found.start, found.end) == span
+
+
+@pytest.mark.parametrize("pieces", [(b" Ah",), (b" \xe9",), (b" captain", b" Ah"), (b"ab",)])
+def test_no_span_starts_or_ends_within_a_word(pieces: tuple[bytes, ...]) -> None:
+    passage = "captain Ahab 雪"
+    found = searched(passage, Wanting(*pieces))
+    assert found is None or (found.start, found.end) in set(spans(passage))
+
+
+@pytest.mark.parametrize("passage", ["", "...", "?!", "- ' -"])
+def test_a_passage_without_words_has_none(passage: str) -> None:
+    model = RandomModel(1)
+    assert searched(passage, model) is None
+    assert model.calls == 0
+
+
+def test_a_passage_that_the_model_cannot_say_has_none() -> None:
+    assert searched("Queequeg", RandomModel(1)) is None
+
+
+def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_search, "LONGEST", 3)
+    model = RandomModel(2)
+    searched(" ".join(["the"] * 40), model)
+    assert model.calls <= 3
