@@ -7,7 +7,7 @@ The documents' rows are used for votes only, where the preset gives these a weig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import LengthError
-from esa_cli.models.generation import generate
+from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
@@ -23,7 +23,7 @@ from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
-from esa_cli.qa.reading.passage_prompt import PassagePrompt
+from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan
 from esa_cli.qa.reply import NOT_TOLD
 
@@ -40,7 +40,7 @@ class TextAnswer:
     """An answer, the passages it rests on, best first, with shares of the weight that sum to 1.
 
     `found`: whether a passage seems to tell it. `span`: the answer's characters in the document of
-    the first passage. `tokens`: of the answer.
+    the first passage. `tokens`: of the answer. `cut`: free text that ended at the longest allowed.
     """
 
     text: str
@@ -49,6 +49,7 @@ class TextAnswer:
     found: bool
     tokens: int
     span: tuple[int, int] | None = None
+    cut: bool = False
 
 
 class TextAnswers:
@@ -71,32 +72,40 @@ class TextAnswers:
             adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
             adapter.to(next(model.parameters()))
         passages = PassagePrompt(tokenizer, settings.prompt, settings.unanswered)
-        self._reader = PassageReader(model, passages, adapter)
-        self._texts: list[str] = []
-        self._finder: PassageFinder | None = None
+        self._reader = PassageReader(model, passages, adapter, preset.context)
+        self._kept: tuple[list[str], PassageFinder] | None = None
 
     def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""
         texts = [book.document.text for book in books]
-        if self._finder is None or texts != self._texts:
-            self._finder = PassageFinder(texts, [book.spans for book in books])
-            self._texts = texts
-        return self._finder
+        if self._kept is None or texts != self._kept[0]:
+            self._kept = texts, PassageFinder(texts, [book.spans for book in books])
+        return self._kept[1]
 
-    def check(self, question: str) -> int:
+    def check(self, question: str, max_new_tokens: int) -> int:
         """Tokens of the question in the preset's prompt, checked to leave room for passages.
+
+        Args:
+            max_new_tokens: of free text; spans are short.
 
         Raises:
             UsageError: it is empty, or no text. LengthError: it is too long.
         """
         tokens = len(self._prompt.question(question))
-        if (need := 2 * tokens + ROOM) > self._context:
+        need = max(tokens, len(self._reader.prompt.ids(question, "")))
+        need += min(ROOM, self._context // 2)
+        need += max_new_tokens if self._free(question) else 0
+        if need > self._context:
             raise LengthError(
                 f"the question, a passage and the answer take {need:,} tokens; the model's window "
                 f"has {self._context:,}",
-                "ask a shorter question",
+                "ask a shorter question, or for a shorter answer",
             )
         return tokens
+
+    def _free(self, question: str) -> bool:
+        form = self.settings.form
+        return form == "text" or (form == "auto" and wants_free_text(question))
 
     @torch.inference_mode()
     def answer(
@@ -109,12 +118,14 @@ class TextAnswers:
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_p: float = 1.0,
+        on_text: Callable[[str], None] | None = None,
     ) -> TextAnswer:
         """Answers one question about the books.
 
         Args:
             earlier: text of earlier turns that the question refers to. votes: for each book (n,).
             max_new_tokens, temperature, top_p: of free text; spans are always the most probable.
+            on_text: called with each piece of the answer's text.
         """
         settings = self.settings
         found = self.finder(books).find(
@@ -136,31 +147,37 @@ class TextAnswers:
         passages = tuple(found[n] for n in order)
         threshold = settings.threshold
         told = span is not None and (threshold is None or max(reading.log_odds) >= threshold)
-        if settings.form == "text" or (settings.form == "auto" and wants_free_text(question)):
-            shown = [texts[n] for n in order[:FREE_PASSAGES]]
-            text, tokens = self._free_text(question, shown, max_new_tokens, temperature, top_p)
-            return TextAnswer(text, passages, tuple(weights), told, tokens)
-        if span is None or not told:
-            return TextAnswer(NOT_TOLD, passages, tuple(weights), False, 0)
-        quoted = texts[span.passage][span.start : span.end]
-        first = passages[0].start
-        return TextAnswer(
-            " ".join(quoted.split()), passages, tuple(weights), True,
-            len(self._reader.prompt.answer_ids(quoted)) - 1,
-            (first + span.start, first + span.end),
-        )  # fmt: skip
+        if texts and self._free(question):
+            shown = "\n\n".join(texts[n] for n in order[:FREE_PASSAGES])
+            streamer = Streamer(self._prompt.tokenizer, on_text)
+            self._free_text(question, shown, streamer, max_new_tokens, temperature, top_p)
+            cut = streamer.count >= max_new_tokens and streamer.last not in end_ids(self.model)
+            text = streamer.text.strip()
+            return TextAnswer(text, passages, tuple(weights), told, streamer.count, cut=cut)
+        answer = TextAnswer(NOT_TOLD, passages, tuple(weights), False, 0)
+        if span is not None and told:
+            quoted, first = texts[span.passage][span.start : span.end], passages[0].start
+            answer = TextAnswer(
+                one_line(quoted), passages, tuple(weights), True,
+                len(self._reader.prompt.answer_ids(quoted)) - 1,
+                (first + span.start, first + span.end),
+            )  # fmt: skip
+        if on_text:
+            on_text(answer.text)
+        return answer
 
     def _free_text(
-        self, question: str, passages: Sequence[str], most: int, temperature: float, top_p: float
-    ) -> tuple[str, int]:
-        """An answer in the bare model's own words, and its tokens."""
+        self, question: str, passages: str, streamer: Streamer, most: int, heat: float, top_p: float
+    ) -> None:
+        """Streams an answer in the bare model's own words."""
         prompt = self._prompt
-        ids = prompt.document("\n\n".join(passages)) + prompt.question(question)
-        new = generate(
-            self.model, ids, None, max_new_tokens=most, temperature=temperature, top_p=top_p
-        )
-        text: str = prompt.tokenizer.decode(new, skip_special_tokens=True)
-        return text.strip(), len(new)
+        asked = prompt.question(question)
+        room = self._context - len(asked) - most
+        passages = clipped(passages, room, lambda text: len(prompt.document(text)))
+        generate(
+            self.model, prompt.document(passages) + asked, None,
+            max_new_tokens=most, temperature=heat, top_p=top_p, streamer=streamer,
+        )  # fmt: skip
 
 
 def _best_span(

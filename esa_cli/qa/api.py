@@ -20,6 +20,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
+from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.archive import gathers
 from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
@@ -50,7 +51,8 @@ class Esa:
             looks.
 
     Raises:
-        ModelError: the model cannot be supported. PresetError: the method does not hold.
+        ModelError: the model cannot be supported, or the adapter not be read. PresetError: the
+            method does not hold, or there is no such adapter.
     """
 
     def __init__(
@@ -67,11 +69,17 @@ class Esa:
         resolved = resolve(preset)
         self.preset, self.loaded = resolved.preset, loaded
         self.session = Session(loaded.model, loaded.tokenizer, resolved)
+        self._text: TextReplies | None = None
+        if self.preset.answer.source == "text":
+            try:
+                self._text = TextReplies(self.session)
+            except BaseException:
+                self.session.close()
+                raise
         self.documents = DocumentIngest(self.session, library, keep, rows, events, planner)
         self._weights: Tensor | None = None
         self._open: list[Book] = []
         self._asked: list[Book] = []
-        self._text = TextReplies(self.session)
 
     @classmethod
     def load(
@@ -103,6 +111,7 @@ class Esa:
                 ModelError, ResourceError.
         """
         resolved, place = resolve(name, overrides, method, length), choose_device(device)
+        check_adapter(resolved.preset.answer)
         memory = machine.available_memory(place)
         loaded = models.load(resolved.preset.model, device=place, dtype=dtype)
         config = read_config(loaded.folder)
@@ -193,11 +202,11 @@ class Esa:
                 "ask about one document, or with another selector",
             )
         session = self.session
-        if self.preset.answer.source == "text":
+        if self._text is not None:
             placed = self.placed(books)
             reply, self._weights = self._text.ask(
                 question, placed, lambda: self._use(books), history=history,
-                max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p,
+                max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 evidence=evidence, on_text=on_text,
             )  # fmt: skip
             self._asked = books

@@ -151,6 +151,7 @@ class Session(Prefill):
         self._check_prefilled()
         length = len(self._ids)
         asked = EncodedQuestion.of(self.prompt, question, "", (), length)
+        asked.check(self.method.window, self.preset.context, 1)
         text = self.text.turn(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, text=text)
         self.cache.begin(query, self.method)

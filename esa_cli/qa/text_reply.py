@@ -16,20 +16,17 @@ from esa_cli.qa.session import Session
 
 
 class TextReplies:
-    """Replies from text of one session. The adapter is read when the first question is asked."""
+    """Replies from text of one session.
+
+    Raises:
+        PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._made: TextAnswers | None = None
-
-    @property
-    def _answers(self) -> TextAnswers:
-        if self._made is None:
-            session = self._session
-            self._made = TextAnswers(
-                session.model, session.tokenizer, session.preset, session.prompt
-            )
-        return self._made
+        self._answers = TextAnswers(
+            session.model, session.tokenizer, session.preset, session.prompt
+        )
 
     def ask(
         self,
@@ -41,6 +38,7 @@ class TextReplies:
         max_new_tokens: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
+        seed: int | None = None,
         evidence: int = 3,
         on_text: Callable[[str], None] | None = None,
     ) -> tuple[Reply, Tensor]:
@@ -52,12 +50,14 @@ class TextReplies:
 
         Raises:
             UsageError: the question is empty, or a setting is out of range. LengthError: it is too
-                long. ModelError: the adapter cannot be read.
+                long.
         """
         session, started = self._session, time.perf_counter()
         tokens, heat, nucleus = session.sampling(max_new_tokens, temperature, top_p)
         answers = self._answers
-        asked = answers.check(question)
+        asked = answers.check(question, tokens)
+        if seed is not None:
+            torch.manual_seed(seed)
         votes = []
         if session.preset.answer.votes:
             open_books()
@@ -66,22 +66,19 @@ class TextReplies:
         with session.attachment.suspended():
             found = answers.answer(
                 question, books, earlier=referred_to(question, history), votes=votes,
-                max_new_tokens=tokens, temperature=heat, top_p=nucleus,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=on_text,
             )  # fmt: skip
         spent = time.perf_counter() - started
-        if on_text:
-            on_text(found.text)
         passages = tuple(
             _quoted(books[one.document], one.start, one.end, weight)
             for one, weight in zip(found.passages[:evidence], found.weights, strict=False)
         )
-        cut = found.span is None and found.tokens >= tokens
         quotation = None
         if found.span is not None:
             named = books[found.passages[0].document].document.name
             quotation = Quotation(named, *found.span)
         reply = Reply(
-            found.text, passages, found.found, asked, found.tokens, spent, spent, cut, "text",
+            found.text, passages, found.found, asked, found.tokens, spent, spent, found.cut, "text",
             quotation,
         )  # fmt: skip
         return reply, token_weights(found, books)

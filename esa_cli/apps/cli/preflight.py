@@ -138,6 +138,7 @@ def prepare(
         ModelError: the model is missing or not supported.
     """
     reporter.stage("import", 0, None)
+    from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.method_presets import stretches
     from esa_cli.qa.resolved_preset import resolve
 
@@ -146,6 +147,7 @@ def prepare(
         model = inspect_model(chosen, ModelPlace.of(options), reporter)
         texts = model.tokenise(documents)
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
+    check_adapter(resolved.preset.answer)
     if keep:
         _check_storable(resolved)
     model = model or inspect_model(chosen, ModelPlace.of(options), reporter)

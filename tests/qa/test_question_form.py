@@ -1,0 +1,46 @@
+"""Questions that ask for more than a quotation, and those that refer to the one before."""
+
+from __future__ import annotations
+
+import pytest
+
+from esa_cli.qa.question_form import referred_to, wants_free_text
+from esa_cli.qa.reply import Turn
+
+BEFORE = [Turn("Who is Pip?", "A boy."), Turn("Who is Ahab?", "The captain.")]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Summarise the book.", "summarize it", " Please explain the end", "Can you describe Ahab?",
+        "List the ships", "Give me a summary", "What are the main ships?", "Tell me about Ahab",
+        "tell me more about him", "What is the difference between them?",
+    ],
+)  # fmt: skip
+def test_free_text(question: str) -> None:
+    assert wants_free_text(question)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Who is Ahab?", "What is the name of the ship?", "Who explains it?", "Writer of it?",
+        "What are they?", "", "?!", "Did he list them?",
+    ],
+)  # fmt: skip
+def test_a_quotation(question: str) -> None:
+    assert not wants_free_text(question)
+
+
+@pytest.mark.parametrize(
+    "question", ["Where did he live?", "And then?", "Why?", "What about Pip?", "Who were THEY?"]
+)
+def test_a_reference_takes_the_last_turn(question: str) -> None:
+    assert referred_to(question, BEFORE) == "Who is Ahab? The captain."
+    assert referred_to(question, []) == ""
+
+
+@pytest.mark.parametrize("question", ["Who is Starbuck?", "Where is the ship?", "", "?"])
+def test_a_question_of_its_own(question: str) -> None:
+    assert referred_to(question, BEFORE) == ""
