@@ -32,7 +32,7 @@ from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import Reply, Turn
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.session import Session
-from esa_cli.qa.text_reply import TextReplies
+from esa_cli.qa.text_reply import text_replies
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
@@ -69,13 +69,7 @@ class Esa:
         resolved = resolve(preset)
         self.preset, self.loaded = resolved.preset, loaded
         self.session = Session(loaded.model, loaded.tokenizer, resolved)
-        self._text: TextReplies | None = None
-        if self.preset.answer.source == "text":
-            try:
-                self._text = TextReplies(self.session)
-            except BaseException:
-                self.session.close()
-                raise
+        self._text = text_replies(self.session)
         self.documents = DocumentIngest(self.session, library, keep, rows, events, planner)
         self._weights: Tensor | None = None
         self._open: list[Book] = []
@@ -195,7 +189,7 @@ class Esa:
         books = distinct(books)
         if not books:
             raise UsageError("no document to ask about", "ingest one first")
-        if len(books) > 1 and gathers(self.session.method):
+        if len(books) > 1 and self.preset.answer.needs_rows and gathers(self.session.method):
             raise UsageError(
                 f"selector {self.preset.selector['name']} gathers what it sees while it reads, of "
                 "one document at a time",

@@ -84,6 +84,21 @@ class TextReplies:
         return reply, token_weights(found, books)
 
 
+def text_replies(session: Session) -> TextReplies | None:
+    """Replies from text, where the session's preset answers so.
+
+    Raises:
+        PresetError, ModelError: as `TextReplies`; the session is closed.
+    """
+    if session.preset.answer.source != "text":
+        return None
+    try:
+        return TextReplies(session)
+    except BaseException:
+        session.close()
+        raise
+
+
 def token_weights(found: TextAnswer, books: Sequence[PlacedBook]) -> Tensor:
     """(N,) of the cached tokens: each passage's weight, shared evenly by its tokens."""
     out = torch.zeros(max(book.rows.stop for book in books))
