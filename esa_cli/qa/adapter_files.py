@@ -29,5 +29,6 @@ def adapter_folder(name: str) -> Path:
         if name and (folder / CONFIG).is_file():
             return folder
     raise PresetError(
-        f"answer.adapter must be a folder with {CONFIG}, got {name!r}", "or use --no-adapter"
+        f"answer.adapter must be a folder with {CONFIG}, got {name!r}",
+        "write the path of one, or use --no-adapter",
     )

@@ -217,3 +217,15 @@ def test_an_answer_cannot_steer_the_terminal() -> None:
     from esa_cli.apps.cli.terminal import clean
 
     assert clean("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"
+
+
+def test_a_missing_adapter_is_said_before_the_model_is_loaded(
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "esa_cli.apps.cli.preflight.KnownModel.load", lambda *given: pytest.fail("loaded")
+    )
+    missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
+    result = esa("ask", note, "When?", *TINY, *missing)
+    fail(result, 4, "answer.adapter must be a folder")
+    assert "--no-adapter" in result.err
