@@ -150,7 +150,7 @@ class LoraAdapter:
         def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             a, b = self.matrices[name]
             x = inputs[0]
-            return output + (x @ a.to(x.dtype).T) @ (b.to(x.dtype) * self.scale).T
+            return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         return add
 

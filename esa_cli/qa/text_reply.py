@@ -10,6 +10,7 @@ from torch import Tensor
 
 from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.question_form import referred_to
 from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.session import Session
@@ -104,10 +105,10 @@ def token_weights(found: TextAnswer, books: Sequence[PlacedBook]) -> Tensor:
     out = torch.zeros(max(book.rows.stop for book in books))
     for one, weight in zip(found.passages, found.weights, strict=True):
         book = books[one.document]
-        starts = book.spans[:, 0]
-        at = torch.nonzero((starts >= one.start) & (starts < one.end))[:, 0] + book.rows.start
-        if at.numel():
-            out[at] += weight / at.numel()
+        first, last = token_bounds(book.spans, torch.tensor([(one.start, one.end)]))
+        if count := int(last - first):
+            start = book.rows.start + int(first)
+            out[start : start + count] += weight / count
     return out
 
 
