@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
+FIELDS = ("{passage}", "{question}")
 UNANSWERED = "(not told)"
 
 
@@ -47,6 +49,13 @@ class AnswerSettings(BaseModel):
     votes: float = Field(default=0.0, ge=0)
     prior: float = Field(default=1.0, ge=0)
     threshold: float | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_both_fields(cls, prompt: str) -> str:
+        if not all(field in prompt for field in FIELDS):
+            raise PydanticCustomError("fields", f"must have {' and '.join(FIELDS)}")
+        return prompt
 
     @property
     def needs_rows(self) -> bool:

@@ -282,8 +282,6 @@ def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
     (broken / "adapter_config.json").write_text("{}", "utf-8")
     with pytest.raises(ModelError, match="no adapter can be read"):
         esa(loaded, f"answer.adapter={broken}")
-    with pytest.raises(PresetError, match=r"answer\.prompt must have"):
-        esa(loaded, "answer.prompt=Text", base=["answer.from=text"])
     with esa(loaded) as asker:  # the model is free again
         assert asker.ask(QUESTION, [book(asker, STORY)]).text
     monkeypatch.setattr(models, "load", lambda *given, **options: pytest.fail("loaded"))

@@ -35,6 +35,8 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
         ("answer.adapter=3", "answer.adapter must"),
         ("answer.adaptor=x", "has no setting 'answer.adaptor'"),
         ("answer=text", "answer must"),
+        ("answer.prompt=Text", "answer.prompt must have {passage} and {question}, got 'Text'"),
+        ("answer.prompt='{passage}'", "answer.prompt must have {passage} and {question}, got"),
     ],
 )
 def test_what_does_not_hold_is_refused(override: str, message: str) -> None:

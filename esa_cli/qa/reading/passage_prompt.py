@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from esa_cli.errors import PresetError
-
-FIELDS = ("{passage}", "{question}")
+from esa_cli.qa.answer_settings import FIELDS
 
 
 def one_line(text: str) -> str:

@@ -40,6 +40,8 @@ def test_presets_commands(esa: Esa, tmp_path: Path) -> None:
     assert esa("presets", "check", "mine.yaml").code == 0
     assert "rank: 3" in esa("presets", "show", "tiny-random", "--set", "compressor.rank=3").out
     fail(esa("presets", "check", "tiny-random", "--set", "selector.name=best"), 4, "best")
+    adapter = ("--set", "answer.from=text", "--set", "answer.adapter=none")
+    fail(esa("presets", "check", "tiny-random", *adapter), 4, "answer.adapter must be")
 
 
 def test_a_broken_preset_of_ones_own_does_not_hide_the_others(esa: Esa, tmp_path: Path) -> None:

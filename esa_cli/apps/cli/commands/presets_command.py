@@ -47,9 +47,11 @@ def check(
     settings: options.Set = None,
     plugins: options.Plugin = None,
 ) -> None:
-    """Check a preset, and build the method it describes."""
+    """Check a preset and its adapter, and build the method it describes."""
     options.load_plugins(plugins)
+    from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.resolved_preset import resolve
 
     chosen = resolve(name, settings or []).preset
+    check_adapter(chosen.answer)
     print(f"preset {chosen.name} holds: {chosen.description or chosen.model}")
