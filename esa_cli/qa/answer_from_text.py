@@ -132,39 +132,47 @@ class TextAnswers:
             question, settings.passages, earlier=earlier, votes=votes, weight=settings.votes
         )
         texts = [books[one.document].document.text[one.start : one.end] for one in found]
+        order, scores, span, told = self._read(question, found, texts)
+        weights = torch.tensor([scores[n] for n in order]).softmax(0).tolist()
+        passages = tuple(found[n] for n in order)
+        if texts and self._free(question):
+            shown = "\n\n".join(texts[n] for n in order[:FREE_PASSAGES])
+            said = Streamer(self._prompt.tokenizer, on_text)
+            self._free_text(question, shown, said, max_new_tokens, temperature, top_p)
+            cut = said.count >= max_new_tokens and said.last not in end_ids(self.model)
+            return TextAnswer(
+                said.text.strip(), passages, tuple(weights), told, said.count, cut=cut
+            )
+        answer = TextAnswer(NOT_TOLD, passages, tuple(weights), False, 0)
+        if span is not None and told:
+            quoted = texts[span.passage][span.start : span.end]
+            place = passages[0].start + span.start, passages[0].start + span.end
+            tokens = len(self._reader.prompt.answer_ids(quoted)) - 1
+            answer = TextAnswer(one_line(quoted), passages, tuple(weights), True, tokens, place)
+        if on_text:
+            on_text(answer.text)
+        return answer
+
+    def _read(
+        self, question: str, found: Sequence[FoundPassage], texts: Sequence[str]
+    ) -> tuple[list[int], list[float], QuotedSpan | None, bool]:
+        """The passages' order, that of the best span first; their scores; that span, and whether
+        a passage seems to tell the answer."""
         with self._reader.reading():
             reading = self._reader.read(question, texts)
             scores = [
-                odds + settings.prior * one.score
+                odds + self.settings.prior * one.score
                 for odds, one in zip(reading.log_odds, found, strict=True)
             ]
             order = sorted(range(len(found)), key=lambda n: -scores[n])
             span = _best_span(reading, order[:SPANS], scores)
-        if span is not None:
-            order.remove(span.passage)
-            order.insert(0, span.passage)
-        weights = torch.tensor([scores[n] for n in order]).softmax(0).tolist()
-        passages = tuple(found[n] for n in order)
-        threshold = settings.threshold
-        told = span is not None and (threshold is None or max(reading.log_odds) >= threshold)
-        if texts and self._free(question):
-            shown = "\n\n".join(texts[n] for n in order[:FREE_PASSAGES])
-            streamer = Streamer(self._prompt.tokenizer, on_text)
-            self._free_text(question, shown, streamer, max_new_tokens, temperature, top_p)
-            cut = streamer.count >= max_new_tokens and streamer.last not in end_ids(self.model)
-            text = streamer.text.strip()
-            return TextAnswer(text, passages, tuple(weights), told, streamer.count, cut=cut)
-        answer = TextAnswer(NOT_TOLD, passages, tuple(weights), False, 0)
-        if span is not None and told:
-            quoted, first = texts[span.passage][span.start : span.end], passages[0].start
-            answer = TextAnswer(
-                one_line(quoted), passages, tuple(weights), True,
-                len(self._reader.prompt.answer_ids(quoted)) - 1,
-                (first + span.start, first + span.end),
-            )  # fmt: skip
-        if on_text:
-            on_text(answer.text)
-        return answer
+        if span is None:
+            return order, scores, None, False
+        order.remove(span.passage)
+        order.insert(0, span.passage)
+        threshold = self.settings.threshold
+        told = threshold is None or max(reading.log_odds) >= threshold
+        return order, scores, span, told
 
     def _free_text(
         self, question: str, passages: str, streamer: Streamer, most: int, heat: float, top_p: float
