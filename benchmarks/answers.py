@@ -60,11 +60,10 @@ def main() -> None:
     parser.add_argument("--after", action="store_true", help="also behind another question")
     parser.add_argument("--out", default="")
     given = parser.parse_args()
-    from esa_cli import Esa, read_document
+    from esa_cli import Esa
 
     with Esa.load(given.preset, given.set) as esa:
-        document = read_document(str(CHRONICLE))
-        book = esa.ingest(document) if esa.preset.answer.needs_rows else esa.unread(document)
+        book = esa.ingest(str(CHRONICLE))
         reworded = load_lines(ROOT / "examples" / "demo_questions.jsonl")
         columns: dict[str, Any] = {
             "chronicle": lambda: ask_known(esa, book, chronicle_questions(), False),

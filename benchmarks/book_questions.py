@@ -140,7 +140,7 @@ def main() -> None:
     options = {"overrides": given.set, "method": given.method}
     for head, questions, document in texts(given.folder, given.split, given.only):
         with Esa.load(given.preset, **options) as esa:
-            book = esa.ingest(document) if esa.preset.answer.needs_rows else esa.unread(document)
+            book = esa.ingest(document)
             rows = [row(esa, book, one, given.max_new_tokens) for one in questions]
         for one in rows:
             append_line(given.out, {"text": head["name"], **one})

@@ -149,7 +149,8 @@ class Esa:
     def ingest(
         self, source: str | Document | TokenisedDocument, progress: Progress | None = None
     ) -> Book:
-        """A book: found in the library, or read now; and put there, where `keep` says so.
+        """A book: found in the library, or read now; and put there, where `keep` says so. Where
+        answers come from text alone and nothing is stored, it is not read.
 
         Args:
             source: a path, - for standard input, a document, or one that is tokenised already.
@@ -163,14 +164,6 @@ class Esa:
         """
         self._open = []
         return self.documents.ingest(source, progress)
-
-    def unread(self, document: Document) -> Book:
-        """The document as it is: questions are answered from its text alone.
-
-        Only where the preset says `answer.from: text` without votes; `ask` refuses it elsewhere.
-        """
-        tokenised = TokenisedDocument.of(document, self.loaded.tokenizer)
-        return Book(document, None, tokenised.offsets)
 
     def ask(
         self,

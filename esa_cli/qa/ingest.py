@@ -151,10 +151,14 @@ class DocumentIngest:
         if found is not None:
             return found
         text = text or TokenisedDocument.of(document, self.session.tokenizer)
+        stores = self.library is not None and self.keep and storable(self.session.method)
+        if not stores and not self.session.preset.answer.needs_rows:
+            self.events.unread(document, len(text.ids))
+            return Book(document, None, text.offsets)
         hear = combined(self.events.progress, progress)
         try:
-            if self.library is not None and self.keep and storable(self.session.method):
-                return self._store(text, self.library, hear, progress, started)
+            if stores:
+                return self._store(text, hear, progress, started)
             return self._read(text, hear, started)
         finally:
             self.events.finished()
@@ -180,13 +184,13 @@ class DocumentIngest:
     def _store(
         self,
         text: TokenisedDocument,
-        library: Library,
         hear: Progress,
         more: Progress | None,
         started: float,
     ) -> Book:
         """Reads the document into the library, from where an earlier process stopped."""
-        session, document = self.session, text.document
+        session, document, library = self.session, text.document, self.library
+        assert library is not None
         known, key = self._key(document.text, self.rows)
         head = session.prompt.head()
         ids = head + text.ids
@@ -195,7 +199,7 @@ class DocumentIngest:
         with library.write(key, known, ids, layout, waiting, places) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)
-                return there or self._store(text, library, hear, more, started)
+                return there or self._store(text, hear, more, started)
             if self.planner:
                 self.planner.check(min(len(ids), STORED_AT_ONCE))
             self.events.started(document, len(ids), library.size_of(len(ids), layout))

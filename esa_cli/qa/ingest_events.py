@@ -17,6 +17,9 @@ class IngestEvents:
     def found(self, book: Book) -> None:
         """The book is in the library: nothing is read."""
 
+    def unread(self, document: Document, tokens: int) -> None:
+        """The document is not read: answers come from its text alone, and nothing is stored."""
+
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         """The document will be read.
 

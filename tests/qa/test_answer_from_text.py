@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.qa.reply import NOT_TOLD, Turn
+from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20
 GATE = "Captain Ahab opens\nthe northern gate at nine. "
@@ -54,7 +56,7 @@ def asker(loaded: Any) -> Iterator[Esa]:
 
 
 def book(asker: Esa, text: str, name: str = "story.txt") -> Book:
-    return asker.unread(document(text, name))
+    return asker.ingest(document(text, name))
 
 
 def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None:
@@ -297,6 +299,22 @@ def test_an_adapter_of_another_model(loaded: Any, make_model: Any, tmp_path: Pat
         pass
 
 
+def test_a_document_is_read_only_where_rows_are_needed_or_stored(
+    loaded: Any, tmp_path: Path
+) -> None:
+    library = Library(tmp_path / "library")
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+        assert asker.ingest(document(STORY)).prefilled is None
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library) as asker:
+        stored = asker.ingest(document(STORY))
+        assert stored.prefilled is not None
+        assert stored.entry is not None
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+        assert asker.ingest(document(STORY)).entry.key == stored.entry.key
+    with esa(loaded, base=VOTES) as asker:
+        assert asker.ingest(document(STORY)).prefilled is not None
+
+
 def test_votes_of_the_rows_count_and_leave_no_trace(loaded: Any, tmp_path: Path) -> None:
     paths = []
     for name, text in (("story.txt", STORY), ("boat.txt", FILLER + "Starbuck sleeps.")):
@@ -319,7 +337,7 @@ def test_votes_of_the_rows_count_and_leave_no_trace(loaded: Any, tmp_path: Path)
         assert asker.ask(QUESTION, books).text == first.text
         assert asker.session.cache.get_seq_length() == length
         with pytest.raises(UsageError, match="has not been read"):
-            asker.ask(QUESTION, [book(asker, "Another text.")])
+            asker.ask(QUESTION, [replace(books[0], prefilled=None)])
         assert asker.ask(QUESTION, books).text == first.text
     assert len(seen) == 3
     assert seen[0].shape == (length,)
@@ -334,7 +352,8 @@ def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
 
     made = apply("esa", preset.load("tiny-random", FROM_TEXT))
     with Esa(loaded, made) as asker:
-        reply = asker.ask(QUESTION, [asker.ingest(document(STORY))], max_new_tokens=3)
+        read = asker.ingest(document(STORY))
+        reply = asker.ask(QUESTION, [read], max_new_tokens=3)
         assert (reply.answered_from, reply.quotation) == ("rows", None)
         with pytest.raises(UsageError, match="has not been read"):
-            asker.ask(QUESTION, [book(asker, STORY)])
+            asker.ask(QUESTION, [replace(read, prefilled=None)])

@@ -43,6 +43,10 @@ class PrefillDisplay(IngestEvents):
         self.reporter.note(f"esa: {was}")
         self._missing(book.document)
 
+    def unread(self, document: Document, tokens: int) -> None:
+        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
+        self._missing(document)
+
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self._plan = self.planner.plan(tokens)
         where = "" if stored_bytes is None else f", {size_text(stored_bytes)} in the library"

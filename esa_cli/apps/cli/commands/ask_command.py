@@ -131,7 +131,7 @@ def _check_room(
     from esa_cli.system.text import text_digest
 
     texts = list(ready.texts)
-    if not request.options.keep:
+    if not request.options.keep and ready.resolved.preset.answer.needs_rows:
         stored = {entry.text_sha256 for entry in library.entries()}
         new = [one for one in documents if text_digest(one.text) not in stored]
         texts = texts or ready.model.tokenise(new)
