@@ -11,6 +11,7 @@
     ├── PresetError         4   a preset, or an override of one, is invalid
     ├── PluginError         4   a selector, score, compressor or position encoding is invalid
     ├── ModelError          5   a model is missing, broken or not supported
+    │   └── ReaderError         the server that words answers cannot be used
     └── ResourceError       6   not enough memory or disk space
         └── DiskError           no space on the library's disk
 
@@ -84,6 +85,10 @@ class PluginError(EsaError):
 
 class ModelError(EsaError):
     exit_code = 5
+
+
+class ReaderError(ModelError):
+    """The server of another model that words answers cannot be reached, or gives none."""
 
 
 class ResourceError(EsaError):

@@ -23,9 +23,10 @@ from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
+from esa_cli.qa.reader.answer_reader import WrittenAnswer
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan
-from esa_cli.qa.reply import NOT_TOLD
+from esa_cli.qa.reply import NOT_TOLD, says_not_told
 
 ROOM = 1024
 """Tokens for the passages and the answer."""
@@ -119,22 +120,29 @@ class TextAnswers:
         temperature: float = 0.0,
         top_p: float = 1.0,
         on_text: Callable[[str], None] | None = None,
+        write: Callable[[Sequence[FoundPassage]], WrittenAnswer] | None = None,
     ) -> TextAnswer:
         """Answers one question about the books.
 
         Args:
             earlier: text of earlier turns that the question refers to. votes: for each book (n,).
             max_new_tokens, temperature, top_p: of free text; spans are always the most probable.
-            on_text: called with each piece of the answer's text.
+            on_text: called with each piece of the answer's text. write: another model's answer from
+                the passages, best first.
         """
         settings = self.settings
         found = self.finder(books).find(
             question, settings.passages, earlier=earlier, votes=votes, weight=settings.votes
         )
         texts = [books[one.document].document.text[one.start : one.end] for one in found]
-        order, scores, span, told = self._read(question, found, texts)
+        spans = SPANS if write is None else 0
+        order, scores, span, told = self._read(question, found, texts, spans)
         weights = torch.tensor([scores[n] for n in order]).softmax(0).tolist()
         passages = tuple(found[n] for n in order)
+        if write is not None and passages:
+            made = write(passages)
+            told = not says_not_told(made.text)
+            return TextAnswer(made.text, passages, tuple(weights), told, made.tokens, cut=made.cut)
         if texts and self._free(question):
             shown = "\n\n".join(texts[n] for n in order[:FREE_PASSAGES])
             said = Streamer(self._prompt.tokenizer, on_text)
@@ -154,10 +162,14 @@ class TextAnswers:
         return answer
 
     def _read(
-        self, question: str, found: Sequence[FoundPassage], texts: Sequence[str]
+        self, question: str, found: Sequence[FoundPassage], texts: Sequence[str], spans: int
     ) -> tuple[list[int], list[float], QuotedSpan | None, bool]:
         """The passages' order, that of the best span first; their scores; that span, and whether
-        a passage seems to tell the answer."""
+        a passage seems to tell the answer.
+
+        Args:
+            spans: passages whose most probable span is looked for.
+        """
         with self._reader.reading():
             reading = self._reader.read(question, texts)
             scores = [
@@ -165,7 +177,7 @@ class TextAnswers:
                 for odds, one in zip(reading.log_odds, found, strict=True)
             ]
             order = sorted(range(len(found)), key=lambda n: -scores[n])
-            span = _best_span(reading, order[:SPANS], scores)
+            span = _best_span(reading, order[:spans], scores)
         if span is None:
             return order, scores, None, False
         order.remove(span.passage)

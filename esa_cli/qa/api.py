@@ -12,6 +12,7 @@ for ever; without one it stays in memory. Everything the command line does goes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,15 +23,16 @@ from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.archive import gathers
-from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
-from esa_cli.qa.evidence import rests_on
 from esa_cli.qa.ingest import DocumentIngest
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
+from esa_cli.qa.reader.answer_reader import AnswerReader
+from esa_cli.qa.reader.reader_choice import ReaderChoice, check_passages_for
 from esa_cli.qa.reply import Reply, Turn
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.row_reply import reply_from_rows
 from esa_cli.qa.session import Session
 from esa_cli.qa.text_reply import text_replies
 from esa_cli.qa.tokenised_document import TokenisedDocument
@@ -48,11 +50,12 @@ class Esa:
         keep: whether documents that are not there are put there.
         rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
         events: the observer of ingests. planner: what is read must fit its memory; None: nobody
-            looks.
+            looks. reader: another model that words the answers.
 
     Raises:
         ModelError: the model cannot be supported, or the adapter not be read. PresetError: the
-            method does not hold, or there is no such adapter.
+            method does not hold, or there is no such adapter. UsageError: there is a reader, and
+            the preset answers from rows.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class Esa:
         rows: str = "int8",
         events: IngestEvents | None = None,
         planner: Planner | None = None,
+        reader: AnswerReader | None = None,
     ) -> None:
         resolved = resolve(preset)
+        check_passages_for(reader, resolved.preset)
         self.preset, self.loaded = resolved.preset, loaded
         self.session = Session(loaded.model, loaded.tokenizer, resolved)
-        self._text = text_replies(self.session)
+        self.reader, self._text = reader, text_replies(self.session, reader)
         self.documents = DocumentIngest(self.session, library, keep, rows, events, planner)
         self._weights: Tensor | None = None
         self._open: list[Book] = []
@@ -88,6 +93,8 @@ class Esa:
         library: Library | None = None,
         keep: bool = True,
         rows: str = "int8",
+        reader: str | None = None,
+        reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:
         """Loads a preset and its model, fetching the model if need be.
@@ -99,20 +106,26 @@ class Esa:
             method: a whole method over the preset, by its name in `esa methods`.
             length: tokens of the documents, for methods that are made for one length.
             library: `Library()` is the user's own; None keeps what is read in memory.
+            reader: another model that words the answers, as --reader; `reader_model`: on a server.
 
         Raises:
             UsageError: no such device, dtype or method, or it needs a length. PresetError,
-                ModelError, ResourceError.
+                ModelError, ResourceError. ReaderError: the server cannot be used.
         """
-        resolved, place = resolve(name, overrides, method, length), choose_device(device)
+        choice = None if reader is None else ReaderChoice(reader, reader_model)
+        given = overrides if choice is None else [*overrides, "answer.from=text"]
+        resolved, place = resolve(name, given, method, length), choose_device(device)
+        check_passages_for(choice, resolved.preset)
         check_adapter(resolved.preset.answer)
         memory = machine.available_memory(place)
         loaded = models.load(resolved.preset.model, device=place, dtype=dtype)
         config = read_config(loaded.folder)
-        planner = Planner(resolved, config, dtype=loaded.dtype, device=place, memory=memory)
+        other = None if choice is None else choice.open(device, dtype)
+        left = memory - (0 if other is None else other.nbytes)
+        planner = Planner(resolved, config, dtype=loaded.dtype, device=place, memory=left)
         return cls(
             loaded, resolved, library=library, keep=keep, rows=rows,
-            events=ProgressEvents(progress), planner=planner,
+            events=ProgressEvents(progress), planner=planner, reader=other,
         )  # fmt: skip
 
     def __enter__(self) -> Esa:
@@ -188,34 +201,19 @@ class Esa:
                 "one document at a time",
                 "ask about one document, or with another selector",
             )
-        session = self.session
-        if self._text is not None:
-            placed = self.placed(books)
-            reply, self._weights = self._text.ask(
-                question, placed, lambda: self._use(books), history=history,
-                max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
-                evidence=evidence, on_text=on_text,
-            )  # fmt: skip
-            self._asked = books
-            return reply
-        self._use(books)
-        weights = AttentionWeights(session.layers, session.document_tokens)
-        answer = session.ask(
-            question,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            history=history,
-            on_text=on_text,
-            trace=weights,
-        )
-        self._weights, self._asked = weights.weights, books
-        passages, found = rests_on(weights, self.placed(books), evidence)
-        return Reply(
-            answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
-            answer.first_token_s, answer.total_s, answer.cut,
-        )  # fmt: skip
+        asking: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
+            "seed": seed, "history": history, "on_text": on_text,
+        }  # fmt: skip
+        if self._text is None:
+            self._use(books)
+            made = reply_from_rows(self.session, question, self.placed(books), evidence, **asking)
+        else:
+            made = self._text.ask(
+                question, self.placed(books), lambda: self._use(books), evidence=evidence, **asking
+            )
+        (reply, self._weights), self._asked = made, books
+        return reply
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""

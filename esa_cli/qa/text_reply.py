@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.finding.passage_finder import FoundPassage, token_bounds
 from esa_cli.qa.question_form import referred_to
+from esa_cli.qa.reader.answer_reader import (
+    MOST_PASSAGES,
+    AnswerReader,
+    Sampling,
+    WrittenAnswer,
+)
 from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.session import Session
 
@@ -19,12 +26,15 @@ from esa_cli.qa.session import Session
 class TextReplies:
     """Replies from text of one session.
 
+    Args:
+        reader: another model that words the answers; None: the session's own does.
+
     Raises:
         PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, reader: AnswerReader | None = None) -> None:
+        self._session, self._reader = session, reader
         self._answers = TextAnswers(
             session.model, session.tokenizer, session.preset, session.prompt
         )
@@ -51,7 +61,7 @@ class TextReplies:
 
         Raises:
             UsageError: the question is empty, or a setting is out of range. LengthError: it is too
-                long.
+                long. ReaderError: the reader gives no answer.
         """
         session, started = self._session, time.perf_counter()
         tokens, heat, nucleus = session.sampling(max_new_tokens, temperature, top_p)
@@ -59,6 +69,11 @@ class TextReplies:
         asked = answers.check(question, tokens)
         if seed is not None:
             torch.manual_seed(seed)
+        told = TimedText(on_text)
+        write = None
+        if self._reader is not None:
+            sampling = Sampling(tokens, heat, nucleus, seed)
+            write = partial(self._write, question, books, history, sampling, told)
         votes = []
         if session.preset.answer.votes:
             open_books()
@@ -67,25 +82,47 @@ class TextReplies:
         with session.attachment.suspended():
             found = answers.answer(
                 question, books, earlier=referred_to(question, history), votes=votes,
-                max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=on_text,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=told, write=write,
             )  # fmt: skip
-        spent = time.perf_counter() - started
-        passages = tuple(
-            _quoted(books[one.document], one.start, one.end, weight)
-            for one, weight in zip(found.passages[:evidence], found.weights, strict=False)
-        )
-        quotation = None
-        if found.span is not None:
-            named = books[found.passages[0].document].document.name
-            quotation = Quotation(named, *found.span)
+        first, spent = (told.first or started) - started, time.perf_counter() - started
         reply = Reply(
-            found.text, passages, found.found, asked, found.tokens, spent, spent, found.cut, "text",
-            quotation,
+            found.text, _evidence(found, books, evidence), found.found, asked, found.tokens, first,
+            spent, found.cut, "text", _quotation(found, books),
         )  # fmt: skip
         return reply, token_weights(found, books)
 
+    def _write(
+        self,
+        question: str,
+        books: Sequence[PlacedBook],
+        history: Sequence[Turn],
+        sampling: Sampling,
+        on_text: Callable[[str], None],
+        passages: Sequence[FoundPassage],
+    ) -> WrittenAnswer:
+        """The reader's answer from the best passages."""
+        assert self._reader is not None
+        shown = [
+            _quoted(books[one.document], one.start, one.end, 0.0)
+            for one in passages[:MOST_PASSAGES]
+        ]
+        return self._reader.write(question, shown, history, sampling, on_text)
 
-def text_replies(session: Session) -> TextReplies | None:
+
+class TimedText:
+    """Passes pieces of an answer on; `first` is the time of the first, None before."""
+
+    def __init__(self, on_text: Callable[[str], None] | None) -> None:
+        self.on_text = on_text
+        self.first: float | None = None
+
+    def __call__(self, piece: str) -> None:
+        self.first = self.first or time.perf_counter()
+        if self.on_text is not None:
+            self.on_text(piece)
+
+
+def text_replies(session: Session, reader: AnswerReader | None = None) -> TextReplies | None:
     """Replies from text, where the session's preset answers so.
 
     Raises:
@@ -94,7 +131,7 @@ def text_replies(session: Session) -> TextReplies | None:
     if session.preset.answer.source != "text":
         return None
     try:
-        return TextReplies(session)
+        return TextReplies(session, reader)
     except BaseException:
         session.close()
         raise
@@ -110,6 +147,19 @@ def token_weights(found: TextAnswer, books: Sequence[PlacedBook]) -> Tensor:
             start = book.rows.start + int(first)
             out[start : start + count] += weight / count
     return out
+
+
+def _evidence(found: TextAnswer, books: Sequence[PlacedBook], count: int) -> tuple[Evidence, ...]:
+    return tuple(
+        _quoted(books[one.document], one.start, one.end, weight)
+        for one, weight in zip(found.passages[:count], found.weights, strict=False)
+    )
+
+
+def _quotation(found: TextAnswer, books: Sequence[PlacedBook]) -> Quotation | None:
+    if found.span is None:
+        return None
+    return Quotation(books[found.passages[0].document].document.name, *found.span)
 
 
 def _quoted(book: PlacedBook, start: int, end: int, weight: float) -> Evidence:

@@ -421,7 +421,7 @@ def opening(asker: FakeAsker, *seen: Any) -> Iterator[FakeAsker]:
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:
     module = types.ModuleType("esa_cli.apps.cli.open_esa")
-    module.opened = lambda *given, keep: opening(asker, given)  # type: ignore[attr-defined]
+    module.opened = lambda *given, **more: opening(asker, given)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     app = typer.Typer()
     app.command()(chat.chat)

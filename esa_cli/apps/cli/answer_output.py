@@ -119,6 +119,7 @@ def as_dict(
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
         "evidence": [asdict(passage) for passage in reply.evidence],
         "model": chosen.model,
+        "reader": None if esa.reader is None else esa.reader.name,
         "preset": chosen.name,
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],

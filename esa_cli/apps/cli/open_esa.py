@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.reader.answer_reader import AnswerReader
+    from esa_cli.qa.reader.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library
 
 WORTH_REMEMBERING = 2048
@@ -87,15 +89,17 @@ def opened(
     keep: bool = False,
     rows: str = "int8",
     library: Library | None = None,
+    reader: ReaderChoice | None = None,
 ) -> Iterator[Esa]:
     """A loaded model that finds documents in the user's library.
 
     Args:
         keep: what is not there is stored there. rows: how; see `api.Esa`.
-        library: another than the user's.
+        library: another than the user's. reader: another model that words the answers.
 
     Raises:
         UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
+        ReaderError: the reader's server cannot be used.
     """
     ready = chosen
     if not isinstance(ready, Preflight):
@@ -103,7 +107,11 @@ def opened(
     from esa_cli.storage.library import Library
 
     ready.planner.check(1)
+    other = None if reader is None else _connect(reader, reporter)
     loaded = ready.model.load(reporter)
+    if reader is not None and other is None:
+        other = reader.open(options.device, options.dtype, reporter.stage)
+        ready.planner.memory -= other.nbytes
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -118,6 +126,7 @@ def opened(
             rows=rows,
             events=display,
             planner=ready.planner,
+            reader=other,
         ) as esa,
     ):
         reporter.settle()
@@ -125,3 +134,12 @@ def opened(
             yield esa
         finally:
             display.finished()
+
+
+def _connect(reader: ReaderChoice, reporter: Reporter) -> AnswerReader | None:
+    """The reader on a server, with a note of what is sent there. Raises ReaderError."""
+    found = reader.connect()
+    if found is not None and reader.address is not None:
+        where = f"{found.name} at {reader.address.url}"
+        reporter.note(f"esa: questions and the passages found are sent to {where}", dim=False)
+    return found

@@ -10,26 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.system.loopback import is_loopback
 
 SEND_WITHIN_S = 30
 WITHOUT_TOKEN = ("/health",)
 """Paths that need no token."""
-
-
-def is_loopback(host: str) -> bool:
-    """True if a name or address, without a port, means this machine alone."""
-    name = host.strip("[]").rstrip(".").lower()
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 class AccessCheck:

@@ -17,6 +17,7 @@ from esa_cli.errors import (
     DocumentError,
     EsaError,
     LibraryError,
+    ReaderError,
     ResourceError,
     UsageError,
 )
@@ -55,8 +56,9 @@ class ApiError(Exception):
 
 
 def is_of_server(error: Exception) -> bool:
-    """True if whoever runs the server must act: its library is broken, or its disk full."""
-    return isinstance(error, LibraryError | DiskError)
+    """True if whoever runs the server must act: its library is broken, its disk full, or the reader
+    that words answers gone."""
+    return isinstance(error, LibraryError | DiskError | ReaderError)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -70,6 +72,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(507, "the server's disk is full; its log has more", code="no_room")
     if isinstance(error, LibraryError):
         return ApiError(500, "the server's library cannot be used; its log has more")
+    if isinstance(error, ReaderError):
+        return ApiError(502, "the server's reader cannot be used; its log has more")
     message = with_hint(error)
     if isinstance(error, DocumentError):
         return ApiError(400, message, "documents", "document")

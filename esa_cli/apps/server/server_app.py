@@ -122,14 +122,14 @@ class _Routes:
         def answer(job: Job) -> Reply:
             try:
                 books = self.documents.open(paths, job.report_progress)
+                missing.extend(lacking(books))
+                return self.asker.ask(
+                    question, books, history=history, on_text=job.add_text, **asked.options()
+                )
             except EsaError as error:
                 if is_of_server(error):
                     self.warn(with_hint(error))
                 raise
-            missing.extend(lacking(books))
-            return self.asker.ask(
-                question, books, history=history, on_text=job.add_text, **asked.options()
-            )
 
         return answer
 

@@ -52,7 +52,7 @@ def test_without_passages_they_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="needs answers from passages"):
         chosen(AnswerOptions(**given), "answer.from=text", method="infllm")
     with pytest.raises(UsageError, match="and --method infllm: a method answers from the rows"):
-        AnswerOptions(**given).check_no_method("infllm")
+        AnswerOptions(**given).check_no_method("infllm", {})
 
 
 def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
@@ -74,7 +74,7 @@ def test_a_part_of_a_method_answers_from_rows(esa: Esa, note: str, part: list[st
     assert esa(*ask).data["answered_from"] == "text"
     data = esa(*ask, *part).data
     assert (data["answered_from"], data["quotation"]) == ("rows", None)
-    fail(esa(*ask, *part, "--answer", "span"), 2, "--answer span needs answers from passages")
+    fail(esa(*ask, *part, "--answer", "span"), 2, f"--answer span and {' '.join(part)}:")
     fail(esa(*ask, "--method", "infllm", "--no-adapter"), 2, "--no-adapter and --method infllm")
 
 

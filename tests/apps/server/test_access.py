@@ -26,6 +26,7 @@ from live_server import HEAD, TOKEN, LiveServer, Start, user
 from esa_cli.apps.cli.commands import serve_command as command
 from esa_cli.apps.server import access, server_run
 from esa_cli.errors import UsageError
+from esa_cli.system.loopback import is_loopback
 
 
 def test_the_token(start: Start, asker: FakeAsker) -> None:
@@ -98,7 +99,7 @@ def test_a_request_that_never_comes(start: Start, monkeypatch: pytest.MonkeyPatc
     ],
 )  # fmt: skip
 def test_loopback(host: str, here: bool) -> None:
-    assert access.is_loopback(host) is here
+    assert is_loopback(host) is here
 
 
 def test_a_taken_port_is_said() -> None:
@@ -115,7 +116,7 @@ def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
     module = types.ModuleType("esa_cli.apps.cli.open_esa")
-    module.opened = lambda *given, keep: opening(asker)  # type: ignore[attr-defined]
+    module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     monkeypatch.setattr(server_run, "run", lambda app, sock: None)
     app = typer.Typer()

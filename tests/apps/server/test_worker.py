@@ -16,7 +16,14 @@ from live_server import LiveServer, Start, in_thread, send, until, user
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.worker import Job, JobCancelledError, QueueFullError, Worker
-from esa_cli.errors import ForeignVersionError, LibraryError, ModelError, ResourceError, UsageError
+from esa_cli.errors import (
+    ForeignVersionError,
+    LibraryError,
+    ModelError,
+    ReaderError,
+    ResourceError,
+    UsageError,
+)
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.checksummed_file import write_errors
 
@@ -30,6 +37,7 @@ UNUSABLE = "cannot be used; its log has more"
         (UsageError("too long", "ask less"), 400, "too long; ask less"),
         (ResourceError("no room"), 413, "no room"),
         (ModelError("broken"), 500, "broken"),
+        (ReaderError("http://elsewhere"), 502, f"the server's reader {UNUSABLE}"),
         (ZeroDivisionError("inside"), 500, "a bug in esa; its log has more"),
         (LibraryError("/srv/lib/a.doc", "rm it"), 500, f"the server's library {UNUSABLE}"),
         (

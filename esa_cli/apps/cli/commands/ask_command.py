@@ -59,7 +59,7 @@ def ask(
     documents, question = split(arguments or [], library=ways.library, lines=ways.stdin)
     check_characters(question)
     check_method_alone(ways.method, ways.parts)
-    answer.check_no_method(ways.method)
+    answer.check_no_method(ways.method, ways.parts)
     request = AskRequest(documents, question, ways, model, generation, answer)
     reporter, timing = Reporter(ways.quiet), Timing()
     check("--report", ways.report)
@@ -78,6 +78,7 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     from esa_cli.apps.cli.output_paths import spare
 
     chosen = request.answer.load_preset(request.model, request.options.overrides)
+    reader = request.answer.reader_choice()
     found = inputs.read(request.documents, reporter)
     spare("--report", request.options.report, [document.source for document in found.documents])
     ready = _ready(request, chosen, found.documents, reporter)
@@ -86,7 +87,10 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
 
     library = Library()
     sources = _check_room(request, ready, found.documents, library)
-    with opened(ready, request.model, reporter, keep=request.options.keep, library=library) as esa:
+    with opened(
+        ready, request.model, reporter,
+        keep=request.options.keep, library=library, reader=reader,
+    ) as esa:  # fmt: skip
         timing.load_s = timing.lap()
         books = [esa.ingest(source) for source in sources]
         if request.options.library:

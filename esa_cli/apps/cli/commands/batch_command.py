@@ -69,12 +69,13 @@ def batch(
 
     chosen = answer.load_preset(model, method=method)
     asking = {**generation.arguments(), "evidence": evidence}
-    depends = {**asking, "preset": chosen.model_dump(mode="json", exclude={"name", "description"})}
-    reporter = Reporter(quiet)
+    settings = chosen.model_dump(mode="json", exclude={"name", "description"})
+    depends = {**asking, **answer.dependencies, "preset": settings}
+    reader, reporter = answer.reader_choice(), Reporter(quiet)
     found = check(questions, out, documents or [], depends, reporter)
     try:
         code = run(
-            lambda: opened(chosen, model, reporter, keep=keep),
+            lambda: opened(chosen, model, reporter, keep=keep, reader=reader),
             found, out, reporter, asking,
             limit=limit, retry=retry_failed, as_json=as_json,
         )  # fmt: skip

@@ -51,10 +51,11 @@ def chat(
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     inputs.check(named, questions_on_stdin=True)
     chosen = answer.load_preset(model, method=method)
+    reader = answer.reader_choice()
     reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
     found = inputs.read(named, reporter).documents
     try:
-        with opened(chosen, model, reporter, keep=keep) as asker:
+        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
             run(asker, found, reporter, generation.arguments(), shown, on_terminal=on_terminal)
     finally:
         reporter.settle()

@@ -85,10 +85,11 @@ def serve(
     wanted = ServeRequest(documents or [], allow or [], host, port, token, size, max_queue, timeout)
     check(wanted)
     chosen = answer.load_preset(model)
+    reader = answer.reader_choice()
     reporter = Reporter(quiet)
     found = inputs.read(wanted.documents, reporter).documents
     try:
-        with opened(chosen, model, reporter, keep=keep) as asker:
+        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
             run(asker, wanted, found, reporter)
     finally:
         reporter.settle()
@@ -101,7 +102,7 @@ def check(wanted: ServeRequest) -> None:
         raise UsageError(
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
-    from esa_cli.apps.server.access import is_loopback
+    from esa_cli.system.loopback import is_loopback
 
     if wanted.token is not None and not (wanted.token.isascii() and wanted.token.isprintable()):
         raise UsageError("the token must be printable ASCII", "a header has no other characters")

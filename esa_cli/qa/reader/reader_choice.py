@@ -1,0 +1,87 @@
+"""The choice of another model that words answers: a server's address, a preset, or a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from esa_cli import models
+from esa_cli.errors import UsageError
+from esa_cli.qa import preset
+from esa_cli.qa.preset_files import SUFFIXES, available
+from esa_cli.qa.reader.server_address import ServerAddress, is_address
+from esa_cli.system.progress import StageProgress
+
+if TYPE_CHECKING:
+    from esa_cli.qa.reader.answer_reader import AnswerReader
+
+
+class ReaderChoice:
+    """A reader that is named, and not opened yet.
+
+    Args:
+        named: a web address; a preset, of which the model is taken; or a model reference.
+        model: its name on the server; for web addresses alone.
+
+    Raises:
+        UsageError, PresetError, ModelError: there cannot be one of this name.
+    """
+
+    def __init__(self, named: str, model: str | None = None) -> None:
+        self.address: ServerAddress | None = None
+        self.ref: models.ModelRef | None = None
+        self.model = model
+        if is_address(named):
+            if importlib.util.find_spec("requests") is None:
+                raise UsageError(
+                    "a reader on a server needs requests", "pip install 'esa-cli[reader]'"
+                )
+            self.address = ServerAddress.parse(named)
+            return
+        if model is not None:
+            raise UsageError(
+                f"--reader-model is of a server, and --reader {named} is none",
+                "give the model itself to --reader",
+            )
+        self.ref = _reference(named)
+
+    def connect(self) -> AnswerReader | None:
+        """The reader on a server, or None for one on this machine, which `open` loads.
+
+        Raises:
+            ReaderError: the server cannot be used.
+        """
+        if self.address is None:
+            return None
+        from esa_cli.qa.reader.server_reader import ServerReader
+
+        return ServerReader(self.address, self.model)
+
+    def open(
+        self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
+    ) -> AnswerReader:
+        """The reader, its model loaded. Raises ReaderError, ModelError, ResourceError."""
+        if (server := self.connect()) is not None:
+            return server
+        assert self.ref is not None
+        from esa_cli.qa.reader.local_reader import LocalReader
+
+        return LocalReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
+
+
+def check_passages_for(reader: object | None, chosen: preset.Preset) -> None:
+    """Raises UsageError where there is a reader, and the preset gives it no passages."""
+    if reader is not None and chosen.answer.source != "text":
+        raise UsageError(
+            "a reader words answers from passages, and this method answers from rows",
+            "use the setting answer.from=text, and no method or part of one",
+        )
+
+
+def _reference(named: str) -> models.ModelRef:
+    """The model of a preset, or the model of that reference. A word alone is a preset's name."""
+    if named not in available() and not named.endswith(SUFFIXES):
+        ref = models.parse_reference(named)
+        if ref.kind != "hub" or "/" in ref.repo:
+            return ref
+    return models.parse_reference(preset.load(named).model)

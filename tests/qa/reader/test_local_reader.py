@@ -1,0 +1,118 @@
+"""A second model here that words answers, and the choice between it and a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reader_models import foreign_model, wide_model
+
+from esa_cli import models
+from esa_cli.errors import EsaError, HistoryError, LengthError, PresetError, UsageError
+from esa_cli.models.random_model import TEMPLATE
+from esa_cli.qa.reader.answer_reader import Sampling
+from esa_cli.qa.reader.local_reader import LocalReader
+from esa_cli.qa.reader.reader_choice import ReaderChoice
+from esa_cli.qa.reader.reader_prompt import SYSTEM
+from esa_cli.qa.reply import Evidence, Turn
+
+PASSAGES = [Evidence("a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20, 0.1) for n in range(8)]
+SAMPLING = Sampling(6)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+def opened(ref: str) -> LocalReader:
+    found = ReaderChoice(ref).open("cpu", "float32")
+    assert isinstance(found, LocalReader)
+    return found
+
+
+def prompt(one: LocalReader, *history: Turn, question: str = "When?") -> str:
+    ids = one._ids(question, PASSAGES, history, 6)
+    return str(one._prompt.tokenizer.decode(ids))
+
+
+def test_a_supported_model_with_its_template(tmp_path: Path) -> None:
+    one, pieces = opened(wide_model(tmp_path / "wide")), list[str]()
+    found = one.write("When?", PASSAGES, (), SAMPLING, pieces.append)
+    assert one.name == "wide"
+    assert "".join(pieces).strip() == found.text
+    assert 1 <= found.tokens <= 6
+    assert one.nbytes == sum(p.numel() * 4 for p in one.model.parameters())
+    text = prompt(one, Turn("Who?", "Ann."))
+    assert text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\nPassages:")
+    assert "[8] a.txt\nPassage 7." in text
+    assert "Question: Who?<|im_end|>\n<|im_start|>assistant\nAnn.<|im_end|>" in text
+    assert text.endswith("Question: When?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_sampled_answer_is_repeatable(tmp_path: Path) -> None:
+    one = opened(wide_model(tmp_path / "wide"))
+    first, again, other = (
+        one.write("When?", PASSAGES, (), Sampling(6, 1.5, 1.0, seed)).text for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize("template", [None, NO_SYSTEM + TEMPLATE])
+def test_any_causal_model_with_as_many_passages_as_fit(
+    tmp_path: Path, template: str | None
+) -> None:
+    one = opened(foreign_model(tmp_path / "gpt", template))
+    text = prompt(one)
+    assert text.count(SYSTEM) == 1
+    assert "<|im_start|>system" not in text
+    assert "[5] a.txt" in text
+    assert "[8] a.txt" not in text
+    assert one.write("When?", PASSAGES, (), SAMPLING).tokens >= 1
+
+
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    one = opened(foreign_model(tmp_path / "gpt"))
+    with pytest.raises(LengthError, match="window of the reader gpt has 2,048"):
+        one.write("When?" * 500, PASSAGES, (), SAMPLING)
+    with pytest.raises(HistoryError):
+        one.write("When?", PASSAGES, (Turn("Who?" * 500, "Ann."),), SAMPLING)
+
+
+def test_a_preset_means_its_model(tmp_path: Path) -> None:
+    assert ReaderChoice("tiny-random").ref == models.parse_reference("random:llama")
+    Path("own.yaml").write_text("extends: tiny-random\nmodel: some/model\n")
+    assert str(ReaderChoice("./own.yaml").ref).count("some/model")
+    assert ReaderChoice("some/model").connect() is None
+    (tmp_path / "model").mkdir()
+    found = ReaderChoice("model").ref
+    assert found is not None
+    assert found.kind == "folder"
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "kind", "words"),
+    [
+        ("smollm2-36m", None, PresetError, "unknown preset"),
+        ("./gone.yaml", None, PresetError, "no preset file"),
+        ("tiny-random", "large", UsageError, "is of a server"),
+        ("http://", None, UsageError, "must be a web address"),
+        ("ftp://host/v1", None, EsaError, "web address"),
+    ],
+)
+def test_names_of_nothing(named: str, model: Any, kind: type[EsaError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        ReaderChoice(named, model)
+
+
+def test_a_server_needs_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs requests") as caught:
+        ReaderChoice("http://localhost:1/v1")
+    assert "esa-cli[reader]" in caught.value.hint

@@ -1,0 +1,228 @@
+"""A model on a server that words answers: what is sent, what comes back, what can go wrong."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from completion_server import KEY, CompletionServer
+
+from esa_cli.errors import ReaderError, UsageError
+from esa_cli.qa.reader import server_connection
+from esa_cli.qa.reader.answer_reader import Sampling
+from esa_cli.qa.reader.reader_prompt import SYSTEM
+from esa_cli.qa.reader.server_address import ServerAddress
+from esa_cli.qa.reader.server_reader import ServerReader
+from esa_cli.qa.reply import Evidence, Turn
+
+Start = Callable[..., CompletionServer]
+PASSAGES = [
+    Evidence("gate.pdf", 3, 7, "The Gate", 0, 9, "The gate\nopens at nine.", 0.7),
+    Evidence("boat.txt", None, 1, None, 4, 9, "A grey boat.", 0.3),
+]
+SAMPLING = Sampling(40)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ESA_READER_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(server_connection, "BACKOFF_S", 0.001)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[CompletionServer] = []
+
+    def start(*modes: str) -> CompletionServer:
+        server = CompletionServer(list(modes))
+        running.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+    yield start
+    for one in running:
+        one.shutdown()
+        one.server_close()
+
+
+def reader(server: CompletionServer, model: str | None = None, **limits: float) -> ServerReader:
+    return ServerReader(ServerAddress.parse(server.url), model, **limits)
+
+
+def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
+    sampling = more.pop("sampling", SAMPLING)
+    return one.write("When does it open? ", PASSAGES, history, sampling, **more)
+
+
+@pytest.mark.parametrize(("mode", "tokens"), [("stream", 3), ("whole", 41), ("plain", 3)])
+def test_an_answer_and_what_was_sent_for_it(start: Start, mode: str, tokens: int) -> None:
+    server, pieces = start(mode), list[str]()
+    found = ask(reader(server), on_text=pieces.append)
+    assert (found.text, found.tokens, found.cut) == ("At nine, says [1].", tokens, False)
+    assert "".join(pieces) == found.text
+    assert len(pieces) == (1 if mode == "whole" else 3)
+    models, question = server.seen
+    assert (models["path"], models["body"]) == ("/v1/models", None), "no text goes there"
+    body = question["body"]
+    assert question["path"] == "/v1/chat/completions"
+    assert question["key"] is None
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("large", 40, 0.0)
+    assert "seed" not in body
+    system, user = body["messages"]
+    assert system == {"role": "system", "content": SYSTEM}
+    assert user["content"] == (
+        "Passages:\n\n[1] gate.pdf, page 3, The Gate\nThe gate opens at nine.\n\n"
+        "[2] boat.txt\nA grey boat.\n\nQuestion: When does it open?"
+    )
+
+
+def test_earlier_turns_the_model_and_the_seed(start: Start) -> None:
+    server = start("stream")
+    history = (Turn("Be kind.", ""), Turn("Who waits?", "Ann."))
+    one = reader(server, "small")
+    ask(one, history, sampling=Sampling(9, 0.5, 0.9, 7))
+    body = server.seen[-1]["body"]
+    assert one.name == body["model"] == "small"
+    assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 7)
+    system, *turns = body["messages"]
+    assert system["content"].endswith("\n\nBe kind.")
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+    assert turns[0]["content"].endswith("Question: Who waits?")
+    assert turns[1]["content"] == "Ann."
+    assert turns[2]["content"] == "Question: When does it open?"
+
+
+@pytest.mark.parametrize("name", ["ESA_READER_KEY", "OPENAI_API_KEY"])
+def test_the_key_is_of_the_environment(
+    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    server = start("guarded", "stream")
+    with pytest.raises(ReaderError, match=r"refuses the key: who are you\?") as caught:
+        reader(server)
+    assert "ESA_READER_KEY" in caught.value.hint
+    monkeypatch.setenv("OPENAI_API_KEY", "another")
+    monkeypatch.setenv(name, f"{KEY}\n")
+    assert KEY not in repr(ServerAddress.parse(server.url))
+    ask(reader(server))
+    assert server.seen[-1]["key"] == f"Bearer {KEY}"
+    monkeypatch.setenv(name, "kéy")
+    with pytest.raises(UsageError, match=f"{name} must be printable ASCII"):
+        reader(server)
+
+
+@pytest.mark.parametrize("mode", ["busy", "down", "drop"])
+def test_what_may_pass_is_tried_again(start: Start, mode: str) -> None:
+    server = start(mode, mode, "stream")
+    assert ask(reader(server)).text
+    assert len(server.seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "hint"),
+    [
+        ("busy", "takes no more questions now: later", "again later"),
+        ("down", "failed with status 503: loading the model", "log"),
+        ("drop", "cannot be reached", "running"),
+        ("half", "broke off its answer", "again"),
+        ("unended", "cannot be used: it ended before its end", "OpenAI"),
+        ("broken", "cannot be used: it is no JSON", "OpenAI"),
+        ("failing", "cannot be used: out of", "OpenAI"),
+        ("page", "cannot be used: it is no JSON", "OpenAI"),
+        ("missing", "has no model large: model 'large' not found", "it has large, small"),
+        ("long", r"status 400: the context is 512 tokens x+…$", "shorter question"),
+        ("thoughts", "answered no words, which may have gone", "--max-new-tokens"),
+        ("silent", "was silent for 0.3 s", "smaller"),
+        ("trickle", "took longer than 0.5 s", "smaller"),
+    ],
+)
+def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, hint: str) -> None:
+    server = start("stream")
+    one = reader(server, silence_s=0.3, whole_s=0.5)
+    server.modes[:] = [mode]
+    with pytest.raises(ReaderError, match=words) as caught:
+        ask(one)
+    assert hint in caught.value.hint
+    assert server.url in caught.value.message
+    assert caught.value.exit_code == 5
+    tries = len(server.seen) - 1
+    assert tries == (4 if mode in ("busy", "down", "drop") else 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "hint"),
+    [
+        ("unlisted", "has no chat completions there: Not Found", "/v1"),
+        ("empty", "lists no models", "--reader-model"),
+        ("page", "/models cannot be used: it is no JSON", "OpenAI"),
+        ("moved", "has moved to https://elsewhere.example/v1", "that address"),
+    ],
+)
+def test_a_wrong_address_is_found_before_anything_is_sent(
+    start: Start, mode: str, words: str, hint: str
+) -> None:
+    server = start(mode)
+    with pytest.raises(ReaderError, match=words) as caught:
+        reader(server)
+    assert hint in caught.value.hint
+    assert all(one["body"] is None for one in server.seen)
+
+
+def test_a_server_need_not_list_its_models(start: Start) -> None:
+    for mode in ("unlisted", "empty"):
+        assert ask(reader(start(mode, "stream"), "own")).text
+
+
+def test_parameters_that_a_model_refuses_are_left_out(start: Start) -> None:
+    server = start("picky")
+    one = reader(server)
+    assert ask(one).text
+    body = server.seen[-1]["body"]
+    assert body["max_completion_tokens"] == 40
+    assert not {"max_tokens", "temperature"} & set(body)
+    before = len(server.seen)
+    ask(one)
+    assert len(server.seen) == before + 1, "it is known from then on"
+
+
+def test_a_refused_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ReaderError, match="cannot be reached: Connection refused") as caught:
+        ServerReader(ServerAddress.parse(f"http://127.0.0.1:{port}/v1"))
+    assert "running" in caught.value.hint
+
+
+def test_an_exception_of_the_listener_ends_the_answer(start: Start) -> None:
+    def stop(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    one = reader(start("stream"))
+    with pytest.raises(KeyboardInterrupt):
+        ask(one, on_text=stop)
+    assert ask(one).text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://", "http://host:port/v1", "http://a b/v1", "https://me:secret@host/v1",
+        "http://host/v1?version=1", "http://host/v1/chat/completions", "http://[::1/v1",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ServerAddress.parse(text)
+    assert caught.value.hint
+    assert "secret" not in caught.value.message
+
+
+def test_addresses() -> None:
+    assert ServerAddress.parse(" http://localhost:1/v1/ ").url == "http://localhost:1/v1"
+    assert ServerAddress.parse("http://[::1]:1/v1").here
+    assert not ServerAddress.parse("https://api.example/v1").here
