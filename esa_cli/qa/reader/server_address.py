@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from esa_cli.errors import UsageError
 from esa_cli.system.loopback import is_loopback
 
-KEYS = ("ESA_READER_KEY", "OPENAI_API_KEY")
-"""Environment variables of the key, the first that is set."""
+KEY = "ESA_READER_KEY"
+"""Environment variable of the key."""
+OPENAI_KEY, OPENAI_HOST = "OPENAI_API_KEY", "api.openai.com"
+"""A key that is set for other programs is shown to the one server that it is of."""
 EXAMPLE = "for example --reader http://127.0.0.1:11434/v1"
 
 
@@ -40,14 +43,15 @@ class ServerAddress:
         if parts.username is not None or parts.password is not None:
             raise UsageError(
                 "the address of --reader must have no user and password",
-                f"set the environment variable {KEYS[0]} to the key",
+                f"set the environment variable {KEY} to the key",
             )
         if parts.query or parts.fragment or url.endswith("/chat/completions"):
             raise UsageError(
                 f"--reader must be the address that /chat/completions follows, got {text!r}",
                 EXAMPLE,
             )
-        return cls(url, _key())
+        own = parts.scheme == "https" and named == OPENAI_HOST
+        return cls(url, _key((KEY, OPENAI_KEY) if own else (KEY,)))
 
     @property
     def here(self) -> bool:
@@ -55,8 +59,9 @@ class ServerAddress:
         return is_loopback(urlsplit(self.url).hostname or "")
 
 
-def _key() -> str | None:
-    for name in KEYS:
+def _key(names: Sequence[str]) -> str | None:
+    """The first that is set. Raises UsageError: it has odd characters."""
+    for name in names:
         if key := os.environ.get(name, "").strip():
             if not (key.isascii() and key.isprintable()) or " " in key:
                 raise UsageError(f"{name} must be printable ASCII without spaces", "set it again")

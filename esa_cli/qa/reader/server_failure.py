@@ -9,7 +9,7 @@ from typing import Any
 import requests
 
 from esa_cli.errors import ReaderError, first_line
-from esa_cli.qa.reader.server_address import KEYS
+from esa_cli.qa.reader.server_address import KEY
 
 LONGEST = 200
 """Characters of a server's message."""
@@ -68,7 +68,7 @@ def refusal(url: str, response: Any, model: str | None, known: Sequence[str] = (
     if status in (401, 403):
         return ReaderError(
             f"the reader at {url} refuses the key: {said}",
-            f"set the environment variable {KEYS[0]} to the server's key",
+            f"set the environment variable {KEY} to the server's key",
         )
     if status == 404:
         names = ", ".join(known[:8])

@@ -98,10 +98,8 @@ def test_earlier_turns_the_model_and_the_seed(start: Start) -> None:
     assert turns[2]["content"] == "Question: When does it open?"
 
 
-@pytest.mark.parametrize("name", ["ESA_READER_KEY", "OPENAI_API_KEY"])
-def test_the_key_is_of_the_environment(
-    start: Start, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_the_key_is_of_the_environment(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ESA_READER_KEY"
     server = start("guarded", "stream")
     with pytest.raises(ReaderError, match=r"refuses the key: who are you\?") as caught:
         reader(server)
@@ -114,6 +112,22 @@ def test_the_key_is_of_the_environment(
     monkeypatch.setenv(name, "kéy")
     with pytest.raises(UsageError, match=f"{name} must be printable ASCII"):
         reader(server)
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://api.openai.com/v1", "sk-1"),
+        ("http://api.openai.com/v1", None),
+        ("https://api.openai.com.example/v1", None),
+        ("http://127.0.0.1:8000/v1", None),
+    ],
+)
+def test_the_key_of_openai_goes_to_openai_alone(
+    monkeypatch: pytest.MonkeyPatch, url: str, key: str | None
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    assert ServerAddress.parse(url).key == key
 
 
 @pytest.mark.parametrize("mode", ["busy", "down", "drop"])
