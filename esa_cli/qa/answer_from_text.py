@@ -183,7 +183,7 @@ class TextAnswers:
         order.remove(span.passage)
         order.insert(0, span.passage)
         threshold = self.settings.threshold
-        told = threshold is None or max(reading.log_odds) >= threshold
+        told = threshold is None or reading.log_odds[span.passage] >= threshold
         return order, scores, span, told
 
     def _free_text(

@@ -28,7 +28,8 @@ class AnswerSettings(BaseModel):
         votes: weight of the retrieval heads' votes beside the words (BM25) in finding, in standard
             deviations; 0: the documents' rows are not used.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
-        threshold: log-odds of the best passage below which the documents do not say; None: never.
+        threshold: log-odds of the answer's passage below which the documents do not say; None:
+            never.
     """
 
     model_config = ConfigDict(
