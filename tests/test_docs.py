@@ -60,6 +60,10 @@ def test_links_to_sections_lead_somewhere() -> None:
 
 
 def test_pages_that_the_code_names_exist() -> None:
-    for path in [*ROOT.glob("esa_cli/**/*.py"), *ROOT.glob("presets/*"), *ROOT.glob("*s/*.py")]:
+    for path in [
+        *ROOT.glob("esa_cli/**/*.py"),
+        *ROOT.glob("presets/*.yaml"),
+        *ROOT.glob("*s/*.py"),
+    ]:
         for page in names(path, r"\bdocs/[\w-]+\.md"):
             assert (ROOT / page).is_file(), f"{path.name} names {page}"

@@ -57,7 +57,7 @@ def word_f1(answer: str, right: str) -> float:
 def area_under_curve(right: Sequence[float], wrong: Sequence[float]) -> float:
     """Probability that a number of `right` is above one of `wrong`; ties count half."""
     one, other = torch.tensor(right)[:, None], torch.tensor(wrong)
-    return float(((one > other).double() + 0.5 * (one == other).double()).mean())
+    return float(((one > other).float() + 0.5 * (one == other).float()).mean())
 
 
 @dataclass

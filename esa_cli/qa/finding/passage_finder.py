@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esa_cli.attention.precision import to_float64
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 
 
@@ -68,7 +69,8 @@ class PassageFinder:
             if (own := documents == number).any():
                 first, last = token_bounds(spans, windows[own])
                 # float64: differences of sums over a whole book
-                sums = torch.cat((torch.zeros(1).double(), one.double().cumsum(0)))
+                summed = to_float64(one).cumsum(0)
+                sums = torch.cat((summed.new_zeros(1), summed))
                 out[own] = (sums[last] - sums[first]).float()
         return out
 
