@@ -131,7 +131,8 @@ class TextAnswers:
                 the passages, best first.
         """
         settings = self.settings
-        found = self.finder(books).find(
+        finder = self.finder(books)
+        found = finder.find(
             question, settings.passages, earlier=earlier, votes=votes, weight=settings.votes
         )
         texts = [books[one.document].document.text[one.start : one.end] for one in found]

@@ -63,6 +63,10 @@ class LexicalIndex:
     def __len__(self) -> int:
         return len(self.windows)
 
+    def knows(self, word: str) -> bool:
+        """Whether a word, as `content_words` gives it, occurs in the documents."""
+        return word in self._vocabulary
+
     def scores(self, question: str) -> Tensor:
         """BM25 of each window for the question's words, (windows,) float32; 0 without any."""
         words = content_words(question)

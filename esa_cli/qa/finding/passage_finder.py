@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esa_cli.attention.precision import to_float64
 from esa_cli.qa.finding.lexical_index import LexicalIndex
+from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,12 @@ class PassageFinder:
 
     def __init__(self, texts: Sequence[str], spans: Sequence[Tensor]) -> None:
         self.index = LexicalIndex(texts)
+        self._names = capitals_mean_names(texts)
         self._spans = list(spans)
+
+    def unmentioned(self, question: str) -> list[str]:
+        """Names in the question that no document mentions."""
+        return unmentioned_names(question, self.index.knows) if self._names else []
 
     def find(
         self,
