@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: install            ## Reads a 38k-token chronicle with the default model and asks it questions.
+demo: install            ## Asks a 38k-token chronicle questions with the default model.
 	$(BIN)/python examples/demo.py
 
 test: check              ## Every check and every test, the default model's included.

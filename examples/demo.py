@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from esa_cli import Book, Esa, load_preset, models, read_document
 from esa_cli.models.quiet_transformers import quiet_transformers
@@ -45,7 +44,11 @@ def ask(esa: Esa, book: Book, known: dict[str, Any], screen: Console) -> None:
     )
     screen.print()
     for passage in reply.evidence:
-        words = f"line {passage.line}: {' '.join(passage.text.split())}"
+        said = passage.text
+        if reply.quotation:  # from the sentence on that has the answer
+            before = said[: reply.quotation.start - passage.start]
+            said = said[max(before.rfind(end) for end in (". ", "\n\n", "? ")) + 1 :]
+        words = f"line {passage.line}: {' '.join(said.split())}"
         screen.print(words, style="cyan", markup=False, no_wrap=True, overflow="ellipsis")
     right = known["answers"][0] if known["answers"] else "nothing: the text does not say"
     screen.print(f"[dim]right: {right}; {reply.total_s:.1f} s[/]\n")
@@ -59,25 +62,10 @@ def main() -> None:
     screen.print(f"[bold]chronicle.md[/]: {words:,} words")
     screen.print("getting the model (fetched once, then kept) ...")
     loaded = models.load(chosen.model)
-    bar = Progress(
-        TextColumn("reading"),
-        BarColumn(),
-        TextColumn("{task.completed:,} of {task.total:,} tokens"),
-        TimeRemainingColumn(),
-        console=screen,
-    )
-    task = bar.add_task("reading", total=0)
-
-    def progress(done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total)
-
     with quiet_transformers(), Esa(loaded, chosen) as esa:
-        with bar:
-            book = esa.ingest(str(HERE / "chronicle.md"), progress)
-        screen.print(
-            f"{book.tokens:,} tokens in {book.read_s:.0f} s; "
-            f"the model's window is {chosen.context:,}\n"
-        )
+        book = esa.ingest(str(HERE / "chronicle.md"))
+        read = f"read in {book.read_s:.0f} s" if book.prefilled else "nothing is read in advance"
+        screen.print(f"{book.tokens:,} tokens; the model's window is {chosen.context:,}; {read}\n")
         for known in questions(given.count):
             ask(esa, book, known, screen)
 

@@ -223,7 +223,7 @@ def test_demo(
     demo.main()
     out = capsys.readouterr().out
     assert out.startswith("chronicle.md: 275 words\n")
-    assert re.search(r"^1,3\d\d tokens in \d+ s; the model's window is 512$", out, re.M)
+    assert re.search(r"^1,3\d\d tokens; the model's window is 512; read in \d+ s$", out, re.M)
     assert out.count("\nline 1: The gate opens at nine, and the miller keeps the key.") == 2
     assert out.count("\nright: the miller; ") == 1
     assert out.count("\nright: nothing: the text does not say; ") == 1

@@ -138,6 +138,8 @@ class TextAnswers:
         texts = [books[one.document].document.text[one.start : one.end] for one in found]
         spans = SPANS if write is None else 0
         order, scores, span, told = self._read(question, found, texts, spans)
+        if settings.threshold is not None:
+            told = told and not finder.unmentioned(question)
         weights = torch.tensor([scores[n] for n in order]).softmax(0).tolist()
         passages = tuple(found[n] for n in order)
         if write is not None and passages:

@@ -127,6 +127,15 @@ def test_texts_without_words_do_not_say(asker: Esa, text: str, question: str) ->
 
 
 @pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
+def test_what_no_document_mentions_is_not_told(loaded: Any) -> None:
+    asked = "What did Elizabeth Bennet keep?"
+    with esa(loaded, "answer.threshold=-99.0") as asker:
+        assert asker.ask(asked, [book(asker, STORY)]).text == NOT_TOLD
+        assert asker.ask(QUESTION, [book(asker, STORY)]).text != NOT_TOLD
+    with esa(loaded) as asker:
+        assert asker.ask(asked, [book(asker, STORY)]).text != NOT_TOLD
+
+
 def test_below_the_threshold_the_documents_do_not_say(
     loaded: Any, threshold: float, found: bool
 ) -> None:

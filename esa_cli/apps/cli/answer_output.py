@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.chat.transcript import place
 from esa_cli.apps.cli.terminal import Reporter, clean
-from esa_cli.qa.reply import Evidence, Reply
+from esa_cli.documents.sentences import Sentences
+from esa_cli.qa.reply import Evidence, Quotation, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
@@ -68,11 +69,16 @@ def passage_count(asked: int | None, quiet: bool) -> int:
     return (0 if quiet else SHOWN) if asked is None else asked
 
 
-def passage_line(passage: Evidence, width: int) -> str:
-    """Place, weight and the first words of a passage, in `width` columns."""
+def passage_line(passage: Evidence, width: int, quotation: Quotation | None = None) -> str:
+    """Place, weight and words of a passage, in `width` columns: its first ones, or those of the
+    sentence with the quotation."""
     from rich.cells import cell_len, set_cell_size
 
-    text = f"  {place(passage)} ({passage.weight:.0%}): {' '.join(passage.text.split())}"
+    said = passage.text
+    at = quotation.start if quotation and quotation.document == passage.document else -1
+    if passage.start <= at < passage.end:
+        said = said[Sentences(said).around(at - passage.start)[0] :]
+    text = f"  {place(passage)} ({passage.weight:.0%}): {' '.join(said.split())}"
     text = clean(text)
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
@@ -85,7 +91,7 @@ def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
     width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
     for passage in reply.evidence[:count]:
-        reporter.warn(passage_line(passage, max(width, 40)))
+        reporter.warn(passage_line(passage, max(width, 40), reply.quotation))
 
 
 def in_full(evidence: tuple[Evidence, ...]) -> str:
@@ -137,7 +143,7 @@ def as_dict(
         ],
         "left_out": [one.as_dict() for one in left_out],
         "tokens": {
-            "document": esa.session.document_tokens,
+            "document": esa.session.document_tokens or sum(book.tokens for book in books),
             "question": reply.question_tokens,
             "answer": reply.answer_tokens,
         },
