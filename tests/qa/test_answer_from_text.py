@@ -126,7 +126,6 @@ def test_texts_without_words_do_not_say(asker: Esa, text: str, question: str) ->
         assert (reply.text, reply.answer_tokens) == (NOT_TOLD, 0)
 
 
-@pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
 def test_what_no_document_mentions_is_not_told(loaded: Any) -> None:
     asked = "What did Elizabeth Bennet keep?"
     with esa(loaded, "answer.threshold=-99.0") as asker:
@@ -136,6 +135,7 @@ def test_what_no_document_mentions_is_not_told(loaded: Any) -> None:
         assert asker.ask(asked, [book(asker, STORY)]).text != NOT_TOLD
 
 
+@pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
 def test_below_the_threshold_the_documents_do_not_say(
     loaded: Any, threshold: float, found: bool
 ) -> None:
