@@ -2,7 +2,7 @@
 
 A question names people and places that the answering sentences call "he" and "there"; the words of
 the surrounding text then tell one passage from another. So a window's score is BM25 of itself, plus
-that of the windows of 200 and of 600 words around it. Measured: docs/finding.md.
+that of the windows of 200 and of 600 words around it. Measured: docs/results.md.
 """
 
 from __future__ import annotations
