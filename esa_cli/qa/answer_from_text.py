@@ -23,10 +23,10 @@ from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
-from esa_cli.qa.reader.answer_reader import WrittenAnswer
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan
 from esa_cli.qa.reply import NOT_TOLD, says_not_told
+from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 
 ROOM = 1024
 """Tokens for the passages and the answer."""

@@ -28,11 +28,11 @@ from esa_cli.qa.ingest import DocumentIngest
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
-from esa_cli.qa.reader.answer_reader import AnswerReader
-from esa_cli.qa.reader.reader_choice import ReaderChoice, check_passages_for
 from esa_cli.qa.reply import Reply, Turn
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.row_reply import reply_from_rows
+from esa_cli.qa.second_model.answer_reader import AnswerReader
+from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
 from esa_cli.qa.session import Session
 from esa_cli.qa.text_reply import text_replies
 from esa_cli.qa.tokenised_document import TokenisedDocument

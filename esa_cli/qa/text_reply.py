@@ -13,13 +13,13 @@ from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import FoundPassage, token_bounds
 from esa_cli.qa.question_form import referred_to
-from esa_cli.qa.reader.answer_reader import (
+from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
+from esa_cli.qa.second_model.answer_reader import (
     MOST_PASSAGES,
     AnswerReader,
     Sampling,
     WrittenAnswer,
 )
-from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.session import Session
 
 

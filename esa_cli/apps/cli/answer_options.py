@@ -14,7 +14,7 @@ from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.preset import Preset
-    from esa_cli.qa.reader.reader_choice import ReaderChoice
+    from esa_cli.qa.second_model.reader_choice import ReaderChoice
 
 Form = Annotated[
     Literal["auto", "span", "text"] | None,
@@ -80,7 +80,7 @@ class AnswerOptions:
             if self.reader_model is not None:
                 raise UsageError("--reader-model needs --reader", "give the server's address")
             return None
-        from esa_cli.qa.reader.reader_choice import ReaderChoice
+        from esa_cli.qa.second_model.reader_choice import ReaderChoice
 
         return ReaderChoice(self.reader, self.reader_model)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.planning.plan import Planner
-    from esa_cli.qa.reader.answer_reader import AnswerReader
-    from esa_cli.qa.reader.reader_choice import ReaderChoice
+    from esa_cli.qa.second_model.answer_reader import AnswerReader
+    from esa_cli.qa.second_model.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library
 
 WORTH_REMEMBERING = 2048

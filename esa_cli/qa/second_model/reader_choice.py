@@ -9,11 +9,11 @@ from esa_cli import models
 from esa_cli.errors import UsageError
 from esa_cli.qa import preset
 from esa_cli.qa.preset_files import SUFFIXES, available
-from esa_cli.qa.reader.server_address import ServerAddress, is_address
+from esa_cli.qa.second_model.server_address import ServerAddress, is_address
 from esa_cli.system.progress import StageProgress
 
 if TYPE_CHECKING:
-    from esa_cli.qa.reader.answer_reader import AnswerReader
+    from esa_cli.qa.second_model.answer_reader import AnswerReader
 
 
 class ReaderChoice:
@@ -53,7 +53,7 @@ class ReaderChoice:
         """
         if self.address is None:
             return None
-        from esa_cli.qa.reader.server_reader import ServerReader
+        from esa_cli.qa.second_model.server_reader import ServerReader
 
         return ServerReader(self.address, self.model)
 
@@ -64,7 +64,7 @@ class ReaderChoice:
         if (server := self.connect()) is not None:
             return server
         assert self.ref is not None
-        from esa_cli.qa.reader.local_reader import LocalReader
+        from esa_cli.qa.second_model.local_reader import LocalReader
 
         return LocalReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
 

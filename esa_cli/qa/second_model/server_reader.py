@@ -13,13 +13,13 @@ from typing import Any
 import requests
 
 from esa_cli.errors import ReaderError
-from esa_cli.qa.reader.answer_reader import Sampling, WrittenAnswer
-from esa_cli.qa.reader.completion_stream import BrokenAnswerError, CompletionText, decoded
-from esa_cli.qa.reader.reader_prompt import messages
-from esa_cli.qa.reader.server_address import ServerAddress
-from esa_cli.qa.reader.server_connection import ServerConnection
-from esa_cli.qa.reader.server_failure import bad_answer, no_connection, no_words, refusal
 from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
+from esa_cli.qa.second_model.completion_stream import BrokenAnswerError, CompletionText, decoded
+from esa_cli.qa.second_model.reader_prompt import messages
+from esa_cli.qa.second_model.server_address import ServerAddress
+from esa_cli.qa.second_model.server_connection import ServerConnection
+from esa_cli.qa.second_model.server_failure import bad_answer, no_connection, no_words, refusal
 
 SILENCE_S = 300.0
 """The longest wait for its next words: a server may load its model first."""

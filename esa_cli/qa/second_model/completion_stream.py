@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from esa_cli.qa.reader.answer_reader import WrittenAnswer
+from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 
 
 class BrokenAnswerError(Exception):

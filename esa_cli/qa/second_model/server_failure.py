@@ -9,7 +9,7 @@ from typing import Any
 import requests
 
 from esa_cli.errors import ReaderError, first_line
-from esa_cli.qa.reader.server_address import KEY
+from esa_cli.qa.second_model.server_address import KEY
 
 LONGEST = 200
 """Characters of a server's message."""

@@ -13,9 +13,9 @@ from esa_cli.errors import HistoryError, LengthError
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.preset import Prompt
 from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.reader.answer_reader import Sampling, WrittenAnswer
-from esa_cli.qa.reader.reader_prompt import QUESTION, SYSTEM, numbered
 from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
+from esa_cli.qa.second_model.reader_prompt import QUESTION, SYSTEM, numbered
 
 
 class LocalReader:

@@ -14,7 +14,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import ReadTimeoutError
 from urllib3.util.retry import Retry
 
-from esa_cli.qa.reader.server_address import ServerAddress
+from esa_cli.qa.second_model.server_address import ServerAddress
 
 CONNECT_S = 10.0
 TRIES = 3

@@ -11,12 +11,12 @@ import pytest
 from completion_server import KEY, CompletionServer
 
 from esa_cli.errors import ReaderError, UsageError
-from esa_cli.qa.reader import server_connection
-from esa_cli.qa.reader.answer_reader import Sampling
-from esa_cli.qa.reader.reader_prompt import SYSTEM
-from esa_cli.qa.reader.server_address import ServerAddress
-from esa_cli.qa.reader.server_reader import ServerReader
 from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.second_model import server_connection
+from esa_cli.qa.second_model.answer_reader import Sampling
+from esa_cli.qa.second_model.reader_prompt import SYSTEM
+from esa_cli.qa.second_model.server_address import ServerAddress
+from esa_cli.qa.second_model.server_reader import ServerReader
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [

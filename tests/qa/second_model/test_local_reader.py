@@ -11,11 +11,11 @@ from reader_models import foreign_model, wide_model
 from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, PresetError, UsageError
 from esa_cli.models.random_model import TEMPLATE
-from esa_cli.qa.reader.answer_reader import Sampling
-from esa_cli.qa.reader.local_reader import LocalReader
-from esa_cli.qa.reader.reader_choice import ReaderChoice
-from esa_cli.qa.reader.reader_prompt import SYSTEM
 from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.second_model.answer_reader import Sampling
+from esa_cli.qa.second_model.local_reader import LocalReader
+from esa_cli.qa.second_model.reader_choice import ReaderChoice
+from esa_cli.qa.second_model.reader_prompt import SYSTEM
 
 PASSAGES = [Evidence("a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20, 0.1) for n in range(8)]
 SAMPLING = Sampling(6)
