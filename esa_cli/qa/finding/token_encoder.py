@@ -1,0 +1,222 @@
+"""Encodes tokens for finding: reduced keys of a document, reduced queries of a question.
+
+A token's key is a low-rank map (the key map of Eq. (6)) of its hidden state behind one of the
+model's middle layers; a question's tokens have a map of their own (the query map of Eq. (5)) and
+weights. A LoRA adapter on the layers below is trained with the maps by `esa train-finder`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from esa_cli.errors import ModelError
+from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.partial_forward import hidden_states, padded
+from esa_cli.system.files import replacing
+
+MAPS = "maps.safetensors"
+PROMPT = "Question: {question}\nThe text that answers:"
+SEGMENT_TOKENS = 512
+"""Tokens of a document that are encoded together."""
+CONTEXT_TOKENS = 64
+"""Tokens before a segment that its own ones see."""
+GROUP = 8
+"""Sequences of a forward call: of like lengths, so that little is padded."""
+WEIGHT_SCALE = 8.0
+"""Divides the logits of the question tokens' weights: they learn slowly."""
+
+
+class TokenEncoder:
+    """A model's first layers with an adapter, and the maps behind them.
+
+    Args:
+        model, tokenizer: of transformers; nothing is attached while it encodes. adapter: of layers
+            below `layers`. maps: `query_map` and `key_map` (H, R), `query_weight` (H,),
+            `query_bias` (1,), and `scale` (1,), the logarithm of the factor of scores in training.
+        layers: number of the model's layers that run. prompt: around a question.
+
+    Raises:
+        ModelError: the maps are of another model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        adapter: LoraAdapter,
+        maps: Mapping[str, Tensor],
+        layers: int,
+        prompt: str = PROMPT,
+    ) -> None:
+        self.model, self.tokenizer, self.adapter = model, tokenizer, adapter
+        self.maps, self.layers, self.prompt = dict(maps), layers, prompt
+        size, most = model.config.hidden_size, len(model.base_model.layers)
+        if self.maps["key_map"].shape[0] != size or not 0 < layers <= most:
+            raise ModelError(
+                f"the finder must be of a model with {size} numbers a hidden state and at least "
+                f"{layers} layers; this model has {most}",
+                "use the finder that was trained for this model, or --set answer.finder=null",
+            )
+
+    @classmethod
+    def new(
+        cls, model: Any, tokenizer: Any, *, layers: int, first: int, rank: int, dim: int, seed: int
+    ) -> TokenEncoder:
+        """An untrained encoder.
+
+        Args:
+            first: of the layers that the adapter changes. rank: of the adapter; its alpha is twice
+                that. dim: R.
+        """
+        every = LoraAdapter.new(model, rank, 2 * rank, seed)
+        within = {
+            name: pair for name, pair in every.matrices.items() if first <= _layer(name) < layers
+        }
+        generator = torch.Generator().manual_seed(seed)
+        size = model.config.hidden_size
+        start, _ = torch.linalg.qr(torch.randn(size, dim, generator=generator))
+        maps = {
+            "query_map": start.clone(), "key_map": start.clone(), "query_weight": torch.zeros(size),
+            "query_bias": torch.zeros(1), "scale": torch.full((1,), 3.0),
+        }  # fmt: skip
+        return cls(model, tokenizer, LoraAdapter(model, within, every.scale), maps, layers)
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, tokenizer: Any) -> TokenEncoder:
+        """Reads an encoder from its folder.
+
+        Raises:
+            ModelError: the folder has none, it is damaged, or of another model.
+        """
+        try:
+            with safe_open(folder / MAPS, "pt") as file:
+                maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+                facts = json.loads(file.metadata()["finder"])
+            layers, prompt = int(facts["layers"]), str(facts["prompt"])
+            missing = {"query_map", "key_map", "query_weight", "query_bias", "scale"} - set(maps)
+            if missing:
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise ModelError(
+                f"no finder can be read from {folder}: {error}", "--set answer.finder=null"
+            ) from error
+        adapter = LoraAdapter.load(folder, model)
+        weight = next(model.parameters())
+        adapter.to(weight)
+        maps = {name: one.to(weight.device) for name, one in maps.items()}
+        return cls(model, tokenizer, adapter, maps, layers, prompt)
+
+    def save(self, folder: Path, base: str) -> None:
+        """Writes adapter and maps. base: what names the model in the adapter's configuration."""
+        self.adapter.save(folder, base)
+        facts = {"layers": self.layers, "prompt": self.prompt, "base": base}
+        tensors = {
+            name: one.detach().to("cpu", torch.float32).contiguous()
+            for name, one in self.maps.items()
+        }
+        with replacing(folder / MAPS) as path:
+            save_file(tensors, path, metadata={"format": "pt", "finder": json.dumps(facts)})
+
+    @property
+    def dim(self) -> int:
+        """R, numbers of a reduced key."""
+        return self.maps["key_map"].shape[1]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that shapes the keys of a document."""
+        found = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
+        tensors = {"key_map": self.maps["key_map"]}
+        for name, (a, b) in sorted(self.adapter.matrices.items()):
+            tensors |= {f"{name}.A": a, f"{name}.B": b}
+        for name, one in tensors.items():
+            found.update(f"{name} {tuple(one.shape)}".encode())
+            plain = one.detach().to("cpu", torch.bfloat16).contiguous()
+            found.update(plain.view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def parameters(self) -> list[Tensor]:
+        """What is trained: the adapter's matrices and the maps."""
+        return [*self.adapter.parameters(), *self.maps.values()]
+
+    def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Reduced queries (B, M, R) of unit length, and weights (B, M) that sum to 1 a question;
+        0 at padding. Gradients pass through."""
+        sequences = [self._ids(self.prompt.replace("{question}", text)) for text in texts]
+        states, lengths = self._states(sequences)
+        logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
+        at = torch.arange(states.shape[1], device=states.device)[None]
+        # The first two tokens are the prompt's own, before the question.
+        within = (at >= 2) & (at < lengths[:, None])
+        weights = nn.functional.softplus(logits) * within
+        return self._reduced(states, "query_map"), weights / weights.sum(1, keepdim=True)
+
+    def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Reduced keys (B, T, R) of unit length of sequences of token ids, each on its own; zeros
+        behind the shorter ones. Gradients pass through."""
+        states, _ = self._states(sequences)
+        return self._reduced(states, "key_map")
+
+    @torch.inference_mode()
+    def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
+        """Reduced keys (last - first, R) of the tokens [first, last) of a document, float32, on the
+        processor.
+
+        The same for every way of dividing a document: each segment of `SEGMENT_TOKENS` sees the
+        `CONTEXT_TOKENS` before it. `first` must be a segment's beginning.
+        """
+        assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
+        pieces: list[Tensor] = []
+        for group in _groups(range(first, last, SEGMENT_TOKENS)):
+            begins = [max(0, at - CONTEXT_TOKENS) for at in group]
+            ends = [min(last, at + SEGMENT_TOKENS) for at in group]
+            keys = self.tokens([ids[a:b] for a, b in zip(begins, ends, strict=True)])
+            rows = zip(keys, group, begins, ends, strict=True)
+            pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
+        return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
+        return ids
+
+    def _reduced(self, states: Tensor, name: str) -> Tensor:
+        return nn.functional.normalize(states @ self.maps[name], dim=-1)
+
+    def _states(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, T, H), zeros at padding, and the lengths (B,)."""
+        lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
+        width = int(lengths.max())
+        order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
+        rows: dict[int, Tensor] = {}
+        with self.adapter.active():
+            for group in _groups(order):
+                found = hidden_states(
+                    self.model, padded([sequences[n] for n in group]), self.layers
+                )
+                for n, one in zip(group, found, strict=True):
+                    kept = one[: len(sequences[n])]
+                    rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
+        return torch.stack([rows[n] for n in range(len(sequences))]), lengths
+
+
+def _groups(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    for at in range(0, len(items), GROUP):
+        yield items[at : at + GROUP]
+
+
+def _layer(name: str) -> int:
+    """The number of the layer that a module's name stands in; -1 outside."""
+    parts = name.split(".")
+    at = parts.index("layers") + 1 if "layers" in parts else len(parts)
+    return int(parts[at]) if at < len(parts) and parts[at].isdigit() else -1

@@ -1,0 +1,114 @@
+"""Reduced keys and queries: files, documents in pieces, weights, gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models
+from esa_cli.errors import ModelError
+from esa_cli.qa.finding import token_encoder
+from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        return models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def encoder(loaded: Any) -> TokenEncoder:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=3
+    )
+    torch.manual_seed(4)
+    for _, b in made.adapter.matrices.values():
+        b.data.normal_(std=0.2)
+    made.maps["query_weight"].normal_()
+    return made
+
+
+def test_only_layers_from_the_first_are_adapted(encoder: TokenEncoder) -> None:
+    assert encoder.adapter.matrices
+    assert all("layers.1." in name for name in encoder.adapter.matrices)
+    assert encoder.dim == 6
+
+
+def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) -> None:
+    with torch.no_grad():
+        queries, weights = encoder.questions(["who is it", "what was the name of the ship at sea"])
+    assert queries.shape[:2] == weights.shape
+    torch.testing.assert_close(weights.sum(1), torch.ones(2))
+    assert (weights[:, :2] == 0).all()
+    assert (weights[0] == 0).sum() > (weights[1] == 0).sum()
+    lengths = queries.norm(dim=-1)
+    torch.testing.assert_close(lengths[weights > 0], torch.ones_like(lengths[weights > 0]))
+
+
+def test_a_document_is_the_same_in_every_division(
+    encoder: TokenEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_encoder, "SEGMENT_TOKENS", 8)
+    monkeypatch.setattr(token_encoder, "CONTEXT_TOKENS", 3)
+    ids = [(7 * n + 3) % 50 + 1 for n in range(45)]
+    whole = encoder.encode(ids, 0, 45)
+    parts = torch.cat([encoder.encode(ids, 0, 16), encoder.encode(ids, 16, 45)])
+    assert whole.shape == (45, 6)
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        one = encoder.tokens([ids[5:16]])[0, 3:]
+    torch.testing.assert_close(whole[8:16], one, atol=1e-5, rtol=1e-5)
+
+
+def test_an_empty_document_has_no_keys(encoder: TokenEncoder) -> None:
+    assert encoder.encode([], 0, 0).shape == (0, 6)
+
+
+def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
+    encoder.save(tmp_path, "tiny")
+    again = TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
+    ids = list(range(1, 30))
+    assert again.layers == 2
+    assert again.prompt == encoder.prompt
+    torch.testing.assert_close(
+        again.encode(ids, 0, 29), encoder.encode(ids, 0, 29), atol=2e-2, rtol=0
+    )
+    assert again.digest == TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer).digest
+    again.maps["key_map"] = again.maps["key_map"] + 0.1
+    assert again.digest != encoder.digest
+
+
+@torch.enable_grad()
+def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
+    for one in encoder.parameters():
+        one.requires_grad_(True)
+    queries, weights = encoder.questions(["who is it"])
+    keys = encoder.tokens([list(range(1, 20))])
+    (weights[0] * (queries[0] @ keys[0].T).amax(1)).sum().backward()
+    trained = [one for name, one in encoder.maps.items() if name != "scale"]
+    trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
+    assert all(one.grad is not None for one in trained)
+
+
+def test_a_damaged_or_missing_finder_is_said(encoder: TokenEncoder, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no finder can be read"):
+        TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
+    encoder.save(tmp_path, "tiny")
+    (tmp_path / MAPS).write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="no finder can be read"):
+        TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
+
+
+def test_a_finder_of_another_model_is_refused(encoder: TokenEncoder) -> None:
+    with pytest.raises(ModelError, match="the finder must be of a model"):
+        TokenEncoder(
+            encoder.model, encoder.tokenizer, encoder.adapter,
+            encoder.maps | {"key_map": torch.zeros(3, 6)}, 2,
+        )  # fmt: skip
+    with pytest.raises(ModelError, match="layers"):
+        TokenEncoder(encoder.model, encoder.tokenizer, encoder.adapter, encoder.maps, 99)
