@@ -25,6 +25,7 @@ from esa_cli.apps.cli.commands import (
     presets_command,
     selftest_command,
     serve_command,
+    train_finder_command,
     train_reader_command,
 )
 from esa_cli.version import __version__
@@ -49,6 +50,7 @@ app.command("bench")(bench_command.bench)
 app.command("methods")(methods_command.methods)
 app.command("calibrate")(calibrate_command.calibrate)
 app.command("train-reader")(train_reader_command.train_reader)
+app.command("train-finder")(train_finder_command.train_finder)
 app.command("heads")(heads_command.heads)
 app.add_typer(presets_command.app, name="presets")
 app.add_typer(plugins_command.app, name="plugins")

@@ -7,6 +7,8 @@ passage does not tell it.
     example_batches    examples as token ids, in batches of about one length
     answer_logits      the model's logits where answers are
     training_checkpoint  files from which training goes on
+    training_steps     learning rate, gradients
+    training_folder    where a training's files go
     reader_trainer     the loop
     reader_scores      what held-out texts score
     reader_run         one training from the folders to the adapter

@@ -7,39 +7,40 @@ checkpoint, from which it goes on.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError
-
-from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
 from esa_cli.evaluation.reader_training.reader_scores import ReaderScores, score_text
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from esa_cli.evaluation.reader_training.training_checkpoint import (
     FILE,
+    adapter_tensors,
     load_checkpoint,
     save_checkpoint,
+)
+from esa_cli.evaluation.reader_training.training_folder import (
+    check_folder,
+    finish_folder,
+    writing_folder,
 )
 from esa_cli.evaluation.reader_training.training_pairs import TrainingText
 from esa_cli.models.load import LoadedModel
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import PassageReader
-from esa_cli.system.files import only_writer, write_whole, writing_errors
+from esa_cli.system.files import only_writer
 from esa_cli.version import __version__
 
-RECORD = "training.json"
 CHECKPOINT_S = 180.0
 """Seconds between checkpoints."""
-OTHER = "name a folder that you may write to"
+RESULTS = ("adapter", CONFIG, WEIGHTS)
+"""What a training makes, and its files."""
 
 
 class RunEvents(Protocol):
@@ -53,22 +54,6 @@ class RunEvents(Protocol):
     def scoring(self, text: str, done: int, total: int) -> None: ...
 
     def scored(self, scores: Sequence[ReaderScores], examples: int) -> None: ...
-
-
-def check_folder(folder: Path, resume: bool) -> None:
-    """Refuses a folder before anything is loaded.
-
-    Raises:
-        UsageError: it has a training and `resume` is False, or none and it is True.
-    """
-    checkpoint = (folder / FILE).is_file()
-    if resume and not checkpoint:
-        raise UsageError(
-            f"--out must have a checkpoint to resume, got {folder}", "begin without it"
-        )
-    if not resume and (checkpoint or any((folder / name).exists() for name in (CONFIG, WEIGHTS))):
-        hint = "add --resume, or name another folder" if checkpoint else "name another folder"
-        raise UsageError(f"--out must have no adapter yet, got {folder}", hint)
 
 
 @dataclass(frozen=True)
@@ -95,15 +80,15 @@ class ReaderRun:
             KeyboardInterrupt: the checkpoint has all steps so far.
             UsageError, DocumentError, ResourceError: as the checkpoint, the trainer and files.
         """
-        with self._writing():
+        with writing_folder(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with only_writer(self.folder / FILE):
-            check_folder(self.folder, resume)
+            check_folder(self.folder, resume, *RESULTS)
             kept, held_out = self._prepare(events)
             trainer = self._trainer(kept)
             if resume:
                 trainer.state = load_checkpoint(
-                    self.folder, trainer.adapter, trainer.optimiser, self._fixed()
+                    self.folder, adapter_tensors(trainer.adapter), trainer.optimiser, self._fixed()
                 )
             with trainer.prepared():
                 self._train(trainer, held_out, events)
@@ -156,14 +141,13 @@ class ReaderRun:
                 self._save(trainer)
             raise
         self._save(trainer)
-        with self._writing():
+        with writing_folder(self.folder):
             trainer.adapter.save(self.folder, self.loaded.ref)
         self._score(trainer, held_out, events)
 
     def _save(self, trainer: ReaderTrainer) -> None:
-        save_checkpoint(
-            self.folder, trainer.adapter, trainer.optimiser, trainer.state, self._fixed()
-        )
+        trained = adapter_tensors(trainer.adapter)
+        save_checkpoint(self.folder, trained, trainer.optimiser, trainer.state, self._fixed())
 
     def _score(
         self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: RunEvents
@@ -209,13 +193,5 @@ class ReaderRun:
             "losses": {name: round(loss, 4) for name, loss in sorted(state.losses.items())},
             "scores": state.scores,
         }
-        with self._writing():
-            write_whole(self.folder / RECORD, json.dumps(record, indent=1) + "\n")
-            (self.folder / FILE).unlink(missing_ok=True)
+        finish_folder(self.folder, record)
         return record
-
-    def _writing(self) -> AbstractContextManager[None]:
-        return writing_errors(
-            self.folder, "free some space; --resume goes on", OTHER,
-            also=SafetensorError, failed=DocumentError,
-        )  # fmt: skip

@@ -6,7 +6,6 @@ examples the result depends on the seed alone; with one of time also on the mach
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +13,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esa_cli.errors import UsageError
 from esa_cli.evaluation.reader_training.answer_logits import answer_losses
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches, TokenExample
 from esa_cli.evaluation.reader_training.training_checkpoint import TrainingState
+from esa_cli.evaluation.reader_training.training_steps import (
+    check_gradient,
+    fixed_weights,
+    make_trainable,
+    rate_share,
+)
 from esa_cli.models.lora_adapter import LoraAdapter
 
 BETAS = (0.9, 0.98)
 CLIP = 1.0
 """Largest norm of the gradient of all matrices."""
 SMOOTHING = 0.99
-"""Of the moving averages of the loss; the first examples have their mean."""
+"""Of the moving averages of the loss."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,7 @@ class ReaderTrainingSettings:
         return min(1.0, state.seconds / (60 * self.minutes)) if self.minutes else 1.0
 
     def learning_rate(self, state: TrainingState) -> float:
-        cosine = 0.5 * (1 + math.cos(math.pi * self.share(state)))
-        rise = min(1.0, (state.steps + 1) / self.warm_up) if self.warm_up else 1.0
-        return self.lr * rise * (self.final + (1 - self.final) * cosine)
+        return self.lr * rate_share(self.share(state), state.steps, self.warm_up, self.final)
 
 
 class ReaderTrainer:
@@ -76,11 +78,7 @@ class ReaderTrainer:
     def __init__(self, model: Any, batches: ExampleBatches, settings: ReaderTrainingSettings):
         self.model, self.batches, self.settings = model, batches, settings
         self.adapter = LoraAdapter.new(model, settings.rank, 2 * settings.rank, settings.seed)
-        layers = dict(model.named_modules())
-        self.adapter.matrices = {
-            name: (_parameter(a, layers[name]), _parameter(b, layers[name]))
-            for name, (a, b) in self.adapter.matrices.items()
-        }
+        make_trainable(self.adapter, model)
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.lr, betas=BETAS, weight_decay=0.0
         )
@@ -89,15 +87,8 @@ class ReaderTrainer:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        weights = list(self.model.parameters())
-        before = [weight.requires_grad for weight in weights]
-        self.model.requires_grad_(False)
-        try:
-            with self.adapter.active():
-                yield
-        finally:
-            for weight, flag in zip(weights, before, strict=True):
-                weight.requires_grad_(flag)
+        with fixed_weights(self.model), self.adapter.active():
+            yield
 
     def train(self, after_step: Callable[[ReaderTrainer], None]) -> None:
         """Trains until the budget is spent; `after_step` is called after every step.
@@ -114,7 +105,8 @@ class ReaderTrainer:
             state.steps += 1
             state.examples += len(batch)
             state.epoch, state.batch = epoch, following
-            _count(state, batch, losses)
+            for example, loss in zip(batch, losses, strict=True):
+                state.count(example.source, loss, SMOOTHING)
             state.seconds += time.monotonic() - started
             self.whole = True
             after_step(self)
@@ -132,27 +124,10 @@ class ReaderTrainer:
         loss = (losses / lengths[rows].sqrt()).sum() / len(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.adapter.parameters(), CLIP)
-        if not torch.isfinite(norm):
-            raise UsageError(
-                f"the gradient must be finite, got {float(norm)} at step {self.state.steps + 1}",
-                "try a lower --lr, or --dtype bfloat16 or float32",
-            )
+        check_gradient(norm, self.state.steps + 1)
         self.whole = False
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         sums = torch.zeros(len(batch), device=losses.device)
         means: list[float] = (sums.index_add(0, rows, losses.detach()) / lengths).tolist()
         return means
-
-
-def _parameter(matrix: Tensor, layer: nn.Linear) -> nn.Parameter:
-    return nn.Parameter(matrix.detach().to(layer.weight.device, torch.float32))
-
-
-def _count(state: TrainingState, batch: Sequence[TokenExample], losses: Sequence[float]) -> None:
-    for example, loss in zip(batch, losses, strict=True):
-        source = example.source
-        state.counts[source] = state.counts.get(source, 0) + 1
-        before = state.losses.get(source, 0.0)
-        rate = max(1 - SMOOTHING, 1 / state.counts[source])
-        state.losses[source] = before + rate * (loss - before)

@@ -1,4 +1,4 @@
-"""Files from which a training goes on bit for bit: float32 matrices, AdamW's state, the position.
+"""Files from which a training goes on bit for bit: float32 tensors, AdamW's state, the position.
 
 One safetensors file, replaced atomically. Its metadata has the settings, which must be the same in
 the training that goes on.
@@ -23,7 +23,7 @@ from esa_cli.system.files import replacing, writing_errors
 
 FILE = "checkpoint.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""AdamW's state of each matrix."""
+"""AdamW's state of each tensor."""
 
 
 @dataclass
@@ -31,8 +31,8 @@ class TrainingState:
     """How far a training is.
 
     `seconds` are those of training steps alone. The next batch is number `batch` of `epoch`.
-    `counts` are examples so far and `losses` moving averages of the loss a token, by the examples'
-    source. `scores` are those of held-out texts so far, each with the examples it came after.
+    `counts` are examples so far and `losses` moving averages of their loss, by source or kind.
+    `scores` are those of held-out texts so far, each with the examples it came after.
     """
 
     steps: int = 0
@@ -44,21 +44,40 @@ class TrainingState:
     losses: dict[str, float] = field(default_factory=dict)
     scores: list[dict[str, Any]] = field(default_factory=list)
 
+    def count(self, source: str, loss: float, smoothing: float) -> None:
+        """Adds an example's loss; the first examples have their mean."""
+        self.counts[source] = self.counts.get(source, 0) + 1
+        before = self.losses.get(source, 0.0)
+        rate = max(1 - smoothing, 1 / self.counts[source])
+        self.losses[source] = before + rate * (loss - before)
+
+
+def adapter_tensors(adapter: LoraAdapter) -> dict[str, Tensor]:
+    """The matrices A and B of an adapter by name."""
+    return {
+        f"{half}.{name}": matrix
+        for name, pair in adapter.matrices.items()
+        for half, matrix in zip("AB", pair, strict=True)
+    }
+
 
 def save_checkpoint(
     folder: Path,
-    adapter: LoraAdapter,
+    trained: Mapping[str, Tensor],
     optimiser: torch.optim.Optimizer,
     state: TrainingState,
     settings: Mapping[str, Any],
 ) -> None:
-    """Raises ResourceError, DocumentError: it cannot be written."""
+    """Writes the `trained` tensors, which are the optimiser's.
+
+    Raises:
+        ResourceError, DocumentError: it cannot be written.
+    """
     tensors: dict[str, Tensor] = {}
-    for name, (a, b) in adapter.matrices.items():
-        for half, matrix in (("A", a), ("B", b)):
-            tensors[f"{half}.{name}"] = matrix.detach()
-            for key, value in optimiser.state.get(matrix, {}).items():
-                tensors[f"{key}.{half}.{name}"] = value
+    for name, one in trained.items():
+        tensors[name] = one.detach()
+        for key, value in optimiser.state.get(one, {}).items():
+            tensors[f"{key}.{name}"] = value
     metadata = {"state": json.dumps(asdict(state)), "settings": json.dumps(settings)}
     hint = "free some space; the checkpoint before is kept"
     path = folder / FILE
@@ -71,11 +90,11 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path,
-    adapter: LoraAdapter,
+    trained: Mapping[str, Tensor],
     optimiser: torch.optim.Optimizer,
     settings: Mapping[str, Any],
 ) -> TrainingState:
-    """Sets the matrices and the optimiser to those of the checkpoint.
+    """Sets the `trained` tensors and the optimiser to those of the checkpoint.
 
     Raises:
         UsageError: it is of other settings. DocumentError: it is damaged.
@@ -87,7 +106,7 @@ def load_checkpoint(
             _same(json.loads(metadata["settings"]), settings)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         state = TrainingState(**json.loads(metadata["state"]))
-        _restore(tensors, adapter, optimiser)
+        _restore(tensors, trained, optimiser)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DocumentError(
             f"the checkpoint {path} cannot be read: {error}", "delete it, and begin again"
@@ -96,17 +115,17 @@ def load_checkpoint(
 
 
 def _restore(
-    tensors: Mapping[str, Tensor], adapter: LoraAdapter, optimiser: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    optimiser: torch.optim.Optimizer,
 ) -> None:
-    for name, pair in adapter.matrices.items():
-        for half, matrix in zip("AB", pair, strict=True):
-            with torch.no_grad():
-                matrix.copy_(tensors[f"{half}.{name}"])
-            moments = {key: tensors.get(f"{key}.{half}.{name}") for key in MOMENTS}
-            if moments["step"] is not None:
-                step, *others = (tensors[f"{key}.{half}.{name}"] for key in MOMENTS)
-                placed = (one.to(matrix.device) for one in others)
-                optimiser.state[matrix] = dict(zip(MOMENTS, (step, *placed), strict=True))
+    for name, one in trained.items():
+        with torch.no_grad():
+            one.copy_(tensors[name])
+        if f"{MOMENTS[0]}.{name}" in tensors:
+            step, *others = (tensors[f"{key}.{name}"] for key in MOMENTS)
+            placed = (other.to(one.device) for other in others)
+            optimiser.state[one] = dict(zip(MOMENTS, (step, *placed), strict=True))
 
 
 def _same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

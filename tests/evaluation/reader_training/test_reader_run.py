@@ -20,7 +20,7 @@ from esa_cli.evaluation.reader_training import reader_run, reader_scores
 from esa_cli.evaluation.reader_training.answer_logits import answer_logits, answer_losses
 from esa_cli.evaluation.reader_training.example_batches import TokenExample
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
-from esa_cli.evaluation.reader_training.reader_run import RECORD, ReaderRun
+from esa_cli.evaluation.reader_training.reader_run import ReaderRun
 from esa_cli.evaluation.reader_training.reader_scores import (
     ReaderScores,
     area_under_curve,
@@ -30,6 +30,7 @@ from esa_cli.evaluation.reader_training.reader_scores import (
 )
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from esa_cli.evaluation.reader_training.training_checkpoint import FILE, TrainingState
+from esa_cli.evaluation.reader_training.training_folder import RECORD
 from esa_cli.evaluation.reader_training.training_pairs import read_training_texts, split_texts
 from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter

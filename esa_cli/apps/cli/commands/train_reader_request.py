@@ -54,12 +54,13 @@ class ReaderTrainingRequest:
 
     def check(self) -> None:
         """Raises UsageError, DocumentError: nothing can be written to --out, or not this."""
-        from esa_cli.evaluation.reader_training.reader_run import check_folder
+        from esa_cli.evaluation.reader_training.reader_run import RESULTS
+        from esa_cli.evaluation.reader_training.training_folder import check_folder
 
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
         files.check("--out", self.folder / "adapter", makes_folders=True)
-        check_folder(self.folder, self.resume)
+        check_folder(self.folder, self.resume, *RESULTS)
 
     def settings(self, context: int) -> ReaderTrainingSettings:
         """Settings of a training of a model with a window of `context` tokens."""

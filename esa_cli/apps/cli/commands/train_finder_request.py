@@ -1,0 +1,86 @@
+"""The options of `esa train-finder`, and their checks before the model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from esa_cli.apps.cli import output_paths as files
+from esa_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainingSettings
+
+
+@dataclass(frozen=True)
+class FinderTrainingRequest:
+    """Options of `esa train-finder` besides those of the model."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Where the finder goes; needed."),
+    ] = None
+    minutes: Annotated[float, typer.Option(min=0.0, help="Of training.")] = 45.0
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train for so many, however long that takes.")
+    ] = None
+    layers: Annotated[int, typer.Option(min=1, help="Of the model that run.")] = 14
+    first: Annotated[int, typer.Option(min=0, help="Of them that the adapter changes.")] = 8
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 32
+    dim: Annotated[int, typer.Option(min=1, help="Numbers of a token's reduced key.")] = 128
+    lr: Annotated[
+        float,
+        typer.Option(min=0.0, help="The highest learning rate; that of the maps is twice it."),
+    ] = 5e-4
+    batch: Annotated[int, typer.Option(min=2, help="Passages a step; they compete.")] = 40
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Score by this text, do not train on it. Repeatable."),
+    ] = None
+    every: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="MINUTES", help="Score before the training and so often, too."
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Other crops, other order.")] = 1
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
+    ] = False
+
+    @property
+    def folder(self) -> Path:
+        """Raises UsageError: --out is missing."""
+        if self.out is None:
+            raise UsageError("--out must be a folder for the finder, got none", "add --out FOLDER")
+        return self.out
+
+    def check(self) -> None:
+        """Raises UsageError, DocumentError: nothing can be written to --out, or not this, or the
+        adapter would have no layers."""
+        from esa_cli.evaluation.finder_training.finder_run import RESULTS, check_layers
+        from esa_cli.evaluation.reader_training.training_folder import check_folder
+
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
+        files.check("--out", self.folder / "finder", makes_folders=True)
+        check_folder(self.folder, self.resume, *RESULTS)
+        check_layers(self.settings())
+
+    def settings(self) -> FinderTrainingSettings:
+        from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainingSettings
+
+        return FinderTrainingSettings(
+            minutes=self.minutes,
+            steps=self.steps,
+            layers=self.layers,
+            first=self.first,
+            rank=self.rank,
+            dim=self.dim,
+            lr=self.lr,
+            batch=self.batch,
+            seed=self.seed,
+        )
