@@ -93,6 +93,18 @@ def time_zones(repository: Repository) -> str:
     return essay + "\n\n" + repository.text("NEWS")[:NEWS]
 
 
+def proposals(repository: Repository) -> str:
+    """Proposals for Python whose authors placed them in the public domain."""
+    texts = [repository.text(f"peps/pep-{number:04}.rst") for number in PROPOSALS]
+    return "\n\n\n".join(text.strip() for text in texts if PUBLIC in text) + "\n"
+
+
+PUBLIC = "placed in the public domain"
+PROPOSALS = (
+    8, 257, 263, 318, 343, 380, 405, 420, 435, 440, 443, 450, 453, 492, 498, 505, 508, 517, 518,
+    525, 526, 544, 557, 572, 585, 604, 612, 616, 618, 621, 636, 654, 657, 673, 684, 695, 701, 703,
+)  # fmt: skip
+
 TEXTS: dict[str, tuple[str, str, Build]] = {
     "moby_dick": (
         "GITenberg/Moby-Dick--Or-The-Whale_2701",
@@ -165,6 +177,43 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "eggert/tz",
         "b9bc7a87bb7f21576b43541dea9f298462c23bd5",
         time_zones,
+    ),
+    "news_from_nowhere": (
+        "GITenberg/News-from-Nowhere--Or-An-Epoch-of-Rest"
+        "--13-Being-Some-Chapters-from-a-Utopian-Romance_3261",
+        "79bd67b0ae225cd64f7bbc25c0449850b3131069",
+        book("3261.txt"),
+    ),
+    "jack_sheppard": (
+        "GITenberg/Jack-Sheppard--A-Romance_16215",
+        "53c2275d68a942a3c29d037179f8b89c9b094c3f",
+        book("16215-8.txt"),
+    ),
+    "little_colonels_hero": (
+        "GITenberg/The-Little-Colonel-s-Hero_15122",
+        "69e1e7ab1c6c998ea3e46e8b55239fe480b657c4",
+        book("15122-8.txt"),
+    ),
+    "grand_medicine_society": (
+        "GITenberg/The-Mide-wiwin-or--Grand-Medicine-Society"
+        "--of-the-OjibwaGovernment-Printing-Office-Washington__19368",
+        "68d828c2276debb80413c465241cdefa98c1978e",
+        book("19368-0.txt"),
+    ),
+    "log_school_house": (
+        "GITenberg/The-Log-School-House-on-the-Columbia_14881",
+        "e0989d1c6a67afbfa7716e87df2ab9438020d6d5",
+        book("14881-8.txt"),
+    ),
+    "katrine": (
+        "GITenberg/Katrine--A-Novel_14263",
+        "cda5284ad5c11e1928cd4c133c0726c1592bea08",
+        book("14263-8.txt"),
+    ),
+    "python_proposals": (
+        "python/peps",
+        "ba4deeb7969588d937da609008d05bb83a47b1ab",
+        proposals,
     ),
 }
 """Name -> repository, commit, and how the text is made from it."""

@@ -1,4 +1,4 @@
-"""Where adapters are: shipped beside the presets by name, or in a folder of the user's."""
+"""Where adapters and finders are: shipped beside the presets by name, or in a user's folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from pathlib import Path
 from esa_cli.errors import PresetError
 from esa_cli.models.lora_adapter import CONFIG
 from esa_cli.qa.answer_settings import AnswerSettings
+from esa_cli.qa.finding.token_encoder import MAPS
 from esa_cli.qa.preset_files import shipped_dir
 from esa_cli.system.machine import in_home
 
 
 def check_adapter(settings: AnswerSettings) -> None:
-    """Raises PresetError where answers need an adapter and there is none."""
-    if settings.source == "text" and settings.adapter is not None:
-        adapter_folder(settings.adapter)
+    """Raises PresetError where answers need an adapter or a finder and there is none."""
+    if settings.source == "text":
+        if settings.adapter is not None:
+            adapter_folder(settings.adapter)
+        if settings.finder is not None:
+            finder_folder(settings.finder)
 
 
 def adapter_folder(name: str) -> Path:
@@ -23,12 +27,25 @@ def adapter_folder(name: str) -> Path:
     Raises:
         PresetError: there is none.
     """
-    own = in_home(name, "answer.adapter", PresetError)
-    shipped = [] if "/" in name else [shipped_dir() / "adapters" / name]
+    return _folder(name, "adapter", CONFIG, "use --no-adapter")
+
+
+def finder_folder(name: str) -> Path:
+    """The folder of a finder: a path, or the name of a shipped one.
+
+    Raises:
+        PresetError: there is none.
+    """
+    return _folder(name, "finder", MAPS, "use --set answer.finder=null")
+
+
+def _folder(name: str, kind: str, file: str, otherwise: str) -> Path:
+    own = in_home(name, f"answer.{kind}", PresetError)
+    shipped = [] if "/" in name else [shipped_dir() / f"{kind}s" / name]
     for folder in (*shipped, own):
-        if name and (folder / CONFIG).is_file():
+        if name and (folder / file).is_file():
             return folder
     raise PresetError(
-        f"answer.adapter must be a folder with {CONFIG}, got {name!r}",
-        "write the path of one, or use --no-adapter",
+        f"answer.{kind} must be a folder with {file}, got {name!r}",
+        f"write the path of one, or {otherwise}",
     )

@@ -19,7 +19,8 @@ from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder
+from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder, ReducedQueries
+from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
@@ -58,15 +59,23 @@ class TextAnswers:
 
     Args:
         model, tokenizer: of transformers; the model is bare while it answers. preset: its settings
-            `answer`, and its window. prompt: for free text.
+            `answer`, and its window. prompt: for free text. encoder: of the finder, or None.
 
     Raises:
         ModelError: the adapter cannot be read, or is of another model.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, preset: Preset, prompt: PromptTokens) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        preset: Preset,
+        prompt: PromptTokens,
+        encoder: TokenEncoder | None = None,
+    ) -> None:
         settings = preset.answer
         self.model, self.settings, self._prompt = model, settings, prompt
+        self._encoder = encoder
         self._context = preset.context
         adapter = None
         if settings.adapter is not None:
@@ -74,14 +83,20 @@ class TextAnswers:
             adapter.to(next(model.parameters()))
         passages = PassagePrompt(tokenizer, settings.prompt, settings.unanswered)
         self._reader = PassageReader(model, passages, adapter, preset.context)
-        self._kept: tuple[list[str], PassageFinder] | None = None
+        self._kept: tuple[list[str], list[Tensor | None], PassageFinder] | None = None
 
     def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""
         texts = [book.document.text for book in books]
-        if self._kept is None or texts != self._kept[0]:
-            self._kept = texts, PassageFinder(texts, [book.spans for book in books])
-        return self._kept[1]
+        keys = [book.index for book in books]
+        if (
+            self._kept is None
+            or texts != self._kept[0]
+            or any(one is not other for one, other in zip(keys, self._kept[1], strict=True))
+        ):
+            finder = PassageFinder(texts, [book.spans for book in books], keys)
+            self._kept = texts, keys, finder
+        return self._kept[2]
 
     def check(self, question: str, max_new_tokens: int) -> int:
         """Tokens of the question in the preset's prompt, checked to leave room for passages.
@@ -132,9 +147,14 @@ class TextAnswers:
         """
         settings = self.settings
         finder = self.finder(books)
+        reduced = None
+        if self._encoder is not None and any(book.index is not None for book in books):
+            queries, shares = self._encoder.questions([f"{earlier} {question}".strip()])
+            reduced = ReducedQueries(queries[0].cpu(), shares[0].cpu(), settings.finder_weight)
         found = finder.find(
-            question, settings.passages, earlier=earlier, votes=votes, weight=settings.votes
-        )
+            question, settings.passages, earlier=earlier, reduced=reduced, votes=votes,
+            weight=settings.votes,
+        )  # fmt: skip
         texts = [books[one.document].document.text[one.start : one.end] for one in found]
         spans = SPANS if write is None else 0
         order, scores, span, told = self._read(question, found, texts, spans)

@@ -22,6 +22,7 @@ class Book:
             read, and can be asked only where answers come from text.
         spans: (n, 2) first and last character of each token of its text.
         entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
+        index: its reduced keys (n, R), for finding; None: it has no token index.
     """
 
     document: Document
@@ -29,6 +30,7 @@ class Book:
     spans: Tensor
     entry: Entry | None = None
     read_s: float = 0.0
+    index: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -43,11 +45,13 @@ class PlacedBook:
     Args:
         document: with a name that no other book of the question has. spans: (n, 2) first and last
             character of each token of its text. rows: the cached tokens of its text.
+        index: as `Book.index`.
     """
 
     document: Document
     spans: Tensor
     rows: range
+    index: Tensor | None = None
 
 
 def distinct(books: Sequence[Book]) -> list[Book]:
@@ -63,7 +67,7 @@ def place_books(books: Sequence[Book]) -> list[PlacedBook]:
     read = [book.prefilled for book in books if book.prefilled]
     rows = text_rows(read) if len(read) == len(books) else _rows_of_text(books)
     return [
-        PlacedBook(replace(book.document, name=name), book.spans, at)
+        PlacedBook(replace(book.document, name=name), book.spans, at, book.index)
         for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
     ]
 

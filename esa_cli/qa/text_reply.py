@@ -12,6 +12,7 @@ from torch import Tensor
 from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import FoundPassage, token_bounds
+from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.question_form import referred_to
 from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.second_model.answer_reader import (
@@ -27,16 +28,22 @@ class TextReplies:
     """Replies from text of one session.
 
     Args:
-        reader: another model that words the answers; None: the session's own does.
+        reader: another model that words the answers; None: the session's own does. encoder: of the
+            finder; None: passages are found by their words alone.
 
     Raises:
         PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
     """
 
-    def __init__(self, session: Session, reader: AnswerReader | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        reader: AnswerReader | None = None,
+        encoder: TokenEncoder | None = None,
+    ) -> None:
         self._session, self._reader = session, reader
         self._answers = TextAnswers(
-            session.model, session.tokenizer, session.preset, session.prompt
+            session.model, session.tokenizer, session.preset, session.prompt, encoder
         )
 
     def ask(
@@ -122,7 +129,9 @@ class TimedText:
             self.on_text(piece)
 
 
-def text_replies(session: Session, reader: AnswerReader | None = None) -> TextReplies | None:
+def text_replies(
+    session: Session, reader: AnswerReader | None = None, encoder: TokenEncoder | None = None
+) -> TextReplies | None:
     """Replies from text, where the session's preset answers so.
 
     Raises:
@@ -131,7 +140,7 @@ def text_replies(session: Session, reader: AnswerReader | None = None) -> TextRe
     if session.preset.answer.source != "text":
         return None
     try:
-        return TextReplies(session, reader)
+        return TextReplies(session, reader, encoder)
     except BaseException:
         session.close()
         raise

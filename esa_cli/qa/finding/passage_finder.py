@@ -1,7 +1,8 @@
 """Ranks the sentence windows of documents by how likely they answer a question.
 
-Two scores are added, each in standard deviations over all windows: BM25 of the question's words
-(`LexicalIndex`), and the votes of the model's retrieval heads, summed over a window's tokens.
+Scores are added, each in standard deviations over all windows: BM25 of the question's words
+(`LexicalIndex`); late interaction of the finder's reduced queries and keys, in documents that it
+has read; and the votes of the model's retrieval heads, summed over a window's tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.precision import to_float64
+from esa_cli.qa.finding.late_interaction import window_scores
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
+
+
+@dataclass(frozen=True)
+class ReducedQueries:
+    """A question's reduced queries (M, R), the weight of each (M,), and that of their score."""
+
+    queries: Tensor
+    weights: Tensor
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,13 +42,26 @@ class PassageFinder:
     """Finds passages of some documents.
 
     Args:
-        texts: of the documents. spans: for each, (n, 2) characters of its tokens, for votes.
+        texts: of the documents. spans: for each, (n, 2) characters of its tokens. keys: for each,
+            the reduced keys (n, R) of its tokens; None where it has not been read.
     """
 
-    def __init__(self, texts: Sequence[str], spans: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        texts: Sequence[str],
+        spans: Sequence[Tensor],
+        keys: Sequence[Tensor | None] = (),
+    ) -> None:
         self.index = LexicalIndex(texts)
         self._names = capitals_mean_names(texts)
-        self._spans = list(spans)
+        self._spans, self._keys = list(spans), list(keys)
+        documents = torch.tensor(self.index.documents, dtype=torch.long)
+        windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
+        self._own = [(documents == n).nonzero()[:, 0] for n in range(len(texts))]
+        self._bounds = [
+            token_bounds(one, windows[own]) if own.numel() else None
+            for one, own in zip(self._spans, self._own, strict=False)
+        ]
 
     def unmentioned(self, question: str) -> list[str]:
         """Names in the question that no document mentions."""
@@ -49,19 +73,23 @@ class PassageFinder:
         count: int,
         *,
         earlier: str = "",
+        reduced: ReducedQueries | None = None,
         votes: Sequence[Tensor] = (),
         weight: float = 0.0,
     ) -> list[FoundPassage]:
         """The best `count` windows, best first, none overlapping a better one by half of it.
 
         Args:
-            earlier: text of earlier turns that the question refers to; counts half.
+            earlier: text of earlier turns that the question refers to; counts half. reduced: the
+                question's reduced queries, for documents with reduced keys.
             votes: for each document, (n,) of its tokens. weight: of the votes.
         """
         scores = self.index.scores(question)
         if earlier:
             scores = scores + 0.5 * self.index.scores(earlier)
         scores = standardised(scores)
+        if reduced is not None and any(one is not None for one in self._keys):
+            scores = scores + reduced.weight * self._late(reduced)
         if weight and votes:
             scores = scores + weight * standardised(self._summed(votes))
         return self._best(scores, count)
@@ -69,15 +97,27 @@ class PassageFinder:
     def _summed(self, votes: Sequence[Tensor]) -> Tensor:
         """Votes of each window's tokens, (windows,)."""
         out = torch.zeros(len(self.index))
-        documents = torch.tensor(self.index.documents)
-        windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
-        for number, (spans, one) in enumerate(zip(self._spans, votes, strict=True)):
-            if (own := documents == number).any():
-                first, last = token_bounds(spans, windows[own])
+        for own, bounds, one in zip(self._own, self._bounds, votes, strict=True):
+            if bounds is not None:
+                first, last = bounds
                 # float64: differences of sums over a whole book
                 summed = to_float64(one).cumsum(0)
                 sums = torch.cat((summed.new_zeros(1), summed))
                 out[own] = (sums[last] - sums[first]).float()
+        return out
+
+    def _late(self, reduced: ReducedQueries) -> Tensor:
+        """Late interaction of each window (windows,), in standard deviations over those of the
+        documents with reduced keys; 0 in the others."""
+        out = torch.zeros(len(self.index))
+        read: list[Tensor] = []
+        for own, bounds, keys in zip(self._own, self._bounds, self._keys, strict=True):
+            if bounds is not None and keys is not None:
+                out[own] = window_scores(reduced.queries, reduced.weights, keys, *bounds)
+                read.append(own)
+        if read:
+            every = torch.cat(read)
+            out[every] = standardised(out[every])
         return out
 
     def _best(self, scores: Tensor, count: int) -> list[FoundPassage]:

@@ -11,6 +11,7 @@ from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import (
     FoundPassage,
     PassageFinder,
+    ReducedQueries,
     standardised,
     token_bounds,
 )
@@ -137,3 +138,28 @@ def test_standardised() -> None:
     values = standardised(torch.tensor([1.0, 2.0, 6.0]))
     assert float(values.mean()) == pytest.approx(0, abs=1e-6)
     assert float(values.std()) == pytest.approx(1)
+
+
+def test_reduced_keys_find_what_shares_no_words() -> None:
+    text = FILLER + "The skipper unlocks the way north at nine. " + FILLER
+    spans = spans_of(text)
+    keys = torch.zeros(len(spans), 3)
+    keys[:, 0] = 1.0
+    at = int((spans[:, 0] <= text.index("skipper")).nonzero()[-1])
+    keys[at] = torch.tensor([0.0, 1.0, 0.0])
+    reduced = ReducedQueries(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([1.0]), 2.0)
+    found = PassageFinder([text], [spans], [keys]).find(
+        "When is the gate opened?", 3, reduced=reduced
+    )
+    assert "skipper" in shown(found[0], text)
+    assert found[0].score > found[2].score + 2
+
+
+def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
+    keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(FILLER)), 3), dim=1), None]
+    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]), 0.5)
+    texts = [FILLER, BOTH]
+    made = PassageFinder(texts, [spans_of(one) for one in texts], keys)
+    assert GATE.strip() in shown(made.find("Captain Ahab's gate?", 1, reduced=reduced)[0], *texts)
+    words = PassageFinder(texts, [spans_of(one) for one in texts])
+    assert words.find("pier", 4, reduced=reduced) == words.find("pier", 4)
