@@ -7,7 +7,7 @@ scores. Until it is finished it has a checkpoint, from which it goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -54,11 +54,11 @@ class FinderRunEvents(Protocol):
     def scored(self, scores: Sequence[FinderScores], steps: int) -> None: ...
 
 
-def check_layers(settings: FinderTrainingSettings, layers: int | None = None) -> None:
-    """Refuses layers that the adapter cannot have.
+def check_sizes(settings: FinderTrainingSettings, config: Mapping[str, Any] | None = None) -> None:
+    """Refuses layers that the adapter cannot have, and reduced keys that are none.
 
     Args:
-        layers: of the model, where it is known.
+        config: of the model, where it is known.
 
     Raises:
         UsageError.
@@ -68,10 +68,18 @@ def check_layers(settings: FinderTrainingSettings, layers: int | None = None) ->
             f"--first must be below --layers, got {settings.first} and {settings.layers}",
             "the adapter changes the layers from --first to --layers",
         )
-    if layers is not None and settings.layers > layers:
+    if config is None:
+        return
+    layers, size = config["num_hidden_layers"], config["hidden_size"]
+    if settings.layers > layers:
         raise UsageError(
             f"--layers must be at most the model's {layers}, got {settings.layers}",
-            f"try --layers {layers // 2} --first {layers // 4}",
+            f"try --layers {max(1, layers // 2)} --first {layers // 4}",
+        )
+    if settings.dim > size:
+        raise UsageError(
+            f"--dim must be at most the model's hidden size {size}, got {settings.dim}",
+            f"try --dim {size // 4}",
         )
 
 
@@ -98,13 +106,7 @@ class FinderRun:
             KeyboardInterrupt: the checkpoint has all steps so far.
             UsageError, DocumentError, ResourceError: as the checkpoint, the trainer and files.
         """
-        check_layers(self.settings, self.loaded.model.config.num_hidden_layers)
-        size = self.loaded.model.config.hidden_size
-        if self.settings.dim > size:
-            raise UsageError(
-                f"--dim must be at most the model's hidden size {size}, got {self.settings.dim}",
-                f"try --dim {size // 4}",
-            )
+        check_sizes(self.settings, self.loaded.model.config.to_dict())
         with writing_folder(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with only_writer(self.folder / FILE):

@@ -76,7 +76,7 @@ def _open(
     reporter.stage("import", 0, None)
     from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.errors import UsageError
-    from esa_cli.evaluation.finder_training.finder_run import FinderRun, check_layers
+    from esa_cli.evaluation.finder_training.finder_run import FinderRun, check_sizes
     from esa_cli.evaluation.reader_training.training_pairs import read_training_texts, split_texts
 
     kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())
@@ -87,7 +87,7 @@ def _open(
         )
     known = inspect_model(chosen, place, reporter)
     settings = wanted.settings()
-    check_layers(settings, known.config.get("num_hidden_layers"))
+    check_sizes(settings, known.config)
     return FinderRun(known.load(reporter), kept, held_out, wanted.folder, settings, wanted.every)
 
 

@@ -61,14 +61,14 @@ class FinderTrainingRequest:
     def check(self) -> None:
         """Raises UsageError, DocumentError: nothing can be written to --out, or not this, or the
         adapter would have no layers."""
-        from esa_cli.evaluation.finder_training.finder_run import RESULTS, check_layers
+        from esa_cli.evaluation.finder_training.finder_run import RESULTS, check_sizes
         from esa_cli.evaluation.reader_training.training_folder import check_folder
 
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
         files.check("--out", self.folder / "finder", makes_folders=True)
         check_folder(self.folder, self.resume, *RESULTS)
-        check_layers(self.settings())
+        check_sizes(self.settings())
 
     def settings(self) -> FinderTrainingSettings:
         from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainingSettings
