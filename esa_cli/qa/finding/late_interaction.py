@@ -20,18 +20,15 @@ def window_scores(
     """
     first, last = first.contiguous(), last.contiguous()
     count = first.shape[0]
-    # Windows overlap: the largest products are taken once for each piece between two bounds.
     bounds = torch.unique(torch.cat((first, last)))
     if bounds.numel() < 2 or not keys.shape[0]:
         return torch.full((count,), -1.0)
-    low, high = int(bounds[0]), int(bounds[-1])
-    products = queries.float() @ keys[low:high].float().T
-    piece = torch.bucketize(torch.arange(low, high), bounds, right=True) - 1
-    best = torch.full((queries.shape[0], bounds.numel() - 1), -1.0)
-    best.scatter_reduce_(1, piece[None].expand_as(products), products, "amax")
+    # Windows overlap: the largest products are taken once for each piece between two bounds.
+    products = keys[int(bounds[0]) : int(bounds[-1])].float() @ queries.float().T
+    best = torch.segment_reduce(products, "max", lengths=bounds.diff(), axis=0)
     begin, end = torch.searchsorted(bounds, first), torch.searchsorted(bounds, last)
-    most = best[:, begin.clamp(max=best.shape[1] - 1)]
+    most = best[begin.clamp(max=best.shape[0] - 1)]
     for step in range(1, int((end - begin).max())):
-        most = most.maximum(best[:, (begin + step).minimum(end - 1).clamp(min=0)])
-    scores = weights @ most
+        most = most.maximum(best[(begin + step).minimum(end - 1).clamp(min=0)])
+    scores = most @ weights
     return torch.where(last > first, scores, torch.full_like(scores, -1.0))
