@@ -38,12 +38,11 @@ def test_names_are_those_of_their_modules() -> None:
     from esa_cli.attention import method
     from esa_cli.documents import document
     from esa_cli.models import attach as seam
-    from esa_cli.qa import api, preset, reply, session
-    from esa_cli.qa import ingest as book
+    from esa_cli.qa import api, books, preset, reply, session
     from esa_cli.storage import library
 
     assert esa_cli.Esa is api.Esa
-    assert esa_cli.Book is book.Book
+    assert esa_cli.Book is books.Book
     assert esa_cli.Library is library.Library
     assert esa_cli.Document is document.Document
     assert esa_cli.read_document is document.read_document

@@ -22,9 +22,10 @@ from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.qa.adapter_files import check_adapter
-from esa_cli.qa.archive import gathers
+from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
-from esa_cli.qa.ingest import DocumentIngest
+from esa_cli.qa.finding.load_encoder import index_sizes, load_encoder
+from esa_cli.qa.ingest import DocumentIngest, Source
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
@@ -35,7 +36,6 @@ from esa_cli.qa.second_model.answer_reader import AnswerReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
 from esa_cli.qa.session import Session
 from esa_cli.qa.text_reply import text_replies
-from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
 from esa_cli.system.progress import Progress
@@ -53,9 +53,9 @@ class Esa:
             looks. reader: another model that words the answers.
 
     Raises:
-        ModelError: the model cannot be supported, or the adapter not be read. PresetError: the
-            method does not hold, or there is no such adapter. UsageError: there is a reader, and
-            the preset answers from rows.
+        ModelError: the model cannot be supported, or adapter or finder not be read. PresetError:
+            the method does not hold, or there is no such adapter or finder. UsageError: there is a
+            reader, and the preset answers from rows.
     """
 
     def __init__(
@@ -73,9 +73,12 @@ class Esa:
         resolved = resolve(preset)
         check_passages_for(reader, resolved.preset)
         self.preset, self.loaded = resolved.preset, loaded
+        self.encoder = load_encoder(resolved.preset.answer, loaded.model, loaded.tokenizer)
         self.session = Session(loaded.model, loaded.tokenizer, resolved)
-        self.reader, self._text = reader, text_replies(self.session, reader)
-        self.documents = DocumentIngest(self.session, library, keep, rows, events, planner)
+        self.reader, self._text = reader, text_replies(self.session, reader, self.encoder)
+        self.documents = DocumentIngest(
+            self.session, library, keep, rows, events, planner, self.encoder
+        )
         self._weights: Tensor | None = None
         self._open: list[Book] = []
         self._asked: list[Book] = []
@@ -122,7 +125,10 @@ class Esa:
         config = read_config(loaded.folder)
         other = None if choice is None else choice.open(device, dtype)
         left = memory - (0 if other is None else other.nbytes)
-        planner = Planner(resolved, config, dtype=loaded.dtype, device=place, memory=left)
+        planner = Planner(
+            resolved, config, dtype=loaded.dtype, device=place, memory=left,
+            index=index_sizes(resolved.preset.answer),
+        )  # fmt: skip
         return cls(
             loaded, resolved, library=library, keep=keep, rows=rows,
             events=ProgressEvents(progress), planner=planner, reader=other,
@@ -159,11 +165,15 @@ class Esa:
         """
         return self.documents.stored(entry)
 
-    def ingest(
-        self, source: str | Document | TokenisedDocument, progress: Progress | None = None
-    ) -> Book:
+    def open(self, source: Source) -> Book:
+        """A book that can be asked at once: found in the library, else with its text alone, to be
+        read by `ingest` later. Where answers need rows, it is read now. Raises: as `ingest`."""
+        self._open = []
+        return self.documents.open(source)
+
+    def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """A book: found in the library, or read now; and put there, where `keep` says so. Where
-        answers come from text alone and nothing is stored, it is not read.
+        answers come from text alone and there is no finder, only what is stored is read.
 
         Args:
             source: a path, - for standard input, a document, or one that is tokenised already.
@@ -195,12 +205,8 @@ class Esa:
         books = distinct(books)
         if not books:
             raise UsageError("no document to ask about", "ingest one first")
-        if len(books) > 1 and self.preset.answer.needs_rows and gathers(self.session.method):
-            raise UsageError(
-                f"selector {self.preset.selector['name']} gathers what it sees while it reads, of "
-                "one document at a time",
-                "ask about one document, or with another selector",
-            )
+        if len(books) > 1:
+            check_asked_together(self.preset, self.session.method)
         asking: dict[str, Any] = {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
             "seed": seed, "history": history, "on_text": on_text,

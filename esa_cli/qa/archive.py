@@ -23,6 +23,16 @@ def gathers(method: Method) -> bool:
     return method.selector.observes
 
 
+def check_asked_together(preset: Preset, method: Method) -> None:
+    """Raises UsageError where several documents cannot be asked at once."""
+    if preset.answer.needs_rows and gathers(method):
+        raise UsageError(
+            f"selector {preset.selector['name']} gathers what it sees while it reads, of one "
+            "document at a time",
+            "ask about one document, or with another selector",
+        )
+
+
 def hindrance(method: Method) -> str:
     """The reason why a prefilled document cannot be stored; empty where it can.
 

@@ -39,7 +39,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.qa.prefill.FEED", 64)
-    monkeypatch.setattr("esa_cli.qa.ingest.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.row_ingest.SEGMENT", 128)
     monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 128)
 
 
@@ -199,7 +199,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
         del books[1]
         memory.ingest(boat)
         assert asked[2] == asked[1], "what was let go takes no room"
-    monkeypatch.setattr("esa_cli.qa.ingest.STORED_AT_ONCE", 200)
+    monkeypatch.setattr("esa_cli.qa.row_ingest.STORED_AT_ONCE", 200)
     with esa(loaded, library, planner=planner) as one:
         assert one.ingest(gate).tokens > 200
         one.ingest(gate)

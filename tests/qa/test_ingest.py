@@ -15,8 +15,8 @@ import torch
 from esa_cli import Document, Esa, models
 from esa_cli.errors import LibraryError, ModelError
 from esa_cli.models.inspection import kv_dtype, layer_devices
-from esa_cli.qa import ingest as book
 from esa_cli.qa import preset
+from esa_cli.qa import row_ingest as book
 from esa_cli.storage.library import Entry, Library
 from esa_cli.version import __version__
 

@@ -114,6 +114,21 @@ def test_half_precision_halves_what_is_kept() -> None:
     assert half.keys_values * 2 == full.keys_values
 
 
+def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
+    from esa_cli.qa.finding.load_encoder import FinderSizes
+
+    def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.Plan:
+        given, sizes = resolve(preset.load("tiny-random")), FinderSizes(layers, 128)
+        return plan.Planner(given, TINY, dtype=dtype, device="cpu", index=sizes).plan(tokens)
+
+    one, both = index(100_000, 1), index(100_000, 2)
+    assert (one.keys_values, one.reduced_keys) == (0, 100_000 * 128 * 4)
+    assert index(10, 1, torch.bfloat16).reduced_keys == 10 * 128 * 4
+    assert one.operations < both.operations < 2 * one.operations
+    assert one.working == index(10, 1).working, "it is computed in pieces"
+    assert one.planner.rate_key != make_plan().planner.rate_key
+
+
 def test_most_tokens_is_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
     most = make_plan().most_tokens

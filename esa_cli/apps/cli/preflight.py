@@ -23,6 +23,7 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
+    from esa_cli.qa.finding.load_encoder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.resolved_preset import ResolvedPreset
     from esa_cli.qa.tokenised_document import TokenisedDocument
@@ -72,14 +73,16 @@ class KnownModel:
 
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 
-    def planner(self, resolved: ResolvedPreset) -> Planner:
-        """The memory and time of this method here. Raises PresetError, ModelError."""
+    def planner(self, resolved: ResolvedPreset, index: FinderSizes | None = None) -> Planner:
+        """The memory and time of this method here, or of an `index`. Raises PresetError,
+        ModelError."""
         from esa_cli.qa.planning.plan import Planner
 
         place = self.place
         return Planner(
-            resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available
-        )
+            resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available,
+            index=index,
+        )  # fmt: skip
 
     def check(self, presets: Iterable[Preset], tokens: int) -> None:
         """Raises ResourceError when so many tokens do not fit with one of the presets."""
@@ -139,6 +142,7 @@ def prepare(
     """
     reporter.stage("import", 0, None)
     from esa_cli.qa.adapter_files import check_adapter
+    from esa_cli.qa.finding.load_encoder import index_sizes
     from esa_cli.qa.method_presets import stretches
     from esa_cli.qa.resolved_preset import resolve
 
@@ -148,10 +152,11 @@ def prepare(
         texts = model.tokenise(documents)
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     check_adapter(resolved.preset.answer)
-    if keep:
+    index = index_sizes(resolved.preset.answer)
+    if keep and index is None:
         _check_storable(resolved)
     model = model or inspect_model(chosen, ModelPlace.of(options), reporter)
-    return Preflight(resolved, model, model.planner(resolved), texts)
+    return Preflight(resolved, model, model.planner(resolved, index), texts)
 
 
 def _check_storable(resolved: ResolvedPreset) -> None:

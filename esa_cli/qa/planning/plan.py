@@ -14,8 +14,10 @@ from typing import Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
+from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.costs import FEED, Costs, Shape, rank_of, shape_of
+from esa_cli.qa.planning.index_costs import IndexCosts
 from esa_cli.qa.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 
@@ -32,6 +34,7 @@ class Planner:
         config: the model's config.json. dtype: of weights and keys.
         device: of torch, or "balanced"; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
+        index: the sizes of the finder whose index is computed instead of rows; see `index_sizes`.
 
     Raises:
         PresetError: the compressor is not for this model. ModelError: config.json lacks a size.
@@ -46,13 +49,16 @@ class Planner:
         dtype: torch.dtype,
         device: str,
         memory: int | None = None,
+        index: FinderSizes | None = None,
     ) -> None:
         method, shape = resolved.method, shape_of(config)
-        self.costs = Costs(shape, method, rank_of(method, shape), device not in ("cpu", "mps"))
+        given = shape, method, rank_of(method, shape), device not in ("cpu", "mps")
+        self.costs = Costs(*given) if index is None else IndexCosts(*given, index)
         self.dtype, self.device = dtype, device
         self.memory = machine.available_memory(device) if memory is None else memory
         model, threads = resolved.preset.model, torch.get_num_threads()
-        self.rate_key = f"{model}|{self.dtype_name}|{device}|{method.reading}|{threads} threads"
+        how = method.reading if index is None else "index"
+        self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
 
     @property
     def dtype_name(self) -> str:

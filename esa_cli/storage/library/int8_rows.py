@@ -40,7 +40,7 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
         rows = records.view(dtype).view(shape)
         return rows[:, taken].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
-    scales = records[:, layout.width :].contiguous().view(torch.float32)
+    scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
     # One pass over the numbers; a conversion to floats first would be a second.
-    wide = numbers.view(shape)[:, taken] * scales[:, taken, None]
+    wide = numbers.view(shape)[:, taken] * scales.view(torch.float32)[:, taken, None]
     return wide.flatten(1).to(dtype)

@@ -62,6 +62,11 @@ class Entry:
         return str(self.provenance.get("name", ""))
 
     @property
+    def rows(self) -> str:
+        """What is stored of each token, for people: `int8` or `native` rows, or `index`."""
+        return str(self.provenance.get("rows", self.layout.kind))
+
+    @property
     def nbytes(self) -> int:
         """Bytes on disk, including segments shared with other documents."""
         return sum(self.sizes.values())
@@ -84,7 +89,7 @@ class Entry:
             "created": self.created,
             "used": self.used,
             **{name: self.provenance.get(name) for name in ("model", "preset", "esa")},
-            "rows": self.layout.kind,
+            "rows": self.rows,
             "identity": self.identity,
             "layout": self.layout.as_json(),
             "provenance": self.provenance,

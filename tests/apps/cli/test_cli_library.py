@@ -51,7 +51,7 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
-    monkeypatch.setattr("esa_cli.qa.ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.row_ingest.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 256)
     monkeypatch.chdir(tmp_path)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):

@@ -59,13 +59,23 @@ def test_what_is_shown_is_for_a_person(library: Library) -> None:
     assert shown["document"] == "a b.txt", "a name is one line"
     assert shown["missing"] == "page 2 has no text; page 4 too"
     assert "missing" not in facts(replace(entry, provenance={**known, "missing": []}))
+    index = replace(entry, provenance={**known, "rows": "index"})
+    assert facts(index)["rows"] == f"index, {entry.layout.width} numbers a token"
     assert entry.identity not in shown.values(), "settings are for --json"
 
 
 def test_list_and_show(run: Run, library: Library) -> None:
     entry = ingest(library, [*range(40)])
     listed = run("list")
-    assert listed.splitlines()[0].split() == ["id", "tokens", "size", "used", "preset", "document"]
+    assert listed.splitlines()[0].split() == [
+        "id",
+        "tokens",
+        "size",
+        "used",
+        "preset",
+        "rows",
+        "document",
+    ]
     assert listed.splitlines()[1].split()[:2] == [entry.id, "40"]
     assert listed.splitlines()[1].endswith("book.txt")
     assert str(library.root) in listed

@@ -84,7 +84,7 @@ def _results(
     ready = prepare(chosen, model, reporter)
     tokens = ready.model.count_tokens(text)
     grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
-    ready.planner.check(tokens)
+    ready.model.planner(ready.resolved).check(tokens)
     if note := all_in_view(tokens, [one for group in grouped for one in group.presets]):
         reporter.note(f"esa: {note}", dim=False)
 

@@ -60,9 +60,9 @@ def _kept(esa: Esa, document: Document, rows: str, reporter: Reporter) -> Book:
     """Its book; says where it was kept before in another way."""
     book = esa.ingest(document)
     entry = book.entry
-    if entry is not None and entry.layout.kind != rows:
+    if entry is not None and entry.rows not in (rows, "index"):
         reporter.warn(
-            f"esa: {document.name} is kept with {entry.layout.kind} rows; to keep {rows} ones, "
+            f"esa: {document.name} is kept with {entry.rows} rows; to keep {rows} ones, "
             f"`esa library rm {entry.id}` first"
         )
     reporter.settle()
@@ -95,7 +95,7 @@ def _as_dict(book: Book) -> dict[str, Any]:
         "source": book.document.source,
         "tokens": book.tokens,
         "bytes": book.entry.nbytes if book.entry else None,
-        "rows": book.entry.layout.kind if book.entry else None,
+        "rows": book.entry.rows if book.entry else None,
         "read_s": round(book.read_s, 3),
         "missing": list(book.document.missing),
     }

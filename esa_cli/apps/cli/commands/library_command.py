@@ -54,11 +54,12 @@ def list_(as_json: options.Json = False) -> None:
                 size_text(entry.nbytes),
                 _day(entry.used),
                 str(entry.provenance.get("preset", "")),
+                "" if entry.damage else entry.rows,
                 _label(entry),
             )
             for entry in found
         ]
-        print_table(("id", "tokens", "size", "used", "preset", "document"), rows)
+        print_table(("id", "tokens", "size", "used", "preset", "rows", "document"), rows)
         print(f"{size_text(library.nbytes)} in {library.root}")
     else:
         print("no documents yet; `esa ingest` reads one")
@@ -211,6 +212,7 @@ def facts(entry: Entry) -> dict[str, str]:
     if entry.damage:
         return {"id": entry.key, "document": _label(entry)}
     layout = entry.layout
+    shape = f"{layout.layers} layers of {layout.heads} x {layout.dim}, {layout.dtype}"
     shown = ("name", "rows")  # above
     known = {
         key: "; ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -223,8 +225,9 @@ def facts(entry: Entry) -> dict[str, str]:
         "size": size_text(entry.nbytes),
         "tokens": f"{entry.tokens:,}",
         "characters": f"{entry.characters:,}",
-        "rows": f"{layout.kind}, {layout.layers} layers of {layout.heads} x {layout.dim}, "
-        f"{layout.dtype}",
+        "rows": f"index, {layout.width} numbers a token"
+        if entry.rows == "index"
+        else f"{layout.kind}, {shape}",
         "read": _day(entry.created),
         "used": _day(entry.used),
         **known,

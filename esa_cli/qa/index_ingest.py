@@ -1,0 +1,104 @@
+"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.documents.document import Document
+from esa_cli.qa.archive import provenance
+from esa_cli.qa.books import Book
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.index_archive import (
+    INDEX,
+    PIECE,
+    append_keys,
+    index_identity,
+    index_layout,
+    read_keys,
+    rounded,
+)
+from esa_cli.qa.part_ingest import PartIngest, StoredForm
+from esa_cli.qa.tokenised_document import TokenisedDocument
+from esa_cli.storage.library import Entry
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.system.progress import Progress
+
+
+class IndexIngest(PartIngest):
+    """Makes books with token indexes; `given`: the arguments of `PartIngest`."""
+
+    def __init__(self, encoder: TokenEncoder, *given: Any) -> None:
+        super().__init__(*given)
+        self.encoder = encoder
+
+    @cached_property
+    def _identity(self) -> str:
+        return index_identity(self.facts(), self.encoder.digest)
+
+    def keys(self, text: str) -> list[str]:
+        assert self.library is not None
+        return [self.library.key(self._identity, text)]
+
+    def owns(self, entry: Entry, text: str) -> bool:
+        return entry.key in self.keys(text)
+
+    def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+        assert self.library is not None
+        stored = self.library.open(entry)
+        [store] = stored.layers()
+        return self.held(
+            Book(document, None, stored.offsets, entry, read_s, index=read_keys(store))
+        )
+
+    def make(
+        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
+    ) -> Book:
+        if not text.ids:  # nothing to store
+            return self.compute(text, hear, started)
+        return super().make(text, hear, more, started)
+
+    def form(self, text: TokenisedDocument) -> StoredForm:
+        return StoredForm(self._identity, text.ids, index_layout(self.encoder.dim))
+
+    def check_memory(self, tokens: int) -> None:
+        """Where rows are read, too, the plan is of these, which take a hundred times as much."""
+        if not self.session.preset.answer.needs_rows:
+            super().check_memory(tokens)
+
+    def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
+        [store] = writer.layers
+        for start in range(writer.done, len(text.ids), PIECE):
+            stop = min(start + PIECE, len(text.ids))
+            append_keys(store, self._encoded(text.ids, start, stop))
+            writer.flush()
+            hear(stop, len(text.ids))
+        document = text.document
+        return writer.finish(
+            text=document.text,
+            offsets=text.offsets,
+            marks=[list(mark) for mark in document.marks],
+            provenance=provenance(document, self.session.preset, INDEX),
+        )
+
+    def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
+        ids = text.ids
+        self.check_memory(len(ids))
+        self.events.started(text.document, len(ids), None)
+        keys = torch.empty(len(ids), self.encoder.dim)
+        for start in range(0, len(ids), PIECE):
+            stop = min(start + PIECE, len(ids))
+            keys[start:stop] = rounded(self._encoded(ids, start, stop))
+            hear(stop, len(ids))
+        spent = time.perf_counter() - started
+        return self.held(Book(text.document, None, text.offsets, None, spent, index=keys))
+
+    def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
+        """Reduced keys (stop - start, R), of the bare model."""
+        with self.session.attachment.suspended():
+            return self.encoder.encode(ids, start, stop)

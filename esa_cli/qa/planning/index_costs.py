@@ -1,0 +1,40 @@
+"""The cost of a token index: bytes of its reduced keys, and operations of the layers that run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from esa_cli.qa.finding.load_encoder import FinderSizes
+from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.index_archive import PIECE
+from esa_cli.qa.planning.costs import LIBRARIES, Costs
+
+SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
+"""Tokens that pass the model for each segment."""
+
+
+@dataclass(frozen=True)
+class IndexCosts(Costs):
+    """The cost of a finder of these sizes; the method reads nothing."""
+
+    sizes: FinderSizes
+
+    def keys_values(self, tokens: int, size: int) -> int:
+        return 0
+
+    def reduced_keys(self, tokens: int, size: int) -> int:
+        """In memory they are float32, whatever the model's type."""
+        return tokens * self.sizes.dim * 4
+
+    def working(self, tokens: int, size: int) -> int:
+        shape, rows = self.shape, PIECE // SEGMENT_TOKENS * SEQUENCE
+        projections = (shape.heads + 2 * shape.groups) * shape.dim
+        activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
+        scores = rows * SEQUENCE * shape.heads * size
+        return activations + scores + LIBRARIES
+
+    def operations(self, tokens: int) -> float:
+        shape = self.shape
+        attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
+        share = self.sizes.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
+        return tokens * (share * (2 * shape.body + attention) + 2 * shape.hidden * self.sizes.dim)

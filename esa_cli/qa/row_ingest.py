@@ -1,0 +1,128 @@
+"""Makes the KV rows of books: documents are prefilled by a session, each on its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from esa_cli.attention.interfaces import LayerState
+from esa_cli.documents.document import Document
+from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.qa.archive import layout, maps, provenance, storable
+from esa_cli.qa.books import Book
+from esa_cli.qa.cache_key import cache_key
+from esa_cli.qa.part_ingest import PartIngest, StoredForm
+from esa_cli.qa.tokenised_document import TokenisedDocument
+from esa_cli.storage.library import SEGMENT, Entry, Layout
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.prefilled_document import PrefilledDocument
+from esa_cli.system.progress import Progress
+
+SERVES = {"int8": ("int8", "native"), "native": ("native",)}
+"""Requested row format -> stored formats that satisfy it."""
+STORED_AT_ONCE = 8192
+"""Most tokens whose rows are in memory while a document is stored in the library."""
+
+
+class RowIngest(PartIngest):
+    """Makes books with KV rows.
+
+    Args:
+        rows: how these are stored, `int8`, or `native` bit for bit. given: those of `PartIngest`.
+    """
+
+    def __init__(self, rows: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.rows = rows
+
+    def _layout(self, rows: str) -> Layout:
+        """The layout of this model's rows in the library.
+
+        Raises:
+            ModelError: its layers compute in different types.
+        """
+        dtype = str(kv_dtype(self.session.model)).removeprefix("torch.")
+        return layout(self.session.method, self.facts()["fingerprint"], dtype, rows)
+
+    def _identity(self, layout: Layout) -> str:
+        session = self.session
+        head = session.prompt.head()
+        return cache_key(self.facts(), head, session.preset, session.method, layout)
+
+    def _key(self, text: str, rows: str) -> str:
+        assert self.library is not None
+        return self.library.key(self._identity(self._layout(rows)), text)
+
+    @property
+    def stores(self) -> bool:
+        return super().stores and storable(self.session.method)
+
+    def keys(self, text: str) -> list[str]:
+        if not storable(self.session.method):
+            return []
+        return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
+
+    def owns(self, entry: Entry, text: str) -> bool:
+        return self._key(text, entry.layout.kind) == entry.key
+
+    def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+        assert self.library is not None
+        stored = self.library.open(entry)
+        layers = stored.layers(layer_devices(self.session.model))
+        projections = stored.projections or [None] * len(layers)
+        states: list[dict[type, LayerState]] = [{} for _ in layers]
+        held = PrefilledDocument(stored.ids, layers, projections, entry.head, states=states)
+        return Book(document, held, stored.offsets[entry.head :], entry, read_s)
+
+    def form(self, text: TokenisedDocument) -> StoredForm:
+        layout, ids = self._layout(self.rows), self.session.prompt.head() + text.ids
+        return StoredForm(self._identity(layout), ids, layout, layer_devices(self.session.model))
+
+    def check_memory(self, tokens: int) -> None:
+        """Rows go to the disk: only those that are not there yet take memory."""
+        if self.stores:
+            if self.planner:
+                self.planner.check(min(tokens, STORED_AT_ONCE))
+            return
+        super().check_memory(tokens)
+
+    def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
+        session, document, ids = self.session, text.document, writer.ids
+        done = PrefilledDocument(ids[: writer.done], writer.layers, writer.projections or [])
+        head = len(ids) - len(text.ids)
+
+        def settle(tokens: int) -> None:
+            if tokens % SEGMENT == 0:
+                writer.flush(maps(session.project()))
+
+        try:
+            session.begin(ids, done)
+            session.resume(hear, settle)
+            return writer.finish(
+                text=document.text,
+                offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
+                marks=[list(mark) for mark in document.marks],
+                head=head,
+                provenance=provenance(document, session.preset, self.rows),
+                projections=maps(session.project()),
+            )
+        finally:
+            session.clear()
+
+    def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
+        session = self.session
+        ids = session.prompt.head() + text.ids
+        self.check_memory(len(ids))
+        self.events.started(text.document, len(ids), None)
+        try:
+            session.begin(ids)
+            session.resume(hear)
+        except BaseException:
+            session.clear()
+            raise
+        spent = time.perf_counter() - started
+        return self.held(
+            Book(text.document, session.prefilled_document(), text.offsets, None, spent)
+        )
