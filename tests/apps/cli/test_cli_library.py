@@ -106,6 +106,40 @@ def test_a_document_is_read_once_and_then_asked(
     assert not (tmp_path / "none").exists(), "to look whether it is there makes no library"
 
 
+def test_an_index_is_kept_where_the_preset_has_a_finder(esa: Esa, tmp_path: Path) -> None:
+    from esa_cli import models
+    from esa_cli.qa.finding.token_encoder import TokenEncoder
+
+    host = models.load("random:llama", device="cpu", dtype="float32")
+    made = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    (tmp_path / "finder").mkdir()
+    made.save(tmp_path / "finder", "random:llama")
+    finder = ("--set", "answer.from=text", "--set", f"answer.finder={tmp_path / 'finder'}")
+    planned = esa("plan", "gate.txt", "--json", *finder, *TINY).data
+    assert planned["memory_bytes"]["keys_values"] == 0
+    assert planned["memory_bytes"]["reduced_keys"] == planned["tokens"] * 8 * 4
+    first = esa("ingest", "gate.txt", "--json", *finder)
+    assert first.code == 0
+    (document,) = first.data["documents"]
+    (entry,) = Library().entries()
+    assert (document["id"], document["rows"], document["tokens"]) == (
+        entry.id, "index", planned["tokens"]
+    )  # fmt: skip
+    assert "index" in esa("library", "list").out.splitlines()[1].split()
+    assert "index, 8 numbers a token" in esa("library", "show", entry.id).out
+    assert esa("library", "verify").code == 0
+    again = esa("ingest", "gate.txt", "--rows", "native", *finder)
+    assert "before" in again.out
+    assert "rows" not in again.err
+    asked = esa("ask", "gate.txt", QUESTION, "--json", *finder)
+    assert (asked.code, asked.data["documents"][0]["id"]) == (0, entry.id)
+    grown = esa("ask", "--library", QUESTION, "--json", *finder)
+    assert grown.data["documents"][0]["id"] == entry.id
+    missing = esa("plan", "gate.txt", *TINY, *finder[:3], "answer.finder=none")
+    assert missing.code != 0
+    assert "answer.finder must be a folder" in missing.err
+
+
 @pytest.mark.parametrize("words", [("ingest", "gate.txt"), ("ask", "gate.txt", QUESTION, "--keep")])
 def test_what_cannot_be_kept_is_refused_before_it_is_read(esa: Esa, words: tuple[str, ...]) -> None:
     infllm = ("--set", "selector.name=infllm", "--set", "position.name=infllm")
