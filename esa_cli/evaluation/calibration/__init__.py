@@ -9,5 +9,7 @@ esa calibrate   a model reads a text, selecting with whole keys     activations.
 esa heads       each head's votes for a question's needle           head_votes.py
                 -> heads ranked, the smallest set that is enough    head_ranking.py
                 these steps in order                                retrieval_heads.py
+    --pairs     real questions' windows among wrong ones            pair_contexts.py
+                -> each head's margin over the best wrong one       pair_heads.py
                 a preset in which only these heads vote             heads_preset.py
 """

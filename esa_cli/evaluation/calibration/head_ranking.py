@@ -36,8 +36,9 @@ class HeadRecord:
     """One head's results.
 
     Args:
-        found: needles whose window it put first, of those that heads are ranked by. held_out: the
-            same of the others. margin: mean of `judge`, over the needles heads are ranked by.
+        found: needles (or pairs) whose window it put first, of those that heads are ranked by.
+            held_out: the same of the others. margin: mean of `judge` (of pairs: `judge_windows`),
+            over those that heads are ranked by.
     """
 
     layer: int
@@ -98,17 +99,42 @@ def _most(votes: Tensor, which: Tensor) -> Tensor:
     return votes[:, which].amax(dim=1)
 
 
-def ranked(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
+def span_sums(votes: Tensor, spans: Sequence[range]) -> Tensor:
+    """Votes (M,) summed over each span of offsets into M: (W,)."""
+    votes = votes.cpu().double()
+    return torch.stack([votes[one.start : one.stop].sum() for one in spans])
+
+
+def judge_windows(sums: Tensor, right: int) -> tuple[Tensor, Tensor]:
+    """True where the window number `right` has most votes, and margins: (X,) both.
+
+    The margin is that window's votes less those of the best other one, in standard deviations of
+    all W: 0 is a draw, and W ** 0.5 is no vote elsewhere.
+
+    Args:
+        sums: (X, W), votes of each window.
+    """
+    wrong = torch.cat((sums[:, :right], sums[:, right + 1 :]), dim=1).amax(dim=1)
+    margins = (sums[:, right] - wrong) / sums.std(dim=1).clamp(min=TINY)
+    return margins > 0, margins
+
+
+def ranked(
+    found: Tensor, held_out: Tensor, margin: Tensor, by_margin: bool = False
+) -> list[HeadRecord]:
     """All heads, best first: by needles found, then by margin, then by layer and head.
 
     Args:
-        found, held_out: counts (layers, H). margin: means (layers, H).
+        found, held_out: counts (layers, H). margin: means (layers, H). by_margin: margin comes
+            before what is found.
     """
     heads = [
         HeadRecord(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
         for layer, row in enumerate(margin)
         for head, mean in enumerate(row)
     ]
+    if by_margin:
+        return sorted(heads, key=lambda one: (-one.margin, one.pair))
     return sorted(heads, key=lambda one: (-one.found, -one.margin, one.pair))
 
 

@@ -6,8 +6,9 @@ is selected meanwhile, as in the survey pass of `consensus`. Only sums over toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,23 @@ from esa_cli.system.progress import Progress
 
 ALL: HeadSet = ()
 """The set of all heads, as `score.heads` has it."""
+Votes = TypeVar("Votes", bound=Selector)
+"""A selector that collects votes."""
+
+
+def set_sums(
+    step: Step, score: VoteScore, sets: Sequence[HeadSet], sums: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What `sums` makes of each set's votes (M,) in the step's layer, stacked: (X, ...)."""
+    made: dict[HeadSet | None, Tensor] = {}
+    rows = []
+    for one in sets:
+        # Sets with the same heads in this layer have the same votes.
+        here = None if one == ALL else tuple(pair for pair in one if pair[0] == step.layer)
+        if here not in made:
+            made[here] = sums(replace(score, heads=one).scores(step))
+        rows.append(made[here])
+    return torch.stack(rows)
 
 
 @dataclass(eq=False)
@@ -58,16 +76,7 @@ class NeedleVotes(Selector):
 
     def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Each set's votes in this layer, in windows (X, 2, W)."""
-        made: dict[HeadSet | None, Tensor] = {}
-        rows = []
-        for one in sets:
-            # Sets with the same heads in this layer have the same votes.
-            here = None if one == ALL else tuple(pair for pair in one if pair[0] == step.layer)
-            if here not in made:
-                votes = replace(self.score, heads=one).scores(step)
-                made[here] = window_sums(votes, self.size)
-            rows.append(made[here])
-        return torch.stack(rows)
+        return set_sums(step, self.score, sets, lambda votes: window_sums(votes, self.size))
 
     def _judged(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
@@ -93,7 +102,7 @@ class PrefilledText:
     prompt: PromptTokens
     tokens: int
 
-    def collect(self, votes: NeedleVotes, question: str) -> NeedleVotes:
+    def collect(self, votes: Votes, question: str) -> Votes:
         """Processes a question behind the text with `votes` as selector, and crops it again."""
         first, last = self.prompt.question_span(question)
         ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)

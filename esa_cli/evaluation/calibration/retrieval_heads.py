@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -69,6 +69,8 @@ class RetrievalHeads:
     tokens: int
     passage: int
     left_out: int
+
+    unit: ClassVar[str] = "needles"
 
     @property
     def weak(self) -> bool:
@@ -165,7 +167,7 @@ class _HeadTrial:
 def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) -> RetrievalHeads:
     """Ranks the heads by every other question, and tries sets of them on the rest."""
     first, second = asked[::2], asked[1::2]
-    found, margin = _totals(one.each() for one in trial.votes(first))
+    found, margin = totals(one.each() for one in trial.votes(first))
     sets = prefixes(ranked(found, found, margin))
     hits, apart = [], []
     for one in trial.votes(second, [ALL, *sets.values()]):
@@ -173,7 +175,7 @@ def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) 
         apart.append(one.each())
     all_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = ranked(found, _totals(apart)[0], margin)
+    heads = ranked(found, totals(apart)[0], margin)
     count = enough(heads, by_size, all_hits)
     return RetrievalHeads(
         heads=heads,
@@ -189,7 +191,7 @@ def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) 
     )
 
 
-def _totals(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def totals(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Times that each head found the needle, and its mean margin: (layers, H) both."""
     found, margins = zip(*judged, strict=True)
     return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)

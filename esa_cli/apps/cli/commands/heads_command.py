@@ -1,7 +1,8 @@
 """`esa heads`: finds a model's retrieval heads, those that match a question to its passage.
 
-preset -> its score votes -> files -> haystack -> model's small files -> model -> needles planted
--> text and questions processed -> table -> file
+preset -> its score votes -> files -> haystack, or pairs and texts -> model's small files -> model
+-> needles planted, or contexts of nine windows -> these and the questions processed -> table
+-> file
 """
 
 from __future__ import annotations
@@ -11,49 +12,24 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.commands.heads_request import HeadsRequest
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
-    from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.preset import Preset
 
 SHOWN = 16
 """Heads in the table."""
-
-
-@dataclass(frozen=True)
-class HeadsRequest:
-    """Options of `esa heads` besides those of the model."""
-
-    length: Annotated[str, typer.Option(help="Tokens of the text, as 32k.")] = "16k"
-    questions: Annotated[
-        int, typer.Option(min=8, max=32, help="How many needles are asked for.")
-    ] = 32
-    haystack: Annotated[
-        Path | None, typer.Option(help="A text file, or a folder of them; else a generated text.")
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Other places, other text.")] = 0
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
-    ] = None
-
-    @property
-    def tokens(self) -> int:
-        """Raises UsageError."""
-        from esa_cli.evaluation.selftest.run_plan import tokens
-
-        return tokens(self.length)
 
 
 DEFAULT_REQUEST = HeadsRequest()
@@ -83,8 +59,10 @@ def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json:
     from esa_cli.apps.cli.terminal import print_json
     from esa_cli.errors import ModelError
 
-    chosen, hay = model.load_preset(), _check(wanted, model)
-    found, result = _steps(wanted, model, chosen, hay, reporter)
+    chosen = model.load_preset()
+    wanted.check(model.preset)
+    by = _by_needles(wanted) if wanted.pairs is None else _by_pairs(wanted, *wanted.pairs)
+    found, result = _steps(wanted, model, chosen, by, reporter)
     if wanted.out is not None and not found.weak:
         _write(wanted.out, model, found)
         result["written"] = str(wanted.out)
@@ -96,22 +74,8 @@ def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json:
         raise ModelError(f"no heads to put into {wanted.out}", "nothing was written")
 
 
-def _check(wanted: HeadsRequest, model: ModelOptions) -> Haystack:
-    """Checks length and files before anything is loaded; returns the haystack."""
-    from esa_cli.apps.cli import output_paths as files
-    from esa_cli.evaluation.tasks import Haystack
-
-    if wanted.tokens and wanted.out is not None:
-        from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
-
-        files.check("--out", wanted.out)
-        refuse_foreign(wanted.out, model.preset)
-    given = wanted.haystack
-    return Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
-
-
 def _steps(
-    wanted: HeadsRequest, model: ModelOptions, chosen: Preset, hay: Haystack, reporter: Reporter
+    wanted: HeadsRequest, model: ModelOptions, chosen: Preset, by: HeadsSearch, reporter: Reporter
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
@@ -122,40 +86,78 @@ def _steps(
     voting(chosen)
     place = ModelPlace.of(model)
     known = inspect_model(chosen, place, reporter)
-    known.check([chosen], wanted.tokens)
+    known.check([chosen], by.tokens or chosen.context)
     with quiet_transformers():
         loaded = known.load(reporter)
         reporter.settle()
         started = time.perf_counter()
-        found = _find(loaded, chosen, wanted, hay, reporter)
+        found = by.find(loaded, chosen, reporter)
     seconds = round(time.perf_counter() - started, 1)
     reporter.settle()
-    result = _result(found, wanted, chosen)
-    return found, {**result, "haystack": hay.name, "dtype": place.dtype_name, "seconds": seconds}
+    result = {**_result(found, wanted, chosen), **by.facts}
+    return found, {**result, "dtype": place.dtype_name, "seconds": seconds}
 
 
-def _find(
-    loaded: Any, chosen: Preset, wanted: HeadsRequest, hay: Haystack, reporter: Reporter
-) -> RetrievalHeads:
-    from esa_cli.apps.cli import progress_display as progress
-    from esa_cli.evaluation.calibration.retrieval_heads import find
-    from esa_cli.evaluation.tasks import find_task
+@dataclass(frozen=True)
+class HeadsSearch:
+    """How heads are found; `facts` are entries of the JSON object.
+
+    Args:
+        tokens: of the text; 0: up to the preset's context.
+    """
+
+    tokens: int
+    find: Callable[[Any, Preset, Reporter], RetrievalHeads]
+    facts: dict[str, Any]
+
+
+def _by_needles(wanted: HeadsRequest) -> HeadsSearch:
+    """By needles in a text. Raises DocumentError: the haystack cannot be read."""
+    from esa_cli.evaluation.tasks import Haystack, find_task
     from esa_cli.evaluation.tasks.task_sample import TaskRequest
 
-    def size(text: str) -> int:
-        out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
-        return len(out["input_ids"])
+    given = wanted.haystack
+    hay = Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
 
-    request = TaskRequest(
-        wanted.tokens, size, hay, None, wanted.questions, wanted.seed, exact=False
-    )
-    sample = next(iter(find_task("needle").samples(request)))
-    label = f"reading {hay.name} with {wanted.questions} needles"
+    def find(loaded: Any, chosen: Preset, reporter: Reporter) -> RetrievalHeads:
+        from esa_cli.apps.cli import progress_display as progress
+        from esa_cli.evaluation.calibration.retrieval_heads import find
 
-    def asking(done: int, of: int) -> None:
-        reporter.stage("reading questions", done, of)
+        def size(text: str) -> int:
+            out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
+            return len(out["input_ids"])
 
-    return find(loaded, chosen, sample, progress.token_progress(reporter, label), asking)
+        request = TaskRequest(
+            wanted.tokens, size, hay, None, wanted.needles, wanted.seed, exact=False
+        )
+        sample = next(iter(find_task("needle").samples(request)))
+        label = f"reading {hay.name} with {wanted.needles} needles"
+        reading = progress.token_progress(reporter, label)
+        return find(loaded, chosen, sample, reading, partial(reporter.stage, "reading questions"))
+
+    return HeadsSearch(wanted.tokens, find, {"length": wanted.tokens, "haystack": hay.name})
+
+
+def _by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
+    """By real questions. Raises DocumentError, UsageError: the pairs, or none of such a kind."""
+    from esa_cli.evaluation.calibration.pair_contexts import draw_pairs, pair_contexts
+    from esa_cli.evaluation.reader_training.training_pairs import read_training_texts
+
+    read = read_training_texts(pairs, texts)
+    drawn = draw_pairs(read, wanted.kinds, wanted.drawn, wanted.seed)
+
+    def find(loaded: Any, chosen: Preset, reporter: Reporter) -> RetrievalHeads:
+        from esa_cli.evaluation.calibration.pair_heads import find_by_pairs
+        from esa_cli.qa.prompt import PromptTokens
+
+        prompt, preparing = PromptTokens(loaded.tokenizer, chosen.prompt), "choosing windows"
+        contexts = pair_contexts(
+            read, drawn, prompt, chosen.context, wanted.seed, partial(reporter.stage, preparing)
+        )
+        count, asking = sum(map(len, drawn.values())), partial(reporter.stage, "reading questions")
+        return find_by_pairs(loaded, chosen, [*contexts], count, asking)
+
+    return HeadsSearch(0, find, {"pairs": str(pairs), "texts": str(texts), "kinds": wanted.kinds})
 
 
 def _result(found: RetrievalHeads, wanted: HeadsRequest, chosen: Preset) -> dict[str, Any]:
@@ -169,7 +171,6 @@ def _result(found: RetrievalHeads, wanted: HeadsRequest, chosen: Preset) -> dict
         "model": chosen.model,
         "preset": chosen.name,
         "score": {**chosen.score, "heads": []},
-        "length": wanted.tokens,
         "seed": wanted.seed,
         "layers": layers,
         "heads_per_layer": len(found.heads) // layers,
@@ -190,7 +191,9 @@ def _write(path: Path, model: ModelOptions, found: RetrievalHeads) -> None:
     from esa_cli.apps.cli.output_paths import writing
     from esa_cli.evaluation.calibration.heads_preset import write
 
-    about = f"{found.hits} of {found.held_out} held-out needles first, all heads {found.all_hits}"
+    about = (
+        f"{found.hits} of {found.held_out} held-out {found.unit} first, all heads {found.all_hits}"
+    )
     with writing(path):
         write(path, model.preset, model.overrides(), found.chosen, about)
 
@@ -223,11 +226,22 @@ def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
     )
     layers = len({layer for layer, _ in found.chosen})
     print(
-        f"\nof {found.held_out} held-out needles: {found.hits} first by these {len(found.chosen)} "
-        f"heads of {layers} layers, {found.all_hits} by all {len(found.heads)} heads"
+        f"\nof {found.held_out} held-out {found.unit}: {found.hits} first by these "
+        f"{len(found.chosen)} heads of {layers} layers, {found.all_hits} by all "
+        f"{len(found.heads)} heads"
     )
+    _show_others(found)
     if found.weak:
         print(f"{result['model']} has no few heads that find what is asked for: let all vote")
         return
     written = result["written"]
     print(f"use them with {shlex.join(['--preset', written]) if written else result['use']}")
+
+
+def _show_others(found: RetrievalHeads) -> None:
+    """Prints what the preset's own heads and BM25 put first, where real questions were asked."""
+    from esa_cli.evaluation.calibration.pair_heads import PairHeads
+
+    if isinstance(found, PairHeads):
+        own = "" if found.preset_hits is None else f"{found.preset_hits} by the preset's heads, "
+        print(f"{own}{found.lexical_hits} by BM25")

@@ -1,0 +1,89 @@
+"""Options of `esa heads`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+LENGTH, QUESTIONS, SAMPLES = "16k", 32, 400
+KINDS = ("reworded",)
+
+
+@dataclass(frozen=True)
+class HeadsRequest:
+    """Options of `esa heads` besides those of the model."""
+
+    length: Annotated[
+        str | None, typer.Option(help=f"Tokens of the text, as 32k; else {LENGTH}.")
+    ] = None
+    questions: Annotated[
+        int | None,
+        typer.Option(min=8, max=32, help=f"How many needles are asked for; else {QUESTIONS}."),
+    ] = None
+    haystack: Annotated[
+        Path | None, typer.Option(help="A text file, or a folder of them; else a generated text.")
+    ] = None
+    pairs: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="PAIRS TEXTS",
+            help="By real questions instead of needles: folders of questions and of their texts.",
+        ),
+    ] = None
+    samples: Annotated[
+        int | None,
+        typer.Option(min=4, help=f"With --pairs: how many, one a passage; else {SAMPLES}."),
+    ] = None
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="With --pairs: of this kind; else reworded. Repeatable."),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Other places, other text; other pairs.")] = 0
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
+    ] = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the text with needles. Raises UsageError."""
+        from esa_cli.evaluation.selftest.run_plan import tokens
+
+        return tokens(self.length or LENGTH)
+
+    @property
+    def needles(self) -> int:
+        return self.questions or QUESTIONS
+
+    @property
+    def drawn(self) -> int:
+        return self.samples or SAMPLES
+
+    @property
+    def kinds(self) -> list[str]:
+        return self.kind or [*KINDS]
+
+    def check(self, preset: str) -> None:
+        """Checks the options before anything is loaded.
+
+        Args:
+            preset: the one that the written preset extends.
+
+        Raises:
+            UsageError: an option of the other way, no length, or --out must not be written.
+        """
+        from esa_cli.apps.cli import output_paths as files
+        from esa_cli.errors import UsageError
+        from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
+
+        names = ("samples", "kind") if self.pairs is None else ("length", "questions", "haystack")
+        for name in names:
+            if getattr(self, name) is not None:
+                way = "with" if self.pairs is None else "without"
+                raise UsageError(f"--{name} must be given {way} --pairs", f"leave --{name} out")
+        if self.tokens and self.out is not None:
+            files.check("--out", self.out)
+            refuse_foreign(self.out, preset)

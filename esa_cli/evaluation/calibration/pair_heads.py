@@ -1,0 +1,208 @@
+"""Retrieval heads by real questions: heads that prefer the answering window to the wrong ones.
+
+    pairs -> contexts of nine windows (`pair_contexts`), each read by the preset's own reading
+      -> half of them: each head's margin over the best wrong window        -> a ranking
+      -> the other half: sets of the best heads                             -> the best set
+
+Ranking heads by what tells the right passage from hard wrong ones follows CoRe (arXiv 2510.02219),
+and real questions follow QRHead (arXiv 2506.09944); the score is the preset's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.method import Method
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.step import Step
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.calibration.head_ranking import (
+    HeadSet,
+    enough,
+    judge_windows,
+    prefixes,
+    ranked,
+    span_sums,
+)
+from esa_cli.evaluation.calibration.head_votes import ALL, PrefilledText, prefill, set_sums
+from esa_cli.evaluation.calibration.pair_contexts import PairContext
+from esa_cli.evaluation.calibration.retrieval_heads import (
+    FEWEST,
+    RetrievalHeads,
+    totals,
+    voting,
+)
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attach import Attachment, attach
+from esa_cli.qa import build_method as build
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.prompt import PromptTokens
+from esa_cli.system.progress import Progress
+
+
+@dataclass(frozen=True)
+class PairHeads(RetrievalHeads):
+    """As `RetrievalHeads`, with pairs for needles; `tokens` and `passage` are means.
+
+    Args:
+        preset_hits: held-out pairs whose answering window the preset's own heads put first; None:
+            it names none. lexical_hits: the same of BM25.
+    """
+
+    preset_hits: int | None
+    lexical_hits: int
+
+    unit: ClassVar[str] = "pairs"
+
+    @property
+    def weak(self) -> bool:
+        """True if the set puts the answering window first in less than a third of the pairs; of
+        nine windows, chance does in a ninth."""
+        return 3 * self.hits < self.held_out
+
+
+@dataclass(eq=False)
+class PairVotes(Selector):
+    """Collects all layers' votes for the windows of one context, and selects nothing.
+
+    Args:
+        context: with the windows' positions. sets: heads that vote together. score: whose votes
+            are counted.
+    """
+
+    context: PairContext
+    sets: Sequence[HeadSet]
+    score: VoteScore
+    alone: dict[int, Tensor] = field(default_factory=dict)
+    together: dict[int, Tensor] = field(default_factory=dict)
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        spans = [range(one.start - step.low, one.stop - step.low) for one in self.context.windows]
+
+        def sums(votes: Tensor) -> Tensor:
+            return span_sums(votes, spans)
+
+        every = [((step.layer, head),) for head in range(step.queries.shape[0])]
+        self.alone[step.layer] = set_sums(step, self.score, every, sums)
+        if self.sets:
+            self.together[step.layer] = set_sums(step, self.score, self.sets, sums)
+        return torch.arange(0, device=step.queries.device)
+
+    def each(self) -> tuple[Tensor, Tensor]:
+        """True where a head puts the answering window first, and its margin: (layers, H) both."""
+        rows = torch.stack([self.alone[layer] for layer in sorted(self.alone)])
+        found, margins = judge_windows(rows.flatten(0, 1), self.context.right)
+        return found.view(rows.shape[:2]), margins.view(rows.shape[:2])
+
+    def hits(self) -> Tensor:
+        """True where a set puts the answering window first, by its votes of all layers: (X,)."""
+        rows = torch.stack([*self.together.values()]).sum(dim=0)
+        return judge_windows(rows, self.context.right)[0]
+
+
+@torch.inference_mode()
+def find_by_pairs(
+    loaded: Any,
+    preset: Preset,
+    contexts: Sequence[PairContext],
+    drawn: int,
+    asking: Progress | None = None,
+) -> PairHeads:
+    """Compares the heads' votes for the windows of each context.
+
+    Args:
+        loaded: model and tokenizer. drawn: pairs of which the contexts were made. asking: progress
+            in pairs.
+
+    Raises:
+        UsageError: as `voting`; or there are fewer than `FEWEST` contexts.
+    """
+    method = voting(preset)
+    if len(contexts) < FEWEST:
+        raise UsageError(
+            f"at least {FEWEST} pairs must have nine windows, got {len(contexts)} of {drawn}",
+            "use more pairs, longer texts, or a larger --set context",
+        )
+    prompt = PromptTokens(loaded.tokenizer, preset.prompt)
+    method = _votes_for_all(method, len(prompt.head()))
+    with attach(loaded.model, method) as attachment:
+        trial = _PairTrial(attachment, method, prompt, len(contexts), asking)
+        return _compared(trial, contexts, _own_heads(preset), drawn)
+
+
+def _votes_for_all(method: Method, head: int) -> Method:
+    """The method as for a long text, with every token behind the prompt's `head` among M."""
+    window = method.window
+    window = replace(
+        window, dense=0, ending=0, initial=min(window.initial, head),
+        selected=max(1, window.selected),
+    )  # fmt: skip
+    assert isinstance(method.score, VoteScore)
+    return replace(method, window=window, score=replace(method.score, shortlist=0))
+
+
+def _own_heads(preset: Preset) -> HeadSet:
+    """The heads that the preset names; () for all."""
+    score = build.method(preset).score
+    assert isinstance(score, VoteScore)
+    return tuple((layer, head) for layer, head in score.heads)
+
+
+@dataclass
+class _PairTrial:
+    """Collects the votes in one context after another."""
+
+    attachment: Attachment
+    method: Method
+    prompt: PromptTokens
+    pairs: int
+    progress: Progress | None
+    done: int = 0
+
+    def votes(self, context: PairContext, sets: Sequence[HeadSet] = ()) -> PairVotes:
+        cache = prefill(self.attachment, context.ids, None)
+        text = PrefilledText(self.attachment, self.method, cache, self.prompt, len(context.ids))
+        assert isinstance(self.method.score, VoteScore)
+        collected = text.collect(PairVotes(context, sets, self.method.score), context.question)
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, self.pairs)
+        return collected
+
+
+def _compared(
+    trial: _PairTrial, contexts: Sequence[PairContext], own: HeadSet, drawn: int
+) -> PairHeads:
+    """Ranks the heads by every other pair, and tries sets of them on the rest."""
+    first, second = contexts[::2], contexts[1::2]
+    found, margin = totals(trial.votes(one).each() for one in first)
+    sets = prefixes(ranked(found, found, margin, by_margin=True))
+    hits, apart = [], []
+    for one in second:
+        votes = trial.votes(one, [ALL, own, *sets.values()])
+        hits.append(votes.hits())
+        apart.append(votes.each())
+    all_hits, own_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
+    by_size = dict(zip(sets, of_sets, strict=True))
+    heads = ranked(found, totals(apart)[0], margin, by_margin=True)
+    count = enough(heads, by_size, max(of_sets))
+    lengths = [len(window) for one in contexts for window in one.windows]
+    return PairHeads(
+        heads=heads,
+        chosen=sets[count],
+        ranked_by=len(first),
+        held_out=len(second),
+        hits=by_size[count],
+        all_hits=all_hits,
+        by_size=by_size,
+        tokens=round(sum(len(one.ids) for one in contexts) / len(contexts)),
+        passage=round(sum(lengths) / len(lengths)),
+        left_out=drawn - len(contexts),
+        preset_hits=own_hits if own else None,
+        lexical_hits=sum(one.lexical for one in second),
+    )
