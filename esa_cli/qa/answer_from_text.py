@@ -150,7 +150,7 @@ class TextAnswers:
         reduced = None
         if self._encoder is not None and any(book.index is not None for book in books):
             queries, shares = self._encoder.questions([f"{earlier} {question}".strip()])
-            reduced = ReducedQueries(queries[0].cpu(), shares[0].cpu(), settings.finder_weight)
+            reduced = ReducedQueries(queries[0].cpu(), shares[0].cpu(), settings.words)
         found = finder.find(
             question, settings.passages, earlier=earlier, reduced=reduced, votes=votes,
             weight=settings.votes,

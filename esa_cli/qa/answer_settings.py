@@ -26,8 +26,8 @@ class AnswerSettings(BaseModel):
         unanswered: what the adapter was trained to answer when a passage does not tell.
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
         finder: folder of a trained finder, whose reduced keys of read documents find passages that
-            are worded otherwise; a name means a shipped one. finder_weight: of their score beside
-            the words' (BM25), in standard deviations.
+            are worded otherwise; a name means a shipped one. words: weight of the words' score
+            (BM25) beside theirs, in standard deviations.
         votes: weight of the retrieval heads' votes beside the words (BM25) in finding, in standard
             deviations; 0: the documents' rows are not used.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
@@ -51,7 +51,7 @@ class AnswerSettings(BaseModel):
     unanswered: str = UNANSWERED
     adapter: str | None = None
     finder: str | None = None
-    finder_weight: float = Field(default=2.0, ge=0)
+    words: float = Field(default=0.05, ge=0)
     votes: float = Field(default=0.0, ge=0)
     prior: float = Field(default=1.0, ge=0)
     threshold: float | None = None

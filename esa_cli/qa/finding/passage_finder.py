@@ -1,8 +1,10 @@
 """Ranks the sentence windows of documents by how likely they answer a question.
 
-Scores are added, each in standard deviations over all windows: BM25 of the question's words
-(`LexicalIndex`); late interaction of the finder's reduced queries and keys, in documents that it
-has read; and the votes of the model's retrieval heads, summed over a window's tokens.
+Scores are added, each in standard deviations over the windows: BM25 of the question's words
+(`LexicalIndex`); where the document has been read for the finder, late interaction of reduced
+queries and keys, which then counts most; and the votes of the model's retrieval heads, summed over
+a window's tokens. A quarter of the passages are those that the words alone rank first: an unusual
+name or number is found by them.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentione
 
 @dataclass(frozen=True)
 class ReducedQueries:
-    """A question's reduced queries (M, R), the weight of each (M,), and that of their score."""
+    """A question's reduced queries (M, R), the weight of each (M,), and that of the words' score
+    (BM25) beside theirs."""
 
     queries: Tensor
     weights: Tensor
-    weight: float = 1.0
+    words: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,14 @@ class PassageFinder:
         scores = self.index.scores(question)
         if earlier:
             scores = scores + 0.5 * self.index.scores(earlier)
-        scores = standardised(scores)
-        if reduced is not None and any(one is not None for one in self._keys):
-            scores = scores + reduced.weight * self._late(reduced)
+        words = scores = standardised(scores)
+        read = reduced is not None and any(one is not None for one in self._keys)
+        if reduced is not None and read:
+            scores = self._late(reduced, words)
         if weight and votes:
             scores = scores + weight * standardised(self._summed(votes))
-        return self._best(scores, count)
+        found = self._best(scores, scores, count - count // 4 if read else count, [])
+        return self._best(words, scores, count, found)
 
     def _summed(self, votes: Sequence[Tensor]) -> Tensor:
         """Votes of each window's tokens, (windows,)."""
@@ -106,10 +111,13 @@ class PassageFinder:
                 out[own] = (sums[last] - sums[first]).float()
         return out
 
-    def _late(self, reduced: ReducedQueries) -> Tensor:
-        """Late interaction of each window (windows,), in standard deviations over those of the
-        documents with reduced keys; 0 in the others."""
-        out = torch.zeros(len(self.index))
+    def _late(self, reduced: ReducedQueries, words: Tensor) -> Tensor:
+        """Scores of windows (windows,) by late interaction, with those of the words (windows,).
+
+        Where a document has no reduced keys it is half the words' score: the best windows by words
+        are about twice as many standard deviations above the mean.
+        """
+        out = words / 2
         read: list[Tensor] = []
         for own, bounds, keys in zip(self._own, self._bounds, self._keys, strict=True):
             if bounds is not None and keys is not None:
@@ -117,12 +125,17 @@ class PassageFinder:
                 read.append(own)
         if read:
             every = torch.cat(read)
-            out[every] = standardised(out[every])
+            out[every] = standardised(out[every]) + reduced.words * words[every]
         return out
 
-    def _best(self, scores: Tensor, count: int) -> list[FoundPassage]:
-        out: list[FoundPassage] = []
-        for at in scores.argsort(descending=True, stable=True).tolist():
+    def _best(
+        self, by: Tensor, scores: Tensor, count: int, found: Sequence[FoundPassage]
+    ) -> list[FoundPassage]:
+        """`found`, and the best windows by `by` that overlap none before, `count` in all."""
+        out = list(found)
+        if len(out) == count:
+            return out
+        for at in by.argsort(descending=True, stable=True).tolist():
             window, document = self.index.windows[at], self.index.documents[at]
             if not any(
                 one.document == document and _half(one, window.start, window.end) for one in out

@@ -147,7 +147,7 @@ def test_reduced_keys_find_what_shares_no_words() -> None:
     keys[:, 0] = 1.0
     at = int((spans[:, 0] <= text.index("skipper")).nonzero()[-1])
     keys[at] = torch.tensor([0.0, 1.0, 0.0])
-    reduced = ReducedQueries(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([1.0]), 2.0)
+    reduced = ReducedQueries(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([1.0]))
     found = PassageFinder([text], [spans], [keys]).find(
         "When is the gate opened?", 3, reduced=reduced
     )
@@ -157,9 +157,24 @@ def test_reduced_keys_find_what_shares_no_words() -> None:
 
 def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(FILLER)), 3), dim=1), None]
-    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]), 0.5)
+    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
     texts = [FILLER, BOTH]
     made = PassageFinder(texts, [spans_of(one) for one in texts], keys)
     assert GATE.strip() in shown(made.find("Captain Ahab's gate?", 1, reduced=reduced)[0], *texts)
     words = PassageFinder(texts, [spans_of(one) for one in texts])
     assert words.find("pier", 4, reduced=reduced) == words.find("pier", 4)
+
+
+def test_a_quarter_of_the_passages_are_the_best_by_words() -> None:
+    text = FILLER + GATE + FILLER + "The skipper unlocks the way north at nine. " + FILLER
+    spans = spans_of(text)
+    torch.manual_seed(3)
+    keys = torch.nn.functional.normalize(torch.randn(len(spans), 3), dim=1)
+    keys[int((spans[:, 0] <= text.index("Captain")).nonzero()[-1]) :][:12] = torch.tensor(
+        [-1.0, 0, 0]
+    )
+    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
+    found = PassageFinder([text], [spans], [keys]).find("Captain Ahab's gate?", 8, reduced=reduced)
+    assert len(found) == 8
+    assert all(GATE.strip() not in shown(one, text) for one in found[:6])
+    assert GATE.strip() in shown(found[6], text)
