@@ -63,7 +63,7 @@ def main() -> None:
     row = {
         "document": Path(arguments.document).name,
         "tokens": kept["tokens"]["document"],
-        "read_now": kept["documents"][0]["read"],
+        "read_now": kept["documents"][0]["read_s"] > 0,
         "read_s": kept["timing"]["ingest_s"],
         "first_run_s": round(first[0], 2),
         "first_letter_s": letters,

@@ -149,12 +149,14 @@ class Esa:
         """The model's name, as a person knows it."""
         return models.parse_reference(self.preset.model).name
 
-    def find(self, document: Document) -> Book | None:
-        """The document as it was read before, if it is in the library.
+    @property
+    def answers_unread(self) -> bool:
+        """Whether a document can be asked before it is read."""
+        return not self.preset.answer.needs_rows
 
-        Raises:
-            LibraryError: it is there, and damaged.
-        """
+    def find(self, document: Document) -> Book | None:
+        """The document as it was read before, if it is in the library. Raises LibraryError: it is
+        there, and damaged."""
         return self.documents.find(document)
 
     def stored(self, entry: Entry) -> Book:

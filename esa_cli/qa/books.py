@@ -33,6 +33,11 @@ class Book:
     index: Tensor | None = None
 
     @property
+    def read(self) -> bool:
+        """Whether the model has read it: there are its rows or its index."""
+        return self.prefilled is not None or self.index is not None
+
+    @property
     def tokens(self) -> int:
         """Its tokens, the prompt's head included if it has been read."""
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)

@@ -67,6 +67,11 @@ class DocumentIngest:
         return [self._rows, self._index] if self._needs_rows else [self._index]
 
     @property
+    def stores(self) -> bool:
+        """Whether something of what is read is stored."""
+        return any(part.stores for part in self.parts)
+
+    @property
     def _needs_rows(self) -> bool:
         return self.session.preset.answer.needs_rows
 

@@ -75,7 +75,8 @@ class Reply:
             they may not contain the answer.
         first_token_s, total_s: seconds from asking. cut: it reached the longest allowed.
         answered_from: rows that were selected, or passages read again as text.
-        quotation: where the text stands, if it is a quotation.
+        quotation: where the text stands, if it is a quotation. read: whether the model had read all
+            documents; False: passages of one were found by its words alone.
     """
 
     text: str
@@ -88,6 +89,7 @@ class Reply:
     cut: bool = False
     answered_from: AnsweredFrom = "rows"
     quotation: Quotation | None = None
+    read: bool = True
 
     @property
     def doubtful(self) -> bool:
@@ -114,6 +116,16 @@ class Asker(Protocol):
     @property
     def name(self) -> str:
         """The model's name, as a person knows it."""
+        ...
+
+    @property
+    def answers_unread(self) -> bool:
+        """Whether a document can be asked before it is read, by its words alone."""
+        ...
+
+    def open(self, source: str | Document) -> IngestedDocument:
+        """A book that can be asked at once: found among those read before, or not read where
+        answers can do without. Raises: as `ingest`."""
         ...
 
     def ingest(

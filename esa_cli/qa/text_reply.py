@@ -86,6 +86,7 @@ class TextReplies:
             open_books()
             if (scores := session.survey(question)) is not None:
                 votes = [scores[one.rows.start : one.rows.stop] for one in books]
+        read = bool(votes) or all(one.index is not None for one in books)
         with session.attachment.suspended():
             found = answers.answer(
                 question, books, earlier=referred_to(question, history), votes=votes,
@@ -94,7 +95,7 @@ class TextReplies:
         first, spent = (told.first or started) - started, time.perf_counter() - started
         reply = Reply(
             found.text, _evidence(found, books, evidence), found.found, asked, found.tokens, first,
-            spent, found.cut, "text", _quotation(found, books),
+            spent, found.cut, "text", _quotation(found, books), read,
         )  # fmt: skip
         return reply, token_weights(found, books)
 

@@ -106,8 +106,8 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     go(asker, write(q("Who?", "a.txt", id="x1"), q("Wo, ü?", "a.txt")), out)
     first, second = rows(out)
     assert set(first) == {
-        "id", "question", "documents", "answer", "found", "cut", "answered_from", "quotation",
-        "evidence", "tokens", "timing", "key",
+        "id", "question", "documents", "answer", "found", "cut", "answered_from", "read",
+        "quotation", "evidence", "tokens", "timing", "key",
     }  # fmt: skip
     assert (first["id"], second["id"]) == ("x1", 2)
     assert first["documents"] == ["a.txt"]

@@ -34,6 +34,7 @@ class FakeAsker:
     """
 
     name = "fake-model"
+    answers_unread = False
 
     def __init__(self, room: int = 1000, delay: float = 0.0) -> None:
         self.room, self.delay = room, delay
@@ -48,6 +49,10 @@ class FakeAsker:
         self.running = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
+
+    def open(self, source: str | Document) -> str:
+        document = source if isinstance(source, Document) else read_document(source)
+        return fake_book(document.text, document)
 
     def ingest(
         self, source: str | Document, progress: Callable[[int, int], None] | None = None

@@ -23,6 +23,7 @@ def answer_row(
         "found": reply.found,
         "cut": reply.cut,
         "answered_from": reply.answered_from,
+        "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
         "evidence": [asdict(passage) for passage in reply.evidence],
         "tokens": {"question": reply.question_tokens, "answer": reply.answer_tokens},

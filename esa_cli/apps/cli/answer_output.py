@@ -122,6 +122,7 @@ def as_dict(
         "answer": reply.text,
         "found": reply.found,
         "answered_from": reply.answered_from,
+        "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
         "evidence": [asdict(passage) for passage in reply.evidence],
         "model": chosen.model,
@@ -136,7 +137,8 @@ def as_dict(
                 "source": book.document.source,
                 "tokens": book.tokens,
                 "id": book.entry.id if book.entry else None,
-                "read": bool(book.read_s),
+                "read": book.read,
+                "read_s": round(book.read_s, 3),
                 "missing": list(book.document.missing),
             }
             for book in books

@@ -55,6 +55,22 @@ def ingest(asker: Asker, documents: Sequence[Document]) -> list[Any]:
     return [asker.ingest(document) for document in documents]
 
 
+def ingest_or_open(asker: Asker, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
+    """As `ingest`, but Ctrl-C ends the reading: the rest is asked by its words alone, where answers
+    can do without."""
+    books: list[Any] = []
+    try:
+        for document in documents:
+            books.append(asker.ingest(document))
+    except KeyboardInterrupt:
+        if not asker.answers_unread:
+            raise
+        reporter.settle()
+        books += [asker.open(document) for document in documents[len(books) :]]
+        reporter.warn("esa: stopped reading; what has not been read is found by its words alone")
+    return books
+
+
 def library_books(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
     """Every book of the library that this model and method can be asked about, in the order in
     which they were ingested; of a text that has grown only the longest. Reports what is left out.

@@ -38,6 +38,7 @@ class PrefillDisplay(IngestEvents):
         self._plan: Any = None
         self._since = 0.0
         self._first = 0
+        self._lacking: set[str] = set()
 
     def found(self, book: Book) -> None:
         entry = book.entry
@@ -59,8 +60,10 @@ class PrefillDisplay(IngestEvents):
         self._since, self._first = time.perf_counter(), 0
 
     def _missing(self, document: Document) -> None:
-        for text in document.missing:
+        """Says what the document lacks, once: it may be asked first and read then."""
+        for text in document.missing if document.source not in self._lacking else ():
             self.reporter.warn(f"esa: {document.name}: {text}")
+        self._lacking.add(document.source)
 
     def progress(self, done: int, total: int) -> None:
         self._first = self._first or done
@@ -86,7 +89,7 @@ def opened(
     options: ModelOptions,
     reporter: Reporter,
     *,
-    keep: bool = False,
+    keep: bool | None = None,
     rows: str = "int8",
     library: Library | None = None,
     reader: ReaderChoice | None = None,
@@ -94,7 +97,8 @@ def opened(
     """A loaded model that finds documents in the user's library.
 
     Args:
-        keep: what is not there is stored there. rows: how; see `api.Esa`.
+        keep: whether what is not there is stored there; see `Preflight.keeps`. rows: how; see
+            `api.Esa`.
         library: another than the user's. reader: another model that words the answers.
 
     Raises:
@@ -115,14 +119,18 @@ def opened(
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
-    display = PrefillDisplay(ready.planner, reporter)
+    library, display = library or Library(), PrefillDisplay(ready.planner, reporter)
+    kept = ready.keeps(keep)
+    if kept and keep is None and not library.writable:
+        reporter.warn(f"esa: what is read is not kept: {library.root} cannot be written")
+        kept = False
     with (
         quiet_transformers(),
         Esa(
             loaded,
             ready.resolved,
-            library=library or Library(),
-            keep=keep,
+            library=library,
+            keep=kept,
             rows=rows,
             events=display,
             planner=ready.planner,

@@ -78,7 +78,13 @@ TimeLimit = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
 ]
-Keep = Annotated[bool, typer.Option("--keep", help="Put documents that are read into the library.")]
+Keep = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep/--no-keep",
+        help="Put what is read into the library, or not; by default what is read for the finder.",
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

@@ -117,8 +117,15 @@ class Preflight:
     resolved: ResolvedPreset
     model: KnownModel
     planner: Planner
+    index: FinderSizes | None = None
+    """Of the finder for which documents are read; None: their rows are, or nothing is."""
     texts: Sequence[TokenisedDocument] = ()
     """The documents, where the method is made for their length."""
+
+    def keeps(self, asked: bool | None) -> bool:
+        """Whether what is read is stored: as asked, else what is read for a finder, which is
+        small and takes long to read."""
+        return self.index is not None if asked is None else asked
 
 
 def prepare(
@@ -128,13 +135,13 @@ def prepare(
     *,
     method: str | None = None,
     documents: Sequence[Document] = (),
-    keep: bool = False,
+    keep: bool | None = None,
 ) -> Preflight:
     """Builds the method, fetches the model's small files, and holds the preset to them.
 
     Args:
         method: a whole method over the preset; it may be made for the length of `documents`.
-        keep: what is read will be stored in the library.
+        keep: whether what is read will be stored in the library; see `Preflight.keeps`.
 
     Raises:
         UsageError: what is read cannot be stored, or no such method. PresetError, PluginError.
@@ -156,7 +163,7 @@ def prepare(
     if keep and index is None:
         _check_storable(resolved)
     model = model or inspect_model(chosen, ModelPlace.of(options), reporter)
-    return Preflight(resolved, model, model.planner(resolved, index), texts)
+    return Preflight(resolved, model, model.planner(resolved, index), index, texts)
 
 
 def _check_storable(resolved: ResolvedPreset) -> None:

@@ -219,6 +219,7 @@ class Completion:
     def _evidence(self, reply: Reply) -> dict[str, Any]:
         extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
         extra["answered_from"] = reply.answered_from
+        extra["read"] = reply.read
         extra["quotation"] = None if reply.quotation is None else asdict(reply.quotation)
         return {**extra, "missing": self.missing} if self.missing else extra
 

@@ -68,6 +68,8 @@ def check_sizes(settings: FinderTrainingSettings, config: Mapping[str, Any] | No
             f"--first must be below --layers, got {settings.first} and {settings.layers}",
             "the adapter changes the layers from --first to --layers",
         )
+    if settings.dim % 2:
+        raise UsageError(f"--dim must be even, got {settings.dim}", f"try --dim {settings.dim + 1}")
     if config is None:
         return
     layers, size = config["num_hidden_layers"], config["hidden_size"]

@@ -6,6 +6,7 @@ file may be removed (except on Windows, where `remove` fails).
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,12 +84,21 @@ class Library:
         """Estimated bytes of a document of so many tokens."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens
 
-    def check_room(self, nbytes: int) -> None:
-        """Raises DiskError if the disk has less free space."""
+    @property
+    def writable(self) -> bool:
+        """Whether this user may write its folder, or make it."""
+        return os.access(self._nearest_folder(), os.W_OK)
+
+    def _nearest_folder(self) -> Path:
+        """Its folder, or the nearest above that exists."""
         folder = self.root.absolute()
         while not folder.exists():
             folder = folder.parent
-        free = shutil.disk_usage(folder).free
+        return folder
+
+    def check_room(self, nbytes: int) -> None:
+        """Raises DiskError if the disk has less free space."""
+        free = shutil.disk_usage(self._nearest_folder()).free
         if free < nbytes:
             raise DiskError(
                 f"the document would take {size_text(nbytes)} in the library {self.root}, and the "

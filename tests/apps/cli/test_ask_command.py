@@ -138,7 +138,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     assert set(data) == {
         "answer", "model", "preset", "selector", "position", "window", "tokens", "timing",
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
-        "quotation", "reader",
+        "quotation", "reader", "read",
     }  # fmt: skip
     assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 32}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
@@ -152,6 +152,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
     (document,) = data["documents"]
     assert (document["name"], document["source"], document["id"]) == ("note.md", note, None)
     assert document["read"]
+    assert document["read_s"] > 0
     text = Path(note).read_text("utf-8")
     for passage in data["evidence"]:
         assert text[passage["start"] : passage["end"]] == passage["text"]

@@ -91,7 +91,7 @@ def test_a_document_is_read_once_and_then_asked(
     asked = esa("ask", "gate.txt", QUESTION, "--json")
     assert asked.code == 0
     (document,) = asked.data["documents"]
-    assert (document["id"], document["read"]) == (entry.id, False)
+    assert (document["id"], document["read"], document["read_s"]) == (entry.id, True, 0)
     assert asked.data["timing"]["ingest_tokens_per_s"] == 0
     assert asked.data["evidence"]
     for passage in asked.data["evidence"]:
@@ -99,7 +99,7 @@ def test_a_document_is_read_once_and_then_asked(
         assert GATE[passage["start"] : passage["end"]] == passage["text"]
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "none"))
     alone = esa("ask", "gate.txt", QUESTION, "--json")
-    assert alone.data["documents"][0]["read"]
+    assert alone.data["documents"][0]["read_s"]
     assert alone.data["documents"][0]["id"] is None
     assert alone.data["answer"] == asked.data["answer"]
     assert alone.data["evidence"] == asked.data["evidence"]
@@ -184,7 +184,7 @@ def test_what_was_asked_with_keep_is_there_the_next_time(esa: Esa) -> None:
     shown = esa("library", "show", "gate.txt").out
     assert "random:llama" in shown
     assert "tiny-random" in shown
-    assert not esa("ask", "gate.txt", QUESTION, "--json").data["documents"][0]["read"]
+    assert not esa("ask", "gate.txt", QUESTION, "--json").data["documents"][0]["read_s"]
     assert esa("library", "show", "gate.txt", "--text").out == GATE
     assert esa("library", "show", "gate.txt", "--text", "--json").data["text"] == GATE
 
@@ -201,7 +201,7 @@ def test_the_library_is_asked_and_another_models_document_left_out(esa: Esa) -> 
     assert asked[1].data["answer"] == asked[0].data["answer"]
     assert asked[1].data["evidence"] == asked[0].data["evidence"]
     both = esa("ask", "--library", "long.txt", QUESTION, "--json")
-    assert [document["read"] for document in both.data["documents"]] == [True, False, False]
+    assert [document["read_s"] > 0 for document in both.data["documents"]] == [True, False, False]
 
 
 def test_of_a_text_that_has_grown_the_longest_is_asked(esa: Esa) -> None:
@@ -432,7 +432,7 @@ def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
             hits += 1
             assert esa("ingest", "long.txt").code == 0
             found = esa("ask", "long.txt", QUESTION, "--json").data
-            assert not found["documents"][0]["read"]
+            assert not found["documents"][0]["read_s"]
             assert (found["answer"], found["evidence"]) == (wanted["answer"], wanted["evidence"])
             assert esa("library", "prune").code == 0
             assert esa("library", "rm", "long.txt", "--yes").code == 0

@@ -56,6 +56,8 @@ def ask(
 
     if ways.stdin and ways.report is not None:
         raise UsageError("--report is of one question", "ask it without --stdin")
+    if ways.read == "never" and ways.keep:
+        raise UsageError("--read never has nothing to keep", "give --read never or --keep")
     documents, question = split(arguments or [], library=ways.library, lines=ways.stdin)
     check_characters(question)
     check_method_alone(ways.method, ways.parts)
@@ -77,11 +79,13 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output_paths import spare
 
+    ways = request.options
     chosen = request.answer.load_preset(request.model, request.options.overrides)
     reader = request.answer.reader_choice()
     found = inputs.read(request.documents, reporter)
-    spare("--report", request.options.report, [document.source for document in found.documents])
+    spare("--report", ways.report, [document.source for document in found.documents])
     ready = _ready(request, chosen, found.documents, reporter)
+    from esa_cli.apps.cli.commands.one_question import OneQuestion
     from esa_cli.qa.books import distinct
     from esa_cli.storage.library import Library
 
@@ -89,17 +93,27 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     sources = _check_room(request, ready, found.documents, library)
     with opened(
         ready, request.model, reporter,
-        keep=request.options.keep, library=library, reader=reader,
+        keep=ways.keep, library=library, reader=reader,
     ) as esa:  # fmt: skip
         timing.load_s = timing.lap()
-        books = [esa.ingest(source) for source in sources]
-        if request.options.library:
+        later = ready.index is not None and ways.answers_first
+        make = esa.open if later or ways.read == "never" else esa.ingest
+        books = [make(source) for source in sources]
+        if ways.library:
             books += inputs.library_books(esa, library, reporter)
         timing.ingested(books)
         books = distinct(books)
-        if request.options.stdin:
+        if ways.stdin:
             return _lines(esa, books, found, request, reporter)
-        _ask(esa, books, found, request, reporter, timing)
+        question = OneQuestion(esa, request, found.left_out, reporter, timing)
+        if later and not all(book.read for book in books):
+            question.answer_and_read(
+                books,
+                lambda: [b if b.read else esa.ingest(b.document) for b in books],
+                esa.documents.stores,
+            )
+        else:
+            question.answer(books)
     return 0
 
 
@@ -109,7 +123,8 @@ def _ready(
     """The method and the model's small files.
 
     Raises:
-        UsageError: --library with a method that is made for the length of its documents.
+        UsageError: --library with a method that is made for the length of its documents, or --read
+            never where answers need rows.
     """
     from esa_cli.apps.cli.preflight import prepare
 
@@ -122,10 +137,17 @@ def _ready(
                 f"method {method!r} is made for the length of its documents: --library has any",
                 "name the documents in place of --library",
             )
-    return prepare(
+    ready = prepare(
         chosen, request.model, reporter,
-        method=request.options.method, documents=documents, keep=request.options.keep,
+        method=method, documents=documents, keep=request.options.keep,
     )  # fmt: skip
+    if request.options.read == "never" and ready.resolved.preset.answer.needs_rows:
+        raise UsageError(
+            "--read never needs answers from passages, found by their words: here they rest on the "
+            "rows of documents that are read",
+            "leave it out, or add --set answer.from=text and name no method or part of one",
+        )
+    return ready
 
 
 def _check_room(
@@ -162,38 +184,3 @@ def _lines(
         options=request.generation.arguments(), shown=ways.passages, left_out=found.left_out,
     )  # fmt: skip
     return PARTIAL if wrong else 0
-
-
-def _ask(
-    esa: Esa,
-    books: Sequence[Book],
-    found: GatheredDocuments,
-    request: AskRequest,
-    reporter: Reporter,
-    timing: Timing,
-) -> None:
-    from esa_cli.apps.cli.answer_output import AnswerStream, as_dict, show_under, summary
-    from esa_cli.apps.cli.output_paths import write
-    from esa_cli.apps.cli.terminal import print_json
-
-    reporter.waiting("answering")
-    reply = esa.ask(
-        request.question,
-        books,
-        evidence=request.options.passages,
-        on_text=None if request.options.as_json else AnswerStream(sys.stdout, reporter),
-        **request.generation.arguments(),
-    )
-    timing.answer_s = timing.lap()
-    reporter.settle()
-    result = as_dict(esa, books, reply, timing, found.left_out)
-    if request.options.as_json:
-        print_json(result)
-    else:
-        print(flush=True)
-        show_under(reply, request.options.passages, reporter)
-        reporter.note(summary(result))
-    if request.options.report is not None:  # last: where it cannot be written, the answer is there
-        write(request.options.report, esa.report(reply, request.question, books))
-        if not request.options.as_json:
-            reporter.note(f"esa: wrote {request.options.report}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,6 +30,12 @@ Shown = Annotated[
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write a page with the text and what was looked at.")
 ]
+Read = Annotated[
+    Literal["after", "first", "never"],
+    typer.Option(
+        "--read", help="When the finder reads a new document: after a first answer, before, never."
+    ),
+]
 Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard input is a question.")]
 
 
@@ -36,7 +43,8 @@ Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard inp
 class AskOptions:
     """Options of `esa ask` besides those of the model and of generation."""
 
-    keep: options.Keep = False
+    keep: options.Keep = None
+    read: Read = "after"
     library: InLibrary = False
     evidence: Shown = None
     report: Report = None
@@ -58,6 +66,13 @@ class AskOptions:
     def overrides(self) -> dict[str, str | None]:
         """Setting -> value: the parts, and answers from rows where there are any."""
         return {**self.parts, "answer.from": "rows" if any(self.parts.values()) else None}
+
+    @property
+    def answers_first(self) -> bool:
+        """Whether a document that has not been read is asked at once, and again when it is read. A
+        script gets one answer only, the better one."""
+        one = not self.stdin and not self.as_json
+        return self.read == "after" and one and sys.stdout.isatty()
 
     @property
     def passages(self) -> int:

@@ -52,7 +52,7 @@ def batch(
     limit: Limit = None,
     retry_failed: Again = False,
     evidence: Kept = 3,
-    keep: options.Keep = False,
+    keep: options.Keep = None,
     method: options.Method = None,
     model: ModelOptions = options.DEFAULTS,
     generation: GenerationOptions = options.AS_PRESET,

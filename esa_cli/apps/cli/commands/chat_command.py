@@ -30,7 +30,7 @@ Shown = Annotated[
 @options.command
 def chat(
     documents: Documents = None,
-    keep: options.Keep = False,
+    keep: options.Keep = None,
     method: options.Method = None,
     model: ModelOptions = options.DEFAULTS,
     generation: GenerationOptions = options.AS_PRESET,
@@ -79,7 +79,10 @@ def run(
     from esa_cli.apps.chat.chat_commands import ChatLines
     from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 
-    found = inputs.ingest(asker, documents)
+    if on_terminal:
+        found = inputs.ingest_or_open(asker, documents, reporter)
+    else:
+        found = inputs.ingest(asker, documents)
     reporter.settle()
     talk = Conversation(asker, found, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from esa_cli import models
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.options import ModelOptions
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.preflight import Preflight
 
 
 @options.command
@@ -30,16 +34,28 @@ def plan(
         chosen = model.load_preset()
         found = inputs.read(documents, reporter).documents
         ready = prepare(chosen, model, reporter)
-        made = ready.planner.plan(sum(ready.model.count_tokens(one.text) for one in found))
+        counts = [ready.model.count_tokens(one.text) for one in found]
+        made, stored = ready.planner.plan(sum(counts)), _stored_bytes(ready, counts)
     finally:
         reporter.settle()
     if as_json:
-        print_json(_as_dict(chosen, made))
+        print_json({**_as_dict(chosen, made), "stored_bytes": stored})
     else:
-        print_table(("", ""), _rows(chosen, made))
+        print_table(("", ""), _rows(chosen, made, stored))
 
 
-def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:
+def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
+    """Bytes of the indexes of documents with so many tokens in the library; None: none is made."""
+    if ready.index is None:
+        return None
+    from esa_cli.qa.index_archive import index_layout
+    from esa_cli.storage.library import Library
+
+    layout, library = index_layout(ready.index.dim), Library()
+    return sum(library.size_of(tokens, layout) for tokens in counts)
+
+
+def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
     from esa_cli.system.machine import size_text, time_text
 
     how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
@@ -52,6 +68,7 @@ def _rows(preset: Any, plan: Any) -> list[tuple[str, str]]:
         ("  reduced keys", size_text(plan.reduced_keys)),
         ("  working memory", size_text(plan.working)),
         ("memory available", size_text(plan.available)),
+        *([] if stored is None else [("index in the library", size_text(stored))]),
         ("reading time", f"{time_text(plan.seconds)} ({how})"),
         ("fits", f"yes, up to {plan.most_tokens:,} tokens" if plan.fits else "no"),
     ]

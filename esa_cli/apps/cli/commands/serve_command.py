@@ -68,7 +68,7 @@ def serve(
     max_body: MaxBody = "1MB",
     max_queue: MaxQueue = 8,
     timeout: Timeout = 600.0,
-    keep: options.Keep = False,
+    keep: options.Keep = None,
     model: ModelOptions = options.DEFAULTS,
     answer: AnswerOptions = AS_ANSWERED,
     quiet: options.Quiet = False,
@@ -89,7 +89,7 @@ def serve(
     reporter = Reporter(quiet)
     found = inputs.read(wanted.documents, reporter).documents
     try:
-        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
+        with opened(chosen, model, reporter, keep=bool(keep), reader=reader) as asker:
             run(asker, wanted, found, reporter)
     finally:
         reporter.settle()

@@ -1,0 +1,123 @@
+"""`esa ask` with one question: its answer, and where documents have not been read, that after
+reading."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from esa_cli.apps.cli.answer_output import AnswerStream, Timing, as_dict, show_under, summary
+from esa_cli.apps.cli.output_paths import write
+from esa_cli.apps.cli.terminal import Reporter, clean, print_json
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.commands.ask_request import AskRequest
+    from esa_cli.documents.document import LeftOut
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.books import Book
+    from esa_cli.qa.reply import Reply
+
+
+class OneQuestion:
+    """The question of an `esa ask`, to be asked about books.
+
+    Args:
+        left_out: of the documents, for the JSON object. timing: with the seconds until now.
+    """
+
+    def __init__(
+        self,
+        esa: Esa,
+        request: AskRequest,
+        left_out: Sequence[LeftOut],
+        reporter: Reporter,
+        timing: Timing,
+    ) -> None:
+        self.esa, self.request, self.left_out = esa, request, left_out
+        self.reporter, self.timing = reporter, timing
+
+    def answer(self, books: Sequence[Book]) -> None:
+        """Answers about these books as they are, and writes what is asked for."""
+        if self.request.options.as_json:
+            reply = self._reply(books, None)
+            print_json(self._as_dict(reply, books))
+        else:
+            reply = self._streamed(books)
+            self.reporter.note(summary(self._as_dict(reply, books)))
+        self._report(reply, books)
+
+    def answer_and_read(
+        self, books: Sequence[Book], read: Callable[[], Sequence[Book]], kept: bool
+    ) -> None:
+        """Answers at once, reads what has not been read, and shows the answer after that where it
+        is another one. What ends the reading leaves the first answer, and its report.
+
+        Args:
+            read: reads the books. kept: what is read is stored.
+        """
+        reply, reporter = self._streamed(books), self.reporter
+        unread = sum(not book.read for book in books)
+        what = "the document has" if len(books) == 1 else f"{unread} of {len(books)} documents have"
+        reporter.note(
+            f"esa: {what} not been read yet: this answer was found by words alone. Reading now, "
+            "for a better one; Ctrl-C keeps this one",
+            dim=False,
+        )
+        try:
+            self.timing.lap()
+            books_read = read()
+            self.timing.ingested(books_read)
+            later = self._reply(books_read, None)
+        except BaseException as error:
+            reporter.settle()
+            if isinstance(error, KeyboardInterrupt):
+                goes_on = "; the next reading goes on where this one stopped" if kept else ""
+                reporter.note(f"esa: the answer above was found by words alone{goes_on}")
+            self._report(reply, books)
+            raise
+        if _same(reply, later):
+            reporter.note("esa: reading changed nothing: the same answer, the same first passage")
+        else:
+            reporter.warn("esa: the answer after reading:")
+            print(clean(later.text), flush=True)
+            show_under(later, self.request.options.passages, reporter)
+        reporter.note(summary(self._as_dict(later, books_read)))
+        self._report(later, books_read)
+
+    def _streamed(self, books: Sequence[Book]) -> Reply:
+        """The reply, shown as it comes, with its passages."""
+        reply = self._reply(books, AnswerStream(sys.stdout, self.reporter))
+        print(flush=True)
+        show_under(reply, self.request.options.passages, self.reporter)
+        return reply
+
+    def _reply(self, books: Sequence[Book], on_text: Callable[[str], None] | None) -> Reply:
+        self.reporter.waiting("answering")
+        reply = self.esa.ask(
+            self.request.question,
+            books,
+            evidence=max(self.request.options.passages, 0 if self.request.options.as_json else 1),
+            on_text=on_text,
+            **self.request.generation.arguments(),
+        )
+        self.timing.answer_s = self.timing.lap()
+        self.reporter.settle()
+        return reply
+
+    def _as_dict(self, reply: Reply, books: Sequence[Book]) -> dict[str, Any]:
+        return as_dict(self.esa, books, reply, self.timing, self.left_out)
+
+    def _report(self, reply: Reply, books: Sequence[Book]) -> None:
+        """Last: where the report cannot be written, the answer is there."""
+        path = self.request.options.report
+        if path is not None:
+            write(path, self.esa.report(reply, self.request.question, books))
+            if not self.request.options.as_json:
+                self.reporter.note(f"esa: wrote {path}")
+
+
+def _same(one: Reply, other: Reply) -> bool:
+    """Whether two replies have the same text and the same first passage."""
+    places = [[(e.document, e.start, e.end) for e in reply.evidence[:1]] for reply in (one, other)]
+    return one.text.strip() == other.text.strip() and places[0] == places[1]

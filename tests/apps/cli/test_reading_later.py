@@ -1,0 +1,310 @@
+"""`esa ask --read` and `--no-keep`: what happens with documents that the preset's finder has not
+read. Tiny random model, and an untrained finder of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, surroundings
+from command import TINY, Result, fail
+from fake_asker import FakeAsker
+
+from esa_cli import models
+from esa_cli.__main__ import main
+from esa_cli.apps.cli import inputs
+from esa_cli.apps.cli import open_esa as opening
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.documents.document import Document
+from esa_cli.qa.api import Esa
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.reply import Reply
+from esa_cli.storage.library import Library
+
+__all__ = ["cache", "surroundings"]
+
+GATE = "The gate opens at nine, and the keeper has the only key. " * 25
+BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
+QUESTION = "When does the gate open?"
+ASK = ("ask", "gate.txt", QUESTION)
+NOT_YET = "the document has not been read yet"
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(cache))
+        host = models.load("random:llama", device="cpu", dtype="float32")
+    made = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    folder = tmp_path_factory.mktemp("finder")
+    made.save(folder, "random:llama")
+    return folder
+
+
+@pytest.fixture
+def run(
+    surroundings: None,
+    finder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """`esa` with a preset that has a finder, in a folder and with a library of its own."""
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    Path("gate.txt").write_text(GATE, "utf-8")
+    Path("boat.txt").write_text(BOAT, "utf-8")
+    text = ("--set", "answer.from=text", "--set", f"answer.finder={finder}")
+
+    def call(*arguments: str) -> Result:
+        code = main([arguments[0], *TINY, *text, *arguments[1:]])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """Standard output is a terminal."""
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: stream is sys.stdout)
+
+
+def reading_ends_by(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    def progress(self: opening.PrefillDisplay, done: int, total: int) -> None:
+        raise error
+
+    monkeypatch.setattr(opening.PrefillDisplay, "progress", progress)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, read: str) -> None:
+    """Once all documents are read, answers are `read`."""
+    real = Esa.ask
+
+    def ask(self: Esa, *given: Any, on_text: Any = None, **more: Any) -> Reply:
+        reply = real(self, *given, **more)
+        reply = replace(reply, text=read) if reply.read else reply
+        if on_text is not None:
+            on_text(reply.text)
+        return reply
+
+    monkeypatch.setattr(Esa, "ask", ask)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_the_answer_comes_at_once_and_again_after_reading(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = run(*ASK, "--read", "never").out.strip()
+    answers(monkeypatch, "At nine.")
+    done = run(*ASK, "--report", "page.html")
+    assert done.code == 0
+    assert done.out.splitlines() == [words, "At nine."]
+    said = done.err.splitlines()
+    place = [n for n, line in enumerate(said) if NOT_YET in line]
+    marked = said.index("esa: the answer after reading:")
+    passages = [n for n, line in enumerate(said) if line.startswith("  gate.txt, line")]
+    assert len(place) == 1
+    assert [n < place[0] for n in passages] == [True] * 3 + [False] * 3
+    assert place[0] < marked < passages[3]
+    assert "reading" in "".join(said[place[0] + 1 : marked])
+    assert "tokens read in" in said[-2]
+    assert said[-1] == "esa: wrote page.html"
+    assert "At nine." in Path("page.html").read_text("utf-8")
+    (entry,) = Library().entries()
+    assert entry.rows == "index"
+    again = run(*ASK)
+    assert again.out == "At nine.\n"
+    assert NOT_YET not in again.err
+    assert f"gate.txt was read before ({entry.id})" in again.err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_where_reading_changes_nothing_one_line_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same: list[Reply] = []
+    real = Esa.ask
+
+    def ask(self: Esa, *given: Any, **more: Any) -> Reply:
+        same.append(real(self, *given, **more))
+        return same[0]
+
+    monkeypatch.setattr(Esa, "ask", ask)
+    done = run(*ASK, "--evidence", "0")
+    assert len(same) == 2
+    assert [reply.read for reply in same] == [False, True]
+    assert done.out.count("\n") == 1
+    changed = "reading changed nothing: the same answer, the same first passage"
+    assert done.err.count(changed) == 1
+    assert "after reading:" not in done.err
+    assert "gate.txt, line" not in done.err
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize("keep", [(), ("--no-keep",)])
+def test_ctrl_c_while_it_is_read_leaves_the_first_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch, keep: Sequence[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        reading_ends_by(patch, KeyboardInterrupt)
+        done = run(*ASK, *keep, "--report", "page.html")
+    assert done.code == 130
+    assert done.out == run(*ASK, "--read", "never", "--no-keep").out
+    said = done.err.splitlines()
+    rest = "" if keep else "; the next reading goes on where this one stopped"
+    assert said[-3] == f"esa: the answer above was found by words alone{rest}"
+    assert said[-2:] == ["esa: wrote page.html", "esa: interrupted"]
+    assert Path("page.html").exists()
+    assert Library().entries() == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_first_reads_before_its_only_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: terminal)
+    answers(monkeypatch, "At nine.")
+    done = run(*ASK, "--read", "first", "-q")
+    assert (done.code, done.out) == (0, "At nine.\n")
+    assert NOT_YET not in done.err
+
+
+def test_a_script_gets_one_answer_the_one_after_reading(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, "At nine.")
+    assert run(*ASK).out == "At nine.\n"
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+    data = run(*ASK, "--json", "--no-keep").data
+    assert (data["answer"], data["read"]) == ("At nine.", True)
+    (document,) = data["documents"]
+    assert (document["read"], document["read_s"], document["id"]) == (
+        True, 0, Library().entries()[0].id
+    )  # fmt: skip
+
+
+def test_never_asks_the_words_alone(run: Run) -> None:
+    done = run(*ASK, "--read", "never", "--json")
+    (document,) = done.data["documents"]
+    assert (done.data["read"], document["read"], document["read_s"]) == (False, False, 0)
+    assert done.data["timing"]["ingest_tokens_per_s"] == 0
+    assert "asked without being read" in done.err
+    assert not Path("library").exists()
+    assert run("ingest", "gate.txt").code == 0
+    assert run(*ASK, "--read", "never", "--json").data["read"], "what is there is used"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_of_several_documents_those_are_read_that_have_not_been(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ingest", "boat.txt").code == 0
+    answers(monkeypatch, "At nine.")
+    done = run("ask", "gate.txt", "boat.txt", QUESTION, "--no-keep")
+    assert "1 of 2 documents have not been read yet" in done.err
+    assert done.out.splitlines()[1:] == ["At nine."]
+    assert len(Library().entries()) == 1
+    assert done.err.count("reading 1,") == 1
+    assert done.err.count("boat.txt was read before") == 1
+
+
+@pytest.mark.parametrize("command", [ASK, ("batch", "q.jsonl", "--out", "a.jsonl"), ("chat",)])
+@pytest.mark.parametrize(
+    ("keep", "kept"), [((), True), (("--keep",), True), (("--no-keep",), False)]
+)
+def test_what_is_read_for_the_finder_is_kept_unless_told_otherwise(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], keep: str, kept: bool
+) -> None:
+    import io
+
+    Path("q.jsonl").write_text(json.dumps({"question": QUESTION, "documents": ["gate.txt"]}))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTION}\n"))
+    words = (*command, "gate.txt") if command == ("chat",) else command
+    assert run(*words, *keep).code == 0
+    assert [entry.rows for entry in Library().entries()] == ["index"] * kept
+    if command[0] == "batch":
+        assert json.loads(Path("a.jsonl").read_text("utf-8"))["read"] is True
+
+
+def test_rows_are_kept_only_when_told(run: Run) -> None:
+    rows = ("--set", "answer.from=rows")
+    assert run(*ASK, *rows).code == 0
+    assert run(*ASK, "--method", "esa", "--no-keep").code == 0
+    assert not Path("library").exists()
+    assert run(*ASK, *rows, "--keep").code == 0
+    assert [entry.rows for entry in Library().entries()] == ["int8"]
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="everything can be written")
+def test_a_library_that_cannot_be_written_is_done_without(run: Run) -> None:
+    folder = Path("library")
+    folder.mkdir(mode=0o500)
+    done = run(*ASK, "--json")
+    assert done.data["read"]
+    assert "what is read is not kept" in done.err
+    assert run(*ASK, "--keep").code != 0
+
+
+def test_a_library_that_cannot_be_written(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Library, "writable", False)
+    done = run(*ASK, "--json")
+    assert done.data["read"]
+    assert "what is read is not kept" in done.err
+    assert Library().entries() == []
+    assert run(*ASK, "--keep").code == 0
+    assert len(Library().entries()) == 1
+
+
+def test_what_read_does_not_go_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "esa_cli.apps.cli.preflight.KnownModel.load", lambda *given: pytest.fail("loaded")
+    )
+    fail(run(*ASK, "--read", "never", "--keep"), 2, "--read never has nothing to keep")
+    for rows in (("--method", "esa"), ("--set", "answer.from=rows")):
+        fail(run(*ASK, "--read", "never", *rows), 2, "--read never needs answers from passages")
+    fail(run(*ASK, "--read", "later"), 2, "--read")
+
+
+def test_the_plan_has_the_bytes_of_the_index(run: Run) -> None:
+    data = run("plan", "gate.txt", "boat.txt", "--json").data
+    assert run("ingest", "gate.txt", "boat.txt").code == 0
+    stored = sum(entry.nbytes for entry in Library().entries())
+    assert stored * 0.5 < data["stored_bytes"] < stored * 2
+    assert "index in the library" in run("plan", "gate.txt").out
+    rows = ("--set", "answer.from=rows")
+    assert run("plan", "gate.txt", "--json", *rows).data["stored_bytes"] is None
+    assert "index" not in run("plan", "gate.txt", *rows).out
+
+
+class Interrupted(FakeAsker):
+    """Ctrl-C while the document `stop` is read."""
+
+    def __init__(self, stop: str, answers_unread: bool) -> None:
+        super().__init__()
+        self.stop, self.answers_unread = stop, answers_unread
+
+    def ingest(self, source: Any, progress: Any = None) -> Any:
+        if source.name == self.stop:
+            raise KeyboardInterrupt
+        return super().ingest(source, progress)
+
+
+def test_ctrl_c_before_a_conversation_ends_the_reading_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    documents = [Document(name, name, name, "utf-8", 1) for name in "abc"]
+    asker = Interrupted("b", True)
+    books = inputs.ingest_or_open(asker, documents, Reporter())
+    assert books == ["a", "b", "c"]
+    assert asker.ingested == ["a"]
+    assert capsys.readouterr().err.count("found by its words alone") == 1
+    with pytest.raises(KeyboardInterrupt):
+        inputs.ingest_or_open(Interrupted("b", False), documents, Reporter())
