@@ -20,12 +20,14 @@ from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder, ReducedQueries
+from esa_cli.qa.finding.passage_growth import grown
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
-from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan
+from esa_cli.qa.reading.passage_reader import PassageReader
+from esa_cli.qa.reading.read_passages import ReadPassage, ordered, read_passages
 from esa_cli.qa.reply import NOT_TOLD, says_not_told
 from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 
@@ -145,29 +147,19 @@ class TextAnswers:
             on_text: called with each piece of the answer's text. write: another model's answer from
                 the passages, best first.
         """
-        settings = self.settings
         finder = self.finder(books)
-        reduced = None
-        if self._encoder is not None and any(book.index is not None for book in books):
-            queries, shares = self._encoder.questions([f"{earlier} {question}".strip()])
-            reduced = ReducedQueries(queries[0].cpu(), shares[0].cpu(), settings.words)
-        found = finder.find(
-            question, settings.passages, earlier=earlier, reduced=reduced, votes=votes,
-            weight=settings.votes,
-        )  # fmt: skip
-        texts = [books[one.document].document.text[one.start : one.end] for one in found]
-        spans = SPANS if write is None else 0
-        order, scores, span, told = self._read(question, found, texts, spans)
-        if settings.threshold is not None:
-            told = told and not finder.unmentioned(question)
-        weights = torch.tensor([scores[n] for n in order]).softmax(0).tolist()
-        passages = tuple(found[n] for n in order)
+        read = self._read(question, books, earlier, votes, SPANS if write is None else 0)
+        weights = torch.tensor([one.score for one in read]).softmax(0).tolist()
+        passages = tuple(one.found for one in read)
+        threshold, told = self.settings.threshold, bool(read) and read[0].span is not None
+        if threshold is not None:
+            told = told and read[0].log_odds >= threshold and not finder.unmentioned(question)
         if write is not None and passages:
             made = write(passages)
             told = not says_not_told(made.text)
             return TextAnswer(made.text, passages, tuple(weights), told, made.tokens, cut=made.cut)
-        if texts and self._free(question):
-            shown = "\n\n".join(texts[n] for n in order[:FREE_PASSAGES])
+        if read and self._free(question):
+            shown = "\n\n".join(one.text for one in read[:FREE_PASSAGES])
             said = Streamer(self._prompt.tokenizer, on_text)
             self._free_text(question, shown, said, max_new_tokens, temperature, top_p)
             cut = said.count >= max_new_tokens and said.last not in end_ids(self.model)
@@ -175,9 +167,9 @@ class TextAnswers:
                 said.text.strip(), passages, tuple(weights), told, said.count, cut=cut
             )
         answer = TextAnswer(NOT_TOLD, passages, tuple(weights), False, 0)
-        if span is not None and told:
-            quoted = texts[span.passage][span.start : span.end]
-            place = passages[0].start + span.start, passages[0].start + span.end
+        if told and (span := read[0].span) is not None:
+            quoted, start = read[0].text[span.start : span.end], passages[0].start
+            place = start + span.start, start + span.end
             tokens = len(self._reader.prompt.answer_ids(quoted)) - 1
             answer = TextAnswer(one_line(quoted), passages, tuple(weights), True, tokens, place)
         if on_text:
@@ -185,29 +177,53 @@ class TextAnswers:
         return answer
 
     def _read(
-        self, question: str, found: Sequence[FoundPassage], texts: Sequence[str], spans: int
-    ) -> tuple[list[int], list[float], QuotedSpan | None, bool]:
-        """The passages' order, that of the best span first; their scores; that span, and whether
-        a passage seems to tell the answer.
+        self,
+        question: str,
+        books: Sequence[PlacedBook],
+        earlier: str,
+        votes: Sequence[Tensor],
+        spans: int,
+    ) -> list[ReadPassage]:
+        """The passages that were found and read, that of the best span first.
 
         Args:
-            spans: passages whose most probable span is looked for.
+            spans: passages of a round whose most probable span is looked for.
         """
-        with self._reader.reading():
-            reading = self._reader.read(question, texts)
-            scores = [
-                odds + self.settings.prior * one.score
-                for odds, one in zip(reading.log_odds, found, strict=True)
-            ]
-            order = sorted(range(len(found)), key=lambda n: -scores[n])
-            span = _best_span(reading, order[:spans], scores)
-        if span is None:
-            return order, scores, None, False
-        order.remove(span.passage)
-        order.insert(0, span.passage)
-        threshold = self.settings.threshold
-        told = threshold is None or reading.log_odds[span.passage] >= threshold
-        return order, scores, span, told
+        settings, finder = self.settings, self.finder(books)
+        texts = [book.document.text for book in books]
+
+        def read_round(
+            count: int, earlier: str, asked: str, apart: Sequence[FoundPassage] = ()
+        ) -> list[ReadPassage]:
+            found = finder.find(
+                question, count, earlier=earlier, reduced=self._reduced(asked, books), votes=votes,
+                weight=settings.votes, apart=apart,
+            )  # fmt: skip
+            if settings.grow:
+                found = grown(texts, found, settings.grow)
+            shown = [texts[one.document][one.start : one.end] for one in found]
+            return read_passages(
+                self._reader, question, found, shown, prior=settings.prior, spans=spans
+            )
+
+        asked = f"{earlier} {question}".strip()
+        later = settings.passages // 2 if settings.rounds == 2 else 0
+        read = read_round(settings.passages - later, earlier, asked)
+        if later and read:
+            best = read[0]
+            more = read_round(
+                later, f"{earlier} {best.text}", f"{asked} {best.quoted_sentences}",
+                [one.found for one in read],
+            )  # fmt: skip
+            read = ordered([*read, *more])
+        return read
+
+    def _reduced(self, asked: str, books: Sequence[PlacedBook]) -> ReducedQueries | None:
+        """The reduced queries of a question, where a document has reduced keys."""
+        if self._encoder is None or all(book.index is None for book in books):
+            return None
+        queries, shares = self._encoder.questions([asked])
+        return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self.settings.words)
 
     def _free_text(
         self, question: str, passages: str, streamer: Streamer, most: int, heat: float, top_p: float
@@ -221,11 +237,3 @@ class TextAnswers:
             self.model, prompt.document(passages) + asked, None,
             max_new_tokens=most, temperature=heat, top_p=top_p, streamer=streamer,
         )  # fmt: skip
-
-
-def _best_span(
-    reading: PassageReading, passages: Sequence[int], scores: Sequence[float]
-) -> QuotedSpan | None:
-    """The span with the highest sum of its log-probability and its passage's score."""
-    spans = [span for n in passages if (span := reading.span(n)) is not None]
-    return max(spans, key=lambda span: span.log_probability + scores[span.passage], default=None)

@@ -22,7 +22,11 @@ class AnswerSettings(BaseModel):
             each alone with the question, and the most probable span of the best one is the answer.
         form: `span`: always a quotation. `text`: free text, written from the best passages.
             `auto`: free text for questions that ask for more than a quotation.
-        passages: that are read again. prompt: around one passage; {question} may stand twice.
+        passages: that are read again. grow: words that each of them may grow to, by whole sentences
+            within its paragraphs; 0: passages are read as they are found.
+        rounds: 2: half of the passages are found and read first; the others are then found by the
+            words of the question and of the best passage of these.
+        prompt: around one passage; {question} may stand twice.
         unanswered: what the adapter was trained to answer when a passage does not tell.
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
         finder: folder of a trained finder, whose reduced keys of read documents find passages that
@@ -47,6 +51,8 @@ class AnswerSettings(BaseModel):
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span", "text"] = "auto"
     passages: int = Field(default=16, ge=1, le=256)
+    grow: int = Field(default=0, ge=0)
+    rounds: Literal[1, 2] = 1
     prompt: str = PROMPT
     unanswered: str = UNANSWERED
     adapter: str | None = None

@@ -18,8 +18,11 @@ from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa import answer_from_text, preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
+from esa_cli.qa.finding.passage_finder import FoundPassage
+from esa_cli.qa.finding.passage_growth import grown
+from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.reading.passage_prompt import one_line
-from esa_cli.qa.reply import NOT_TOLD, Turn
+from esa_cli.qa.reply import NOT_TOLD, Reply, Turn
 from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20
@@ -105,10 +108,79 @@ def test_which_of_several_documents(asker: Esa) -> None:
     assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION, books)
 
 
+def test_a_passage_grows_before_it_is_read(loaded: Any) -> None:
+    text = FILLER + "\n\n" + "Starbuck walks. " * 50 + "Pip sings.\n\n" + FILLER
+    shown = []
+    for more in ([], ["answer.grow=90"]):
+        with esa(loaded, "answer.passages=1", *more) as asker:
+            reply = asker.ask("Who walks and who sings?", [book(asker, text)])
+        first = reply.evidence[0]
+        assert first.text == text[first.start : first.end]
+        assert reply.quotation is not None
+        assert first.start <= reply.quotation.start < reply.quotation.end <= first.end
+        assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text
+        shown.append(FoundPassage(0, first.start, first.end, 0.0))
+    assert shown[1] == grown([text], shown[:1], 90)[0] != shown[0]
+
+
+def test_a_second_round_finds_what_the_first_passage_speaks_of(loaded: Any) -> None:
+    texts = [
+        "The northern gate was opened by Captain Ahab.",
+        FILLER + "Ahab came from the isle of Nantucket. " + FILLER,
+    ]
+    read: list[list[str]] = []
+    reader = answer_from_text.PassageReader
+    whole = reader.read
+
+    def watched(self: Any, question: str, passages: Sequence[str]) -> Any:
+        read.append(list(passages))
+        return whole(self, question, passages)
+
+    def ask(*more: str) -> Reply:
+        base = ["answer.from=text", "answer.prior=100.0", "answer.passages=2", *more]
+        with esa(loaded, base=base) as asker, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "read", watched)
+            books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]
+            return asker.ask("Who opened the gate?", books)
+
+    once, twice = ask(), ask("answer.rounds=2")
+    assert not any("Nantucket" in one.text for one in once.evidence)
+    assert any("Nantucket" in one.text for one in twice.evidence)
+    assert [len(one) for one in read] == [2, 1, 1]
+    assert read[1] == [texts[0]]
+    assert "Nantucket" in read[2][0]
+    assert sum(one.weight for one in twice.evidence) == pytest.approx(1)
+    assert len(ask("answer.rounds=2", "answer.passages=1").evidence) == 1
+
+
+def test_the_finder_looks_for_the_sentences_of_the_first_span(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=8, seed=1
+    )
+    made.save(tmp_path, "random:llama")
+    asked: list[str] = []
+    questions = TokenEncoder.questions
+
+    def watched(self: TokenEncoder, texts: Sequence[str]) -> Any:
+        asked.extend(texts)
+        return questions(self, texts)
+
+    monkeypatch.setattr(TokenEncoder, "questions", watched)
+    with esa(loaded, f"answer.finder={tmp_path}", "answer.rounds=2") as asker:
+        asker.ask(QUESTION, [asker.ingest(document("Captain Ahab opens the gate."))])
+    assert asked == [QUESTION, f"{QUESTION} Captain Ahab opens the gate."]
+
+
 @pytest.mark.parametrize("text", ["Ahab.", "x", "門在九點開。", "1950", "a " * 3000, "y" * 5000])
 @pytest.mark.parametrize("question", [QUESTION, "Who was it?", "?!", "門?"])
-def test_texts_and_questions_of_every_kind(asker: Esa, text: str, question: str) -> None:
-    reply = asker.ask(question, [book(asker, text)])
+@pytest.mark.parametrize("more", [[], ["answer.grow=80", "answer.rounds=2"]])
+def test_texts_and_questions_of_every_kind(
+    loaded: Any, text: str, question: str, more: list[str]
+) -> None:
+    with esa(loaded, *more) as asker:
+        reply = asker.ask(question, [book(asker, text)])
     assert reply.text
     if reply.quotation is not None:
         assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text

@@ -29,6 +29,8 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
         ("answer.passages=0", "answer.passages must"),
         ("answer.passages=257", "answer.passages must"),
         ("answer.passages=many", "answer.passages must"),
+        ("answer.grow=-1", "answer.grow must"),
+        ("answer.rounds=3", "answer.rounds must"),
         ("answer.votes=-1", "answer.votes must"),
         ("answer.prior=-0.5", "answer.prior must"),
         ("answer.threshold=high", "answer.threshold must"),

@@ -79,13 +79,15 @@ class PassageFinder:
         reduced: ReducedQueries | None = None,
         votes: Sequence[Tensor] = (),
         weight: float = 0.0,
+        apart: Sequence[FoundPassage] = (),
     ) -> list[FoundPassage]:
         """The best `count` windows, best first, none overlapping a better one by half of it.
 
         Args:
             earlier: text of earlier turns that the question refers to; counts half. reduced: the
                 question's reduced queries, for documents with reduced keys.
-            votes: for each document, (n,) of its tokens. weight: of the votes.
+            votes: for each document, (n,) of its tokens. weight: of the votes. apart: passages that
+                are overlapped by none of the windows either.
         """
         scores = self.index.scores(question)
         if earlier:
@@ -96,8 +98,9 @@ class PassageFinder:
             scores = self._late(reduced, words)
         if weight and votes:
             scores = scores + weight * standardised(self._summed(votes))
-        found = self._best(scores, scores, count - count // 4 if read else count, [])
-        return self._best(words, scores, count, found)
+        base = len(apart)
+        found = self._best(scores, scores, base + count - (count // 4 if read else 0), apart)
+        return self._best(words, scores, base + count, found)[base:]
 
     def _summed(self, votes: Sequence[Tensor]) -> Tensor:
         """Votes of each window's tokens, (windows,)."""

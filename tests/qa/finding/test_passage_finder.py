@@ -40,6 +40,16 @@ def test_the_passage_with_the_words_comes_first() -> None:
     assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
 
 
+def test_apart_from_other_passages() -> None:
+    made = finder(BOTH)
+    first = made.find("Ahab's gate?", 2)
+    more = made.find("Ahab's gate?", 3, apart=first)
+    assert len(more) == 3
+    assert more == made.find("Ahab's gate?", 5)[2:]
+    whole = FoundPassage(0, 0, len(BOTH), 0.0)
+    assert made.find("Ahab's gate?", 3, apart=[whole]) == []
+
+
 def test_in_which_of_several_documents() -> None:
     texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
     assert finder(*texts).find("Ahab's gate?", 1)[0].document == 2
