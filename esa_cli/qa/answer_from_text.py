@@ -83,7 +83,9 @@ class TextAnswers:
         if settings.adapter is not None:
             adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
             adapter.to(next(model.parameters()))
-        passages = PassagePrompt(tokenizer, settings.prompt, settings.unanswered)
+        passages = PassagePrompt(
+            tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
+        )
         self._reader = PassageReader(model, passages, adapter, preset.context)
         self._kept: tuple[list[str], list[Tensor | None], PassageFinder] | None = None
 

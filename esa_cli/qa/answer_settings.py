@@ -3,14 +3,32 @@ are found and read again as text, and how."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
 UNANSWERED = "(not told)"
+
+
+class WorkedExample(BaseModel):
+    """A passage with a question and its answer, words of the passage; None: it does not tell it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    passage: str
+    question: str
+    answer: str | None
+
+    @field_validator("answer")
+    @classmethod
+    def _is_in_the_passage(cls, answer: str | None, info: ValidationInfo) -> str | None:
+        if (answer is not None and answer not in info.data.get("passage", answer)) or answer == "":
+            raise PydanticCustomError("quotation", "must be words of its passage, or null")
+        return answer
 
 
 class AnswerSettings(BaseModel):
@@ -27,7 +45,10 @@ class AnswerSettings(BaseModel):
         rounds: 2: half of the passages are found and read first; the others are then found by the
             words of the question and of the best passage of these.
         prompt: around one passage; {question} may stand twice.
-        unanswered: what the adapter was trained to answer when a passage does not tell.
+        examples: worked ones, in the form of `prompt` before each passage; not shown to an adapter,
+            which was trained without them.
+        unanswered: what a passage that does not tell is answered with, by the adapter's training
+            or by the examples.
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
         finder: folder of a trained finder, whose reduced keys of read documents find passages that
             are worded otherwise; a name means a shipped one. words: weight of the words' score
@@ -54,6 +75,7 @@ class AnswerSettings(BaseModel):
     grow: int = Field(default=0, ge=0)
     rounds: Literal[1, 2] = 1
     prompt: str = PROMPT
+    examples: list[WorkedExample] = []
     unanswered: str = UNANSWERED
     adapter: str | None = None
     finder: str | None = None
@@ -68,6 +90,11 @@ class AnswerSettings(BaseModel):
         if not all(field in prompt for field in FIELDS):
             raise PydanticCustomError("fields", f"must have {' and '.join(FIELDS)}")
         return prompt
+
+    @property
+    def shown_examples(self) -> Sequence[WorkedExample]:
+        """Those that come before a passage."""
+        return [] if self.adapter else self.examples
 
     @property
     def needs_rows(self) -> bool:

@@ -106,13 +106,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`merge` of two presets; `score.heads` and `answer` of one model are not taken over to another
-    model."""
+    """`merge` of two presets; `score.heads` and `answer`, but its examples, of one model are not
+    taken over to another model."""
     out = merge(base, over)
     own = over.get("score")
     elsewhere = "model" in over and "model" in base and over["model"] != base["model"]
     if elsewhere and "answer" in base:
-        out["answer"] = dict(over.get("answer") or {})
+        kept = {"examples": base["answer"]["examples"]} if "examples" in base["answer"] else {}
+        out["answer"] = {**kept, **(over.get("answer") or {})}
     if elsewhere and isinstance(out.get("score"), dict) and "heads" not in (own or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
     return out

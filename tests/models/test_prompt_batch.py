@@ -56,6 +56,32 @@ def test_continuations_are_those_of_the_whole_prompt(model: Any) -> None:
         torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shared", [1, 6, 7])
+def test_what_prompts_share_is_processed_once(model: Any, shared: int) -> None:
+    first = prompts([6])[0]
+    given = [first + own for own in prompts([1, 9, 4, 1, 20, 3, 3, 12, 5])]
+    widths: list[int] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, inputs: widths.append(inputs[0].shape[1])
+    )
+    batch = PromptBatch(model, given, min(shared, len(first)))
+    hook.remove()
+    assert widths == [min(shared, 6), *(width - min(shared, 6) for width in (18, 26))]
+    want = torch.stack([alone(model, ids) for ids in given])
+    torch.testing.assert_close(batch.logits, want, atol=1e-4, rtol=1e-4)
+    for number in (4, 0):
+        logits = batch.continuation(number).append([0, 0], [3, 8])
+        want = torch.stack([alone(model, [*given[number], token]) for token in (3, 8)])
+        torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
+
+
+def test_one_prompt_that_is_all_shared(make_model: ModelFactory) -> None:
+    model, given = make_model("llama"), prompts([5])
+    for shared in (4, 5, 9):
+        logits = PromptBatch(model, given, shared).logits[0]
+        torch.testing.assert_close(logits, alone(model, given[0]), atol=1e-4, rtol=1e-4)
+
+
 def test_a_continuation_leaves_the_others_as_they_were(make_model: ModelFactory) -> None:
     model, given = make_model("llama"), prompts([7, 4])
     batch = PromptBatch(model, given)

@@ -355,6 +355,28 @@ def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: P
     assert free == same
 
 
+def test_examples_are_read_by_the_bare_model_alone(loaded: Any, tmp_path: Path) -> None:
+    folder = save(loaded.model, tmp_path / "adapter")
+    examples = "answer.examples=[{passage: A cat sat., question: 'Who?', answer: cat}]"
+    lengths = []
+    for more in (
+        [],
+        [examples],
+        [f"answer.adapter={folder}"],
+        [f"answer.adapter={folder}", examples],
+    ):
+        with esa(loaded, *more) as asker:
+            reader = asker._text._answers._reader  # type: ignore[union-attr]
+            lengths.append(len(reader.prompt.ids(QUESTION, GATE)))
+            assert asker.ask(QUESTION, [book(asker, STORY)]).quotation
+    assert lengths[0] == lengths[2] == lengths[3] < lengths[1]
+    with (
+        esa(loaded, examples.replace("sat.", "sat. " * 100)) as asker,
+        pytest.raises(LengthError, match="the model's window has 512"),
+    ):
+        asker.ask(QUESTION, [book(asker, STORY)])
+
+
 def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,13 @@ import pytest
 
 from esa_cli.errors import PresetError
 from esa_cli.qa import method_presets, preset
+from esa_cli.qa.answer_from_text import ROOM
 from esa_cli.qa.answer_settings import AnswerSettings
+from esa_cli.qa.reading.span_search import LONGEST
 from esa_cli.qa.settings_hash import settings_hash
 
 FROM_TEXT = "answer.from=text"
+TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
 
 
 def test_rows_are_the_default_and_text_is_named_from() -> None:
@@ -29,6 +32,17 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
         ("answer.passages=0", "answer.passages must"),
         ("answer.passages=257", "answer.passages must"),
         ("answer.passages=many", "answer.passages must"),
+        ("answer.examples=[3]", "answer.examples.0 must"),
+        ("answer.examples=[{passage: a, question: b}]", "lacks 'answer.examples.0.answer'"),
+        ("answer.examples=[{passage: a, question: b, answer: ''}]", "examples.0.answer must"),
+        (
+            "answer.examples=[{passage: The cat., question: 'Who?', answer: dog}]",
+            "answer.examples.0.answer must be words of its passage, or null, got 'dog'",
+        ),
+        (
+            "answer.examples=[{passage: a, question: b, answer: a, text: c}]",
+            "has no setting 'answer.examples.0.text'",
+        ),
         ("answer.grow=-1", "answer.grow must"),
         ("answer.rounds=3", "answer.rounds must"),
         ("answer.votes=-1", "answer.votes must"),
@@ -73,6 +87,43 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
     assert answer == AnswerSettings(passages=7 if own else 16)
 
 
+def test_examples_are_of_no_model(tmp_path: Path) -> None:
+    base = f"extends: tiny-random\nanswer: {{from: text, examples: [{TOLD}]}}\n"
+    (tmp_path / "base.yaml").write_text(base, "utf-8")
+    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main"]).answer
+    assert found.source == "rows"
+    assert [one.answer for one in found.examples] == ["cat"]
+    own = ["model=hf:some/model@main", "answer.examples=[]"]
+    assert preset.load(str(tmp_path / "base.yaml"), own).answer == AnswerSettings()
+
+
+def test_an_adapter_is_shown_no_examples() -> None:
+    made = preset.load("tiny-random", [f"answer.examples=[{TOLD}]"]).answer
+    assert list(made.shown_examples) == made.examples
+    assert not made.model_copy(update={"adapter": "small"}).shown_examples
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({path.stem for path in preset.shipped_dir().glob("*.yaml")} - {"tiny-random"}),
+)
+def test_shipped_presets_without_an_adapter_have_examples_that_fit(name: str) -> None:
+    made = preset.load(name)
+    answer = made.answer
+    assert bool(answer.examples) != bool(answer.adapter)
+    assert name == preset.DEFAULT or {one.answer is None for one in answer.examples} == {
+        True,
+        False,
+    }
+    # No byte-level vocabulary has more tokens than bytes.
+    prompt = "".join(
+        answer.prompt.replace("{passage}", one.passage).replace("{question}", one.question)
+        + f" {one.answer or answer.unanswered}\n"
+        for one in answer.examples
+    )
+    assert len(prompt.encode()) + ROOM + LONGEST < made.context // 2
+
+
 def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
     extending(tmp_path, "")
     found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.votes=1"])
@@ -80,7 +131,10 @@ def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
 
 
 def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
-    made = preset.load("tiny-random", [FROM_TEXT, "answer.threshold=-1.5", "answer.form=span"])
+    examples = f"answer.examples=[{TOLD}, {{passage: 'A: b', question: c, answer: null}}]"
+    made = preset.load(
+        "tiny-random", [FROM_TEXT, examples, "answer.threshold=-1.5", "answer.form=span"]
+    )
     path = tmp_path / "tiny-random.yaml"
     path.write_text(preset.dump(made), "utf-8")
     assert preset.load(str(path)) == made

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.answer_settings import FIELDS
+from esa_cli.qa.answer_settings import FIELDS, WorkedExample
 
 
 def one_line(text: str) -> str:
@@ -33,12 +34,19 @@ class PassagePrompt:
     Args:
         tokenizer: of transformers. template: text with {passage} and {question}, up to where the
             answer begins. unanswered: what the model answers when the passage does not say.
+        examples: worked ones, which come first in the same form.
 
     Raises:
         PresetError: the template lacks a field.
     """
 
-    def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str,
+        unanswered: str,
+        examples: Sequence[WorkedExample] = (),
+    ) -> None:
         for field in FIELDS:
             if field not in template:
                 raise PresetError(
@@ -47,12 +55,25 @@ class PassagePrompt:
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
         self.unanswered_ids = self.answer_ids(unanswered)
         self.line_end = self._encode("\n")[-1]
+        self._examples = "".join(
+            f"{self._filled(one.question, one.passage)} {one_line(one.answer or unanswered)}\n"
+            for one in examples
+        )
+        self._example_ids = self._encode(self._examples)
 
     def ids(self, question: str, passage: str) -> list[int]:
         """The prompt up to where the answer begins."""
+        return self._encode(self._examples + self._filled(question, passage))
+
+    def shared(self, prompts: Sequence[Sequence[int]]) -> int:
+        """The first tokens of these prompts that are those of the examples."""
+        tokens = zip(self._example_ids, *prompts, strict=False)
+        return sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, tokens))
+
+    def _filled(self, question: str, passage: str) -> str:
         pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
-        return self._encode("".join(pieces.get(part, part) for part in parts))
+        return "".join(pieces.get(part, part) for part in parts)
 
     def answer_ids(self, answer: str) -> list[int]:
         """An answer as the model gives it: after a space, ended by a line end."""

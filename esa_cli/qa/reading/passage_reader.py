@@ -44,7 +44,7 @@ class PassageReading:
             passages = [prompt.clipped(question, passage, most) for passage in passages]
         self._reader, self._lines = reader, [_Line(passage) for passage in passages]
         ids = [prompt.ids(question, passage) for passage in passages]
-        self._batch = PromptBatch(reader.model, ids)
+        self._batch = PromptBatch(reader.model, ids, prompt.shared(ids))
         if not passages:
             self.log_odds: list[float] = []
             return

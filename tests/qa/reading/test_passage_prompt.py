@@ -8,7 +8,7 @@ import pytest
 from byte_level_model import byte_level
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.answer_settings import PROMPT, UNANSWERED
+from esa_cli.qa.answer_settings import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 
 __all__ = ["byte_level"]
@@ -24,6 +24,22 @@ def test_both_fields_in_one_line(byte_level: Any) -> None:
     assert made.texts(ids) == (
         "Question: Who is Ahab?\nText: Ahab, the captain.\nQuestion: Who is Ahab?\nAnswer:"
     )
+
+
+EXAMPLES = (
+    WorkedExample(passage="The {question}\ncat sat.", question="Who sat?", answer="cat"),
+    WorkedExample(passage="A dog.", question="Why?", answer=None),
+)
+
+
+def test_examples_come_first_in_the_form_of_the_prompt(byte_level: Any) -> None:
+    made = PassagePrompt(byte_level, "{passage}|{question} A:", UNANSWERED, EXAMPLES)
+    ids = made.ids("When?", "At nine.")
+    examples = f"The {{question}} cat sat.|Who sat? A: cat\nA dog.|Why? A: {UNANSWERED}\n"
+    assert made.texts(ids) == f"{examples}At nine.|When? A:"
+    assert made.shared([ids, made.ids("Who?", "The")]) == len(byte_level(examples)["input_ids"])
+    assert made.shared([ids, ids[:5]]) == 5
+    assert prompt(byte_level).shared([ids, ids]) == 0
 
 
 def test_fields_in_the_text_are_text(byte_level: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from byte_level_model import byte_level, byte_model
 
 from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.qa.answer_settings import PROMPT, UNANSWERED
+from esa_cli.qa.answer_settings import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading import span_search
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader
@@ -68,6 +68,27 @@ def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
         best = max(known, key=lambda span: known[span])
         assert one_line(PASSAGES[number][found.start : found.end]) == best
         assert found.log_probability == pytest.approx(known[best], abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_examples_are_read_once_and_before_each_passage(
+    byte_model: Any, byte_level: Any, count: int
+) -> None:
+    examples = [WorkedExample(passage="The cat sat.", question="Who?", answer="cat")]
+    shown = PassagePrompt(byte_level, PROMPT, UNANSWERED, examples)
+    plain = PassagePrompt(byte_level, PROMPT, UNANSWERED)
+    plain.ids = shown.ids  # type: ignore[method-assign]
+    found = [
+        PassageReader(byte_model, one, None).read(QUESTION, PASSAGES[:count])
+        for one in (shown, plain)
+    ]
+    assert found[0].log_odds == pytest.approx(found[1].log_odds, abs=1e-3)
+    spans = [one.span(0) for one in found]
+    assert spans[0] is not None
+    assert spans[1] is not None
+    assert (spans[0].start, spans[0].end) == (spans[1].start, spans[1].end)
+    bare = reader(byte_model, byte_level).read(QUESTION, PASSAGES[:count])
+    assert bare.log_odds != pytest.approx(found[0].log_odds, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(5))
