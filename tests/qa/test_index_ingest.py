@@ -193,13 +193,17 @@ def test_opening_computes_nothing(loaded: Any, library: Library, finder: Path) -
         book = one.open(note())
         assert (book.index, book.prefilled, book.entry, book.read_s) == (None, None, None, 0)
         assert seen.told == ["unread"]
-        assert one.ask(QUESTION, [book]).text
+        assert one.answers_unread
+        assert (book.read, one.ask(QUESTION, [book]).read) == (False, False)
         assert library.entries() == []
         made = one.ingest(note())
+        assert (made.read, one.ask(QUESTION, [made]).read) == (True, True)
+        assert not one.ask(QUESTION, [made, one.open(note(MORE))]).read
         found = one.open(note())
         assert torch.equal(index_of(found), index_of(made))
     needs = ["selector.name=topk", "score.name=sum", "answer.from=rows"]
     with Esa(loaded, preset.load("tiny-random", needs)) as rows:
+        assert not rows.answers_unread
         assert rows.open(note()).prefilled is not None, "it cannot be asked without"
 
 

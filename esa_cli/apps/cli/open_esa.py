@@ -29,10 +29,14 @@ WORTH_REMEMBERING = 2048
 
 
 class PrefillDisplay(IngestEvents):
-    """Shows what is read, with a bar; keeps the speed for the next estimate."""
+    """Shows what is read, with a bar; keeps the speed for the next estimate.
 
-    def __init__(self, planner: Planner, reporter: Reporter) -> None:
-        self.planner, self.reporter = planner, reporter
+    Args:
+        reads_later: what is opened unread is read after a first answer, which then says so.
+    """
+
+    def __init__(self, planner: Planner, reporter: Reporter, reads_later: bool = False) -> None:
+        self.planner, self.reporter, self.reads_later = planner, reporter, reads_later
         self._bar: Any = None
         self._show: Any = None
         self._plan: Any = None
@@ -47,7 +51,8 @@ class PrefillDisplay(IngestEvents):
         self._missing(book.document)
 
     def unread(self, document: Document, tokens: int) -> None:
-        self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
+        if not self.reads_later:
+            self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
         self._missing(document)
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
@@ -93,6 +98,7 @@ def opened(
     rows: str = "int8",
     library: Library | None = None,
     reader: ReaderChoice | None = None,
+    reads_later: bool = False,
 ) -> Iterator[Esa]:
     """A loaded model that finds documents in the user's library.
 
@@ -100,6 +106,7 @@ def opened(
         keep: whether what is not there is stored there; see `Preflight.keeps`. rows: how; see
             `api.Esa`.
         library: another than the user's. reader: another model that words the answers.
+        reads_later: see `PrefillDisplay`.
 
     Raises:
         UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
@@ -119,7 +126,7 @@ def opened(
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
-    library, display = library or Library(), PrefillDisplay(ready.planner, reporter)
+    library, display = library or Library(), PrefillDisplay(ready.planner, reporter, reads_later)
     kept = ready.keeps(keep)
     if kept and keep is None and not library.writable:
         reporter.warn(f"esa: what is read is not kept: {library.root} cannot be written")

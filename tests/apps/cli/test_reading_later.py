@@ -33,7 +33,7 @@ GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 QUESTION = "When does the gate open?"
 ASK = ("ask", "gate.txt", QUESTION)
-NOT_YET = "the document has not been read yet"
+NOT_YET = "esa: not read yet: gate.txt. This answer was found by words alone; reading now"
 Run = Callable[..., Result]
 
 
@@ -114,6 +114,7 @@ def test_the_answer_comes_at_once_and_again_after_reading(
     assert len(place) == 1
     assert [n < place[0] for n in passages] == [True] * 3 + [False] * 3
     assert place[0] < marked < passages[3]
+    assert "asked without being read" not in done.err
     assert "reading" in "".join(said[place[0] + 1 : marked])
     assert "tokens read in" in said[-2]
     assert said[-1] == "esa: wrote page.html"
@@ -209,7 +210,7 @@ def test_of_several_documents_those_are_read_that_have_not_been(
     assert run("ingest", "boat.txt").code == 0
     answers(monkeypatch, "At nine.")
     done = run("ask", "gate.txt", "boat.txt", QUESTION, "--no-keep")
-    assert "1 of 2 documents have not been read yet" in done.err
+    assert "esa: not read yet: 1 of 2 documents." in done.err
     assert done.out.splitlines()[1:] == ["At nine."]
     assert len(Library().entries()) == 1
     assert done.err.count("reading 1,") == 1

@@ -36,6 +36,7 @@ def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
     }  # fmt: skip
     assert choice.message.found is True
     assert (choice.message.answered_from, choice.message.quotation) == ("rows", None)
+    assert choice.message.read is True
     assert asker.calls[0]["books"] == ["alpha"]
     assert live.notes == ["4 tokens answered in 0.2 s"]
 

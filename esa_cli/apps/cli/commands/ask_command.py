@@ -91,12 +91,12 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
 
     library = Library()
     sources = _check_room(request, ready, found.documents, library)
+    later = ready.index is not None and ways.answers_first
     with opened(
         ready, request.model, reporter,
-        keep=ways.keep, library=library, reader=reader,
+        keep=ways.keep, library=library, reader=reader, reads_later=later,
     ) as esa:  # fmt: skip
         timing.load_s = timing.lap()
-        later = ready.index is not None and ways.answers_first
         make = esa.open if later or ways.read == "never" else esa.ingest
         books = [make(source) for source in sources]
         if ways.library:

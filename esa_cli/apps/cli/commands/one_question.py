@@ -57,12 +57,11 @@ class OneQuestion:
             read: reads the books. kept: what is read is stored.
         """
         reply, reporter = self._streamed(books), self.reporter
-        unread = sum(not book.read for book in books)
-        what = "the document has" if len(books) == 1 else f"{unread} of {len(books)} documents have"
-        reporter.note(
-            f"esa: {what} not been read yet: this answer was found by words alone. Reading now, "
-            "for a better one; Ctrl-C keeps this one",
-            dim=False,
+        unread = [book.document.name for book in books if not book.read]
+        which = unread[0] if len(books) == 1 else f"{len(unread)} of {len(books)} documents"
+        reporter.warn(  # with --quiet, too: the command goes on for minutes
+            f"esa: not read yet: {which}. This answer was found by words alone; reading now, "
+            "Ctrl-C keeps it"
         )
         try:
             self.timing.lap()
