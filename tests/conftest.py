@@ -7,6 +7,7 @@ loads this file too, and needs none of it.
 from __future__ import annotations
 
 import functools
+import itertools
 import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = 61
 SEED = 1234
+LIBRARIES = itertools.count()
 
 ModelFactory = Callable[..., "PreTrainedModel"]
 
@@ -110,6 +112,13 @@ def once() -> Iterator[None]:
         patch.setattr(app, "command", functools.cache(app.command))
         patch.setattr(plan, "_PROBE_S", 0.001)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_library(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands keep what a preset's finder reads: a library of the test's own, made when used."""
+    root = tmp_path_factory.getbasetemp() / f"library-{next(LIBRARIES)}"
+    monkeypatch.setenv("ESA_LIBRARY", str(root))
 
 
 @pytest.fixture(autouse=True)
