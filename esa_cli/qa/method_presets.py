@@ -14,6 +14,9 @@ from esa_cli.system.registry import nearest
 
 AS_IS = "preset"
 """The name of the method that is the preset itself."""
+FROM_TEXT = "text"
+"""The name, where methods are compared, of answers from text with the preset's settings `answer`;
+`preset` is its selector over stored rows there."""
 
 
 def base_of(preset: Preset, length: int = 0) -> Base:
@@ -55,6 +58,29 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
 def named(name: str, preset: Preset, length: int = 0) -> Preset:
     """The preset as it is for the name `preset`, else as `apply`."""
     return preset if name == AS_IS else apply(name, preset, length)
+
+
+def compared(name: str, preset: Preset, length: int = 0) -> Preset:
+    """As `named`; the preset as it is also for the name `text`.
+
+    Raises:
+        UsageError: the preset answers from rows, or there is no such method. PluginError,
+            PresetError.
+    """
+    if name != FROM_TEXT:
+        return named(name, preset, length)
+    if preset.answer.source != "text":
+        raise UsageError(
+            f"method {name!r} must be with a preset that answers from text, got "
+            f"{preset.name} with answer.from = {preset.answer.source}",
+            "add --set answer.from=text, or name another method",
+        )
+    return preset
+
+
+def compared_by_default(preset: Preset) -> tuple[str, ...]:
+    """The methods of a comparison that names none."""
+    return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
 def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:

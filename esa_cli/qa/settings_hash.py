@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import Any
 
 from esa_cli.methods.source_hashes import PARTS, contents, sources
+from esa_cli.qa.adapter_files import adapter_folder, finder_folder
+from esa_cli.qa.method_presets import FROM_TEXT
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.system.text import text_digest
+
+
+def method_hash(name: str, preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
+    """Of a method that is compared with others, by its name and preset; see `settings_hash`."""
+    return text_settings_hash(preset) if name == FROM_TEXT else settings_hash(preset, without)
+
+
+def text_settings_hash(preset: Preset) -> str:
+    """Of a preset that answers from text, and of the files of its adapter and finder.
+
+    Raises:
+        PresetError: one of them is missing.
+    """
+    answer, hashes = preset.answer, {}
+    for name, folder in ((answer.adapter, adapter_folder), (answer.finder, finder_folder)):
+        for path in [] if name is None else sorted(folder(name).iterdir()):
+            if path.suffix in (".json", ".safetensors"):
+                hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
+    facts = {**preset.model_dump(mode="json", exclude={"name", "description"}), "files": hashes}
+    return text_digest(json.dumps(facts, sort_keys=True))[:16]
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:

@@ -46,6 +46,14 @@ class TextReplies:
             session.model, session.tokenizer, session.preset, session.prompt, encoder
         )
 
+    def prepare(self, books: Sequence[PlacedBook]) -> None:
+        """Makes the finder of these books, which the next question about them uses."""
+        self._answers.finder(books)
+
+    def check(self, question: str, max_new_tokens: int) -> None:
+        """Checks a question without a document. Raises UsageError, LengthError: as `ask`."""
+        self._answers.check(question, max_new_tokens)
+
     def ask(
         self,
         question: str,

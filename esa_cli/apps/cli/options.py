@@ -61,6 +61,14 @@ Methods = Annotated[
         "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
     ),
 ]
+MethodsOrDefault = Annotated[
+    str | None,
+    typer.Option(
+        "--methods",
+        help="Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
+        "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
+    ),
+]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-new-tokens", min=1, help="The longest answer, in tokens.")
 ]
@@ -197,6 +205,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def names(text: str) -> tuple[str, ...]:
     """Names with commas between them, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def compared_methods(text: str | None, chosen: LoadedPreset) -> tuple[str, ...]:
+    """The methods to compare: those that are named, else the preset's own."""
+    from esa_cli.qa.method_presets import compared_by_default
+
+    return compared_by_default(chosen) if text is None else names(text)
 
 
 def confirm_removal(kind: str, what: str, yes: bool) -> None:

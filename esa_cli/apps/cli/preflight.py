@@ -4,7 +4,7 @@ that documents will take."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,24 @@ class KnownModel:
 
         for chosen in presets:
             self.planner(resolve(chosen)).check(tokens)
+
+    def check_methods(self, methods: Mapping[str, Preset], tokens: int) -> None:
+        """As `check` for methods by name; for `text`, with what is read for the finder alone.
+
+        Raises:
+            ResourceError. PresetError, ModelError: adapter or finder is missing.
+        """
+        from esa_cli.qa.adapter_files import check_adapter
+        from esa_cli.qa.finding.load_encoder import index_sizes
+        from esa_cli.qa.method_presets import FROM_TEXT
+        from esa_cli.qa.resolved_preset import resolve
+
+        self.check([one for name, one in methods.items() if name != FROM_TEXT], tokens)
+        if chosen := methods.get(FROM_TEXT):
+            check_adapter(chosen.answer)
+            index = index_sizes(chosen.answer)
+            if index is not None or chosen.answer.needs_rows:
+                self.planner(resolve(chosen), index).check(tokens)
 
     def load(self, reporter: Reporter) -> models.LoadedModel:
         """The model and its tokenizer; its config.json is checked first, for loading takes minutes.

@@ -1,7 +1,7 @@
-"""Asks a session a record's question with the prompt of the benchmark's official code.
+"""Asks a session a record's question: over rows with the prompt of the benchmark's official code,
+or from text.
 
-The record's prompt replaces the preset's; decoding is greedy. Consecutive records with the same
-document share one prefill.
+Decoding is greedy. Consecutive records with the same document share one prefill.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from esa_cli.evaluation.bench.bench_record import BenchRecord
 from esa_cli.evaluation.bench.bench_runner import BenchReply
+from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.preset import Preset, Prompt
 from esa_cli.system.progress import Progress
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RecordAsker:
-    """Answers records with one method.
+    """Answers records with one method; the record's prompt replaces the preset's.
 
     Args:
         preset: the method. reading: called before a prefill; returns progress(done, all).
@@ -56,3 +57,26 @@ class RecordAsker:
         margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
         tokens = self.session.document_tokens + answer.question_tokens
         return BenchReply(margin + answer.text, tokens)
+
+
+@dataclass
+class TextRecordAsker:
+    """Answers records from text. The question is all that the benchmark puts behind its document;
+    what it puts before it, and the first words of an answer, are not given.
+
+    Args:
+        reading: called before a text is read; returns progress(done, all).
+    """
+
+    asker: TextAsker
+    reading: Callable[[BenchRecord], Progress | None]
+    _read: str | None = field(default=None, init=False)
+
+    def __call__(self, record: BenchRecord) -> BenchReply:
+        self.asker.check(record.question, record.longest)
+        if record.document != self._read:
+            self._read = None
+            self.asker.read(record.document, self.reading(record))
+            self._read = record.document
+        reply = self.asker.ask(record.question, record.longest, temperature=0.0)
+        return BenchReply(reply.text, len(self.asker.book.spans) + reply.question_tokens)

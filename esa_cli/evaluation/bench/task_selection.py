@@ -12,7 +12,7 @@ from esa_cli.evaluation.bench.bench_record import Benchmark, BenchRecord
 from esa_cli.methods import recipes
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
-from esa_cli.qa.settings_hash import settings_hash
+from esa_cli.qa.settings_hash import method_hash
 from esa_cli.system.registry import nearest
 
 
@@ -36,9 +36,10 @@ class TaskSelection:
         """Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
 
-    def settings(self, preset: Preset) -> str:
-        """The hash of a method's settings without the prompt, which is the benchmark's."""
-        return settings_hash(preset, ("name", "description", "prompt", "generation"))
+    def settings(self, method: str, preset: Preset) -> str:
+        """The hash of a method's settings, over rows without the prompt, which is the
+        benchmark's."""
+        return method_hash(method, preset, ("name", "description", "prompt", "generation"))
 
     def survey(self) -> RecordPlaces:
         """Reads every line once, so that an invalid one is found before any question is asked.
@@ -106,7 +107,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
 
     if not methods:
         raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
-    made = {name: method_presets.named(name, base, length) for name in methods}
+    made = {name: method_presets.compared(name, base, length) for name in methods}
     for preset in made.values():
         resolve(preset)
     return made

@@ -13,6 +13,7 @@ from esa_cli.attention.trace import ChunkTrace
 from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.shared_prefill import read_for
+from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.evidence import heaviest
 from esa_cli.qa.preset import Preset
@@ -108,6 +109,9 @@ def compare(
         document = Document("", text, source="", encoding="", bytes=0)
         book = PlacedBook(document, spans, range(head, head + len(spans)))
         for group in groups:
+            if group.text:
+                out.append(_from_text(session, group, text, question, count, reading, most))
+                continue
             session.clear()
             session.use(group.presets[0])
             read = read_for(session, preset, group, text, reading(group.names))
@@ -129,3 +133,29 @@ def compare(
                     )
                 )
     return out
+
+
+def _from_text(
+    session: Session,
+    group: MethodGroup,
+    text: str,
+    question: str,
+    count: int,
+    reading: Callable[[Sequence[str]], Progress],
+    most: int | None,
+) -> MethodAnswer:
+    """The answer from text, its passages with their share of all that were read again."""
+    asker = TextAsker(session, group.presets[0])
+    read = asker.read(text, reading(group.names))
+    reply = asker.ask(question, most)
+    return MethodAnswer(
+        group.names[0],
+        reply.text,
+        read,
+        group.shared,
+        reply.first_token_s,
+        reply.total_s,
+        asker.nbytes,
+        peak_memory(str(session.model.device)),
+        [SelectedPassage(one.start, one.end, one.weight) for one in reply.evidence[:count]],
+    )

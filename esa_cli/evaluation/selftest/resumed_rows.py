@@ -13,7 +13,7 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.qa.preset import Preset
-from esa_cli.qa.settings_hash import settings_hash
+from esa_cli.qa.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.text import text_digest
 
@@ -33,7 +33,7 @@ def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -
     if not journal.rows:
         return
     made = groups(settings, preset, max(settings.lengths))
-    now = {name: "shared" if group.shared else "own" for group in made for name in group.names}
+    now = {name: group.reading for group in made for name in group.names}
     for row in journal.rows:
         name, before = row["method"], row.get("reading")
         if not row.get("dense") and now.get(name, before) != before:
@@ -70,7 +70,7 @@ class ResumedRows:
         """True if the journal has this row. Raises UsageError: it has one by other settings."""
         fields = self.key_fields(method, question)
         row = self.journal.find(fields)
-        if row is not None and row.get("settings") != settings_hash(preset):
+        if row is not None and row.get("settings") != method_hash(method, preset):
             raise self._other(f"by other settings of {method}")
         return row is not None
 

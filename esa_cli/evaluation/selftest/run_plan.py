@@ -30,7 +30,8 @@ class SelftestSettings:
     """The options of a self-test.
 
     Args:
-        tests, methods: names; the method `preset` is the preset as it is.
+        tests, methods: names; the method `preset` is the preset's own selector over stored rows,
+            `text` its answers from text.
         lengths: tokens of each document; the test `own` has one length, its text's.
         depths: shares of the document; None: even ones.
         samples: questions for each test and length, as far as the test has them.
@@ -51,12 +52,23 @@ class SelftestSettings:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods over one prefill. shared: it attends to I and L only, not by a method's own rule."""
+    """Methods over one prefill.
+
+    Args:
+        shared: it attends to I and L only, not by a method's own rule. dense: the ceiling.
+        text: answers from text; there is no prefill, and a text is read for the finder alone.
+    """
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
     shared: bool
     dense: bool = False
+    text: bool = False
+
+    @property
+    def reading(self) -> str:
+        """What a row says of it."""
+        return "text" if self.text else "shared" if self.shared else "own"
 
 
 def _full(name: str, made: Preset) -> bool:
@@ -72,7 +84,10 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        made = method_presets.named(name, preset, length)
+        made = method_presets.compared(name, preset, length)
+        if name == method_presets.FROM_TEXT:
+            alone.append(MethodGroup((name,), (made,), shared=False, text=True))
+            continue
         method = resolve(made).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.

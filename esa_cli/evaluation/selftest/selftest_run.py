@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, recall_fields
-from esa_cli.evaluation.selftest.preconditions import all_in_view, askable
+from esa_cli.evaluation.selftest.preconditions import all_in_view, askable, askable_from_text
 from esa_cli.evaluation.selftest.resumed_rows import ResumedRows
 from esa_cli.evaluation.selftest.run_plan import (
     MethodGroup,
@@ -22,16 +21,16 @@ from esa_cli.evaluation.selftest.run_plan import (
     groups,
     prompted,
 )
+from esa_cli.evaluation.selftest.sample_questions import Ask, RowQuestions, TextQuestions
 from esa_cli.evaluation.selftest.selftest_documents import SelftestDocuments
 from esa_cli.evaluation.selftest.shared_prefill import read_for
-from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.haystack_text import Haystack
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
+from esa_cli.evaluation.tasks.task_sample import TaskSample
+from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
-from esa_cli.qa.settings_hash import settings_hash
+from esa_cli.qa.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
-from esa_cli.system.text import text_digest
 
 
 class SelftestEvents(Protocol):
@@ -68,6 +67,7 @@ class SelftestRun:
     until: float | None = None
     stopped: bool = field(default=False, init=False)
     documents: SelftestDocuments = field(init=False)
+    _text: TextAsker | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.documents = SelftestDocuments(self.settings, self.haystack, self._size)
@@ -94,11 +94,13 @@ class SelftestRun:
         """Builds each method and each test's first document once, so that mistakes come before the
         first long prefill."""
         methods: dict[int, list[Preset]] = {}
+        text = False
         for test in self.settings.tests:
             for length in self.documents.lengths(test):
                 if length not in methods:
                     made = groups(self.settings, self.preset, length)
-                    methods[length] = [preset for group in made for preset in group.presets]
+                    methods[length] = [p for group in made if not group.text for p in group.presets]
+                    text = any(group.text for group in made)
         for length, presets in methods.items():
             for preset in presets:
                 session.use(preset)
@@ -110,6 +112,13 @@ class SelftestRun:
                 sample = next(self.documents.samples(test, length), None)
                 if sample is not None:
                     askable(session, sample, methods[length])
+                    if text:
+                        askable_from_text(self._asker(session), sample)
+
+    def _asker(self, session: Session) -> TextAsker:
+        if self._text is None:
+            self._text = TextAsker(session, self.preset)
+        return self._text
 
     def _work(self, test: str) -> Iterator[tuple[int, MethodGroup]]:
         if self.settings.dense:
@@ -147,21 +156,21 @@ class SelftestRun:
             )
             return
         seconds = self._read(session, sample, group)
-        if not group.dense and (note := all_in_view(session.document_tokens, group.presets)):
+        selective = not group.dense and not group.text
+        if selective and (note := all_in_view(session.document_tokens, group.presets)):
             self.listener.note(f"{sample.test}: {note}")
-        spans = session.prompt.offsets(sample.text)
-        head = len(session.prompt.head())
-        using = None
+        ask: Ask
+        if group.text:
+            ask = TextQuestions(self._asker(session), sample)
+        else:
+            ask = RowQuestions(session, sample)
         for name, preset, question in todo:
             if self._late():
                 return
-            if using != name:
-                session.use(prompted(preset, sample))
-                using = name
-            row = self._ask(session, sample, question, spans, head)
+            row = ask(preset, question)
             row |= {**kept.key_fields(name, question), "dense": group.dense}
-            row["settings"] = settings_hash(preset)
-            row["reading"] = "shared" if group.shared else "own"
+            row["settings"] = method_hash(name, preset)
+            row["reading"] = group.reading
             row["time"]["read_s"] = round(seconds, 2)
             self.journal.add(row)
             self.listener.row(row)
@@ -179,46 +188,10 @@ class SelftestRun:
         return len(prompt.document(sample.text)) + longest <= self.preset.context
 
     def _read(self, session: Session, sample: TaskSample, group: MethodGroup) -> float:
-        session.clear()
-        session.use(prompted(group.presets[0], sample))
         total = self._size(sample.text)
         progress = self.listener.reading(sample.test, sample.length, group.names, total)
+        if group.text:
+            return self._asker(session).read(sample.text, progress)
+        session.clear()
+        session.use(prompted(group.presets[0], sample))
         return read_for(session, self.preset, group, sample.text, progress)
-
-    def _ask(
-        self,
-        session: Session,
-        sample: TaskSample,
-        question: TaskQuestion,
-        spans: Sequence[tuple[int, int]],
-        head: int,
-    ) -> dict[str, Any]:
-        recall = NeedleRecall()
-        answer = session.ask(
-            question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
-        )
-        facts = [sample.facts[i] for i in question.facts]
-        places = [positions(spans, fact.start, fact.end, head) for fact in facts]
-        shares = recall.shares(places) if places else []
-        score = find_task(sample.test).score(question, question.prime + answer.text)
-        return {
-            # The mean depth of several facts would be a depth without a fact.
-            "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
-            "before": session.tokenizer.decode(session.prompt.head()),
-            "prompt": session.prompt.text(question.text, question.prime),
-            "document": text_digest(sample.text)[:16],
-            "answer": answer.text,
-            "expected": list(question.answers),
-            "score": round(score, 4),
-            **recall_fields(score, shares),
-            "tokens": {
-                "document": session.document_tokens,
-                "question": answer.question_tokens,
-                "answer": answer.answer_tokens,
-                "in_view": recall.in_view(),
-            },
-            "time": {
-                "ask_s": round(answer.total_s, 3),
-                "first_token_s": round(answer.first_token_s, 3),
-            },
-        }

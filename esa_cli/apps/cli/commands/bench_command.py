@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
+    from esa_cli.evaluation.bench.bench_runner import BenchReply
     from esa_cli.evaluation.bench.task_selection import TaskSelection
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
@@ -48,7 +49,7 @@ def bench(
     data: Data = None,
     download: Download = False,
     tasks: Tasks = None,
-    methods: options.Methods = "preset",
+    methods: options.MethodsOrDefault = None,
     limit: Limit = None,
     time_limit: options.TimeLimit = None,
     out: options.Out = None,
@@ -71,7 +72,8 @@ def bench(
         raise UsageError(f"{name} needs its files: --data DIR", hint)
     _check_files(out, markdown, data)
     chosen = model.load_preset()
-    request = BenchRequest(name, chosen, methods, model, time_limit, out, markdown, as_json)
+    names = options.compared_methods(methods, chosen)
+    request = BenchRequest(name, chosen, names, model, time_limit, out, markdown, as_json)
     try:
         if download:
             _download(name, benchmark, data, reporter)
@@ -122,12 +124,12 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
         reporter.note(f"esa: left out, their files are not in {order.folder}: {left}")
     survey = order.survey()
     reporter.stage("import", 0, None)
-    made = presets(request.preset, options.names(request.methods), survey.length)
+    made = presets(request.preset, request.methods, survey.length)
     place = ModelPlace.of(request.model)
     journal = _journal(request, order, made, header(request, survey.length, place), reporter)
     known = inspect_model(request.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
-    known.check(made.values(), known.count_tokens(max(texts, key=len, default="")))
+    known.check_methods(made, known.count_tokens(max(texts, key=len, default="")))
     left_out: list[bench_table.NoRoom] = []
     show = partial(
         bench_table.show, order, journal, request.preset, left_out,
@@ -172,7 +174,7 @@ def _journal(
     if journal.rows:
         for record in order.records():
             for method, preset in made.items():
-                runner.has_answer(record, method, order.settings(preset), journal)
+                runner.has_answer(record, method, order.settings(method, preset), journal)
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     return journal
 
@@ -196,8 +198,10 @@ def _ask(
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.apps.cli.commands.bench_output import NoRoom
     from esa_cli.evaluation.bench.bench_runner import run as ask_all
-    from esa_cli.evaluation.bench.session_asker import RecordAsker
+    from esa_cli.evaluation.bench.session_asker import RecordAsker, TextRecordAsker
+    from esa_cli.evaluation.text_asker import TextAsker
     from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.qa.method_presets import FROM_TEXT
     from esa_cli.qa.session import Session
 
     with quiet_transformers():
@@ -215,11 +219,16 @@ def _ask(
                 reporter.settle()
                 reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
 
-            asker = RecordAsker(session, preset, reading)
+            asker: Callable[[BenchRecord], BenchReply] = (
+                TextRecordAsker(TextAsker(session, preset), reading)
+                if method == FROM_TEXT
+                else RecordAsker(session, preset, reading)
+            )
             score = order.benchmark.score
             if not ask_all(
                 order.records(), asker, score, journal,
-                method=method, settings=order.settings(preset), until=until, on_left_out=no_room,
+                method=method, settings=order.settings(method, preset), until=until,
+                on_left_out=no_room,
             ):  # fmt: skip
                 return False
     return True

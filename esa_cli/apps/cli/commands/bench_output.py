@@ -119,9 +119,14 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
+    from esa_cli.qa.method_presets import FROM_TEXT
     from esa_cli.qa.resolved_preset import resolve
 
-    plain = {name: resolve(preset).method.window.dense_below for name, preset in made.items()}
+    plain = {
+        name: resolve(preset).method.window.dense_below
+        for name, preset in made.items()
+        if name != FROM_TEXT
+    }
     asked = [row for row in journal.rows if row["method"] in plain]
     short = sum(row["tokens"] <= plain[row["method"]] for row in asked)
     if short:

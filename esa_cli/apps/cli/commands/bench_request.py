@@ -24,7 +24,7 @@ class BenchRequest:
 
     name: str
     preset: Preset
-    methods: str
+    methods: tuple[str, ...]
     model: ModelOptions
     minutes: float | None
     out: Path | None

@@ -80,12 +80,17 @@ def _results(
     from esa_cli.evaluation.selftest.preconditions import all_in_view
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
     from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.qa.method_presets import FROM_TEXT
 
     ready = prepare(chosen, model, reporter)
     tokens = ready.model.count_tokens(text)
     grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
-    ready.model.planner(ready.resolved).check(tokens)
-    if note := all_in_view(tokens, [one for group in grouped for one in group.presets]):
+    rows = [one for group in grouped if not group.text for one in group.presets]
+    if rows:
+        ready.model.planner(ready.resolved).check(tokens)
+    if len(rows) < len(names):
+        ready.model.check_methods({FROM_TEXT: chosen}, tokens)
+    if note := all_in_view(tokens, rows):
         reporter.note(f"esa: {note}", dim=False)
 
     def reading(names: Sequence[str]) -> Progress:

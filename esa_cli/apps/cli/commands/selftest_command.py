@@ -64,7 +64,7 @@ def selftest(
     lengths: Lengths = None,
     depths: Depths = None,
     samples: Samples = 8,
-    methods: options.Methods = "preset",
+    methods: options.MethodsOrDefault = None,
     seed: Seed = 0,
     haystack: HaystackFile = None,
     reading: Reading = "shared",
@@ -91,10 +91,11 @@ def selftest(
 
     if length and lengths:
         raise UsageError("--len and --lens are both given", "--lens takes one or several")
+    chosen = model.load_preset()
     given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
     settings = SelftestSettings(
         tests=options.names(test),
-        methods=options.names(methods),
+        methods=options.compared_methods(methods, chosen),
         lengths=tuple(dict.fromkeys(given)),
         depths=parse_depths(depths),
         samples=samples,
@@ -106,12 +107,12 @@ def selftest(
     reporter = Reporter(quiet)
     request = SelftestRequest(settings, model, haystack, time_limit, out, report, png, as_json)
     try:
-        _run(request, reporter)
+        _run(request, chosen, reporter)
     finally:
         reporter.settle()
 
 
-def _run(request: SelftestRequest, reporter: Reporter) -> None:
+def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     """Runs the tests and prints the scores; after an error those that were measured before it.
 
     Raises:
@@ -128,7 +129,6 @@ def _run(request: SelftestRequest, reporter: Reporter) -> None:
     from esa_cli.system.jsonl import Journal
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
-    chosen = request.model.load_preset()
     hay = check(request, chosen)
     reporter.stage("import", 0, None)
     place = ModelPlace.of(request.model)
@@ -189,6 +189,7 @@ def _look(
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
         lengths.append(model.count_tokens(haystack.text))
-    made = [method_presets.named(name, chosen, max(lengths)) for name in settings.methods]
-    model.check(made, max(lengths))
+    longest = max(lengths)
+    made = {n: method_presets.compared(n, chosen, longest) for n in settings.methods}
+    model.check_methods(made, longest)
     return model

@@ -57,6 +57,7 @@ def _readings(rows: Sequence[dict[str, Any]]) -> list[str]:
     rules = {
         "shared": "first and local tokens of the preset",
         "own": "by its own rule",
+        "text": "for the finder alone",
     }
     out = []
     for reading, rule in rules.items():

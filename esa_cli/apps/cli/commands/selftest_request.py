@@ -47,8 +47,7 @@ def check(request: SelftestRequest, chosen: Preset) -> Haystack:
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
-        if name != "preset":
-            method_presets.apply(name, chosen, max(settings.lengths))
+        method_presets.compared(name, chosen, max(settings.lengths))
     if "own" in settings.tests and request.haystack is None:
         raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
     _check_files(request)

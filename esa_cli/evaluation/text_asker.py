@@ -1,0 +1,102 @@
+"""Questions about one text, answered from text as `esa ask` does with the same preset.
+
+The text is read for the preset's finder; without one it is not read. KV rows are computed only
+where the preset has the retrieval heads vote (`answer.votes`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from esa_cli.documents.document import Document
+from esa_cli.qa.books import Book, PlacedBook, place_books
+from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.ingest import DocumentIngest
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.reply import Evidence, Reply
+from esa_cli.qa.session import Session
+from esa_cli.qa.text_reply import TextReplies
+from esa_cli.system.progress import Progress
+
+
+class TextAsker:
+    """Asks about one text after the other.
+
+    Args:
+        session: what it has cached is dropped. preset: answers from text.
+
+    Raises:
+        PresetError, ModelError: adapter or finder is missing, or of another model.
+    """
+
+    def __init__(self, session: Session, preset: Preset) -> None:
+        self.session, self.preset = session, preset
+        self._begin()
+        encoder = load_encoder(preset.answer, session.model, session.tokenizer)
+        self._replies = TextReplies(session, None, encoder)
+        self._ingest = DocumentIngest(session, encoder=encoder)
+        self._book: Book | None = None
+
+    @property
+    def book(self) -> Book:
+        """The text as it was read last."""
+        assert self._book is not None, "read a text first"
+        return self._book
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept of the text: its token index, and rows where the heads vote."""
+        index = self.book.index
+        return (0 if index is None else index.nbytes) + self.session.cache.nbytes
+
+    def check(self, question: str, longest: int) -> None:
+        """Checks a question before a text is read. Raises UsageError, LengthError: as `ask`."""
+        self._replies.check(question, longest)
+
+    def read(self, text: str, progress: Progress | None = None) -> float:
+        """Reads a text, and indexes its words; the seconds. Raises: what `progress` raises."""
+        started, self._book = time.perf_counter(), None
+        self._begin()
+        book = self._ingest.ingest(Document("", text, source="", encoding="", bytes=0), progress)
+        self._replies.prepare(place_books([book]))
+        if progress is not None and not book.read:
+            progress(len(book.spans), len(book.spans))
+        self._book = book
+        return time.perf_counter() - started
+
+    def ask(
+        self, question: str, longest: int | None = None, temperature: float | None = None
+    ) -> Reply:
+        """The reply, with every passage that was read again as its evidence, best first.
+
+        Args:
+            longest: new tokens of free text. None takes the preset's.
+
+        Raises:
+            UsageError: the question is empty. LengthError: it is too long.
+        """
+        books: list[PlacedBook] = place_books([self.book])
+        reply, _ = self._replies.ask(
+            question, books, self._open, max_new_tokens=longest, temperature=temperature,
+            evidence=sys.maxsize,
+        )  # fmt: skip
+        return reply
+
+    def tokens_of(self, passages: tuple[Evidence, ...]) -> int:
+        """Tokens of the passages."""
+        places = torch.tensor([(one.start, one.end) for one in passages]).reshape(-1, 2)
+        first, last = token_bounds(self.book.spans, places)
+        return int((last - first).sum())
+
+    def _begin(self) -> None:
+        self.session.clear()
+        self.session.use(self.preset)
+
+    def _open(self) -> None:
+        """Puts the rows into the session's cache."""
+        assert self.book.prefilled is not None
+        self.session.open([self.book.prefilled])

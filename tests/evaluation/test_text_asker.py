@@ -1,0 +1,309 @@
+"""The method `text` of self-tests, benchmarks and comparisons, with a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_rows import longbench_row, write
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa, fail
+from reader_models import wide_model
+
+from esa_cli import models
+from esa_cli.errors import LengthError, ResourceError, UsageError
+from esa_cli.evaluation.bench.bench_record import BenchRecord
+from esa_cli.evaluation.bench.session_asker import TextRecordAsker
+from esa_cli.evaluation.selftest.evidence_recall import covered, evidence_recall_fields
+from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
+from esa_cli.evaluation.tasks.task_sample import Fact
+from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.qa import method_presets, preset
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.prefill import Prefill
+from esa_cli.qa.reply import Evidence
+from esa_cli.qa.session import Session
+from esa_cli.qa.settings_hash import method_hash, settings_hash
+
+__all__ = ["cache", "esa", "surroundings"]  # fixtures
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+FROM_TEXT = ["answer.from=text", "answer.form=span", "answer.passages=4", "context=8192"]
+SMALL = [*TINY, "--no-dense", "--quiet", "--samples", "2"]
+TEXT = " ".join(f"In year {n} the mill ground {7 * n} sacks of rye." for n in range(1, 60))
+QUESTION = "How many sacks were ground in year 17?"
+
+
+@pytest.fixture(scope="module")
+def folder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a window of 8,192 tokens in `model`, and a finder of it in `finder`."""
+    made = tmp_path_factory.mktemp("models")
+    wide_model(made / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(cache))
+        host = models.load(str(made / "model"), device="cpu", dtype="float32")
+    finder = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    finder.save(made / "finder", "random:llama")
+    return made
+
+
+@pytest.fixture
+def session(folder: Path) -> Iterator[Session]:
+    host = models.load(str(folder / "model"), device="cpu", dtype="float32")
+    with Session(host.model, host.tokenizer, chosen(folder)) as made:
+        yield made
+
+
+@pytest.fixture
+def no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise AssertionError("rows are computed")
+
+    monkeypatch.setattr(Prefill, "begin", refuse)
+
+
+def chosen(folder: Path, *more: str) -> preset.Preset:
+    given = [f"model={folder / 'model'}", *FROM_TEXT, *more]
+    return preset.load("tiny-random", given)
+
+
+def words(folder: Path, finder: bool = True) -> list[str]:
+    given = [f"model={folder / 'model'}", *FROM_TEXT]
+    given += [f"answer.finder={folder / 'finder'}"] if finder else []
+    return [word for one in given for word in ("--set", one)]
+
+
+def evidence(start: int, end: int) -> Evidence:
+    return Evidence("", None, 1, None, start, end, "", 0.5)
+
+
+# The name
+
+
+def test_the_name_is_of_presets_that_answer_from_text(folder: Path) -> None:
+    made, rows = chosen(folder), preset.load("tiny-random")
+    assert method_presets.compared("text", made) is made
+    assert method_presets.compared("preset", made) is made
+    assert method_presets.compared("esa", made) == method_presets.apply("esa", made)
+    assert method_presets.compared_by_default(made) == ("preset", "text")
+    assert method_presets.compared_by_default(rows) == ("preset",)
+    with pytest.raises(UsageError, match=r"answers from text, got tiny-random") as error:
+        method_presets.compared("text", rows)
+    assert "answer.from=text" in error.value.hint
+
+
+def test_the_shipped_default_is_measured_both_ways() -> None:
+    assert method_presets.compared_by_default(preset.load()) == ("preset", "text")
+
+
+def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:
+    settings = SelftestSettings((), ("text", "preset"), (1000,))
+    made = groups(settings, chosen(folder), 1000)
+    assert [(group.names, group.reading) for group in made] == [
+        (("preset",), "own"),
+        (("text",), "text"),
+    ]
+
+
+def test_its_hash_is_of_answer_settings_and_files(folder: Path, tmp_path: Path) -> None:
+    made = chosen(folder, f"answer.finder={folder / 'finder'}")
+    other = chosen(folder, f"answer.finder={folder / 'finder'}", "answer.passages=5")
+    assert method_hash("text", made) != method_hash("text", other)
+    assert method_hash("preset", made) == method_hash("preset", other) == settings_hash(made)
+    copy = tmp_path / "finder"
+    copy.mkdir()
+    for path in (folder / "finder").iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    given = chosen(folder, f"answer.finder={copy}")
+    before = method_hash("text", given)
+    (copy / "maps.safetensors").write_bytes(b"trained on")
+    assert method_hash("text", given) != before
+
+
+# Recall
+
+
+@pytest.mark.parametrize(
+    ("passages", "share"),
+    [([], 0.0), ([(0, 15)], 0.5), ([(0, 15), (12, 18)], 0.8), ([(0, 100)], 1.0), ([(20, 30)], 0.0)],
+)
+def test_a_fact_is_covered_once(passages: list[tuple[int, int]], share: float) -> None:
+    fact = Fact("x" * 10, 10, 20, 0.5)
+    assert covered(fact, [evidence(*place) for place in passages]) == share
+
+
+def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
+    facts = [Fact("", 0, 10, 0.0), Fact("", 90, 100, 1.0)]
+    passages = [evidence(0, 10), evidence(20, 30), evidence(40, 50), evidence(85, 100)]
+    made = evidence_recall_fields(0.0, facts, passages)
+    assert made == {"recall": {"mean": 0.5, "read": 1.0}, "why": "selected, not used"}
+    assert evidence_recall_fields(1.0, facts, passages[:1])["why"] == "answered"
+    assert evidence_recall_fields(0.5, facts, passages[1:3])["why"] == "not selected"
+    assert evidence_recall_fields(1.0, [], passages) == {"recall": None, "why": None}
+
+
+# The asker
+
+
+def test_a_text_is_read_for_the_finder_and_no_rows_are(
+    session: Session, folder: Path, no_prefill: None
+) -> None:
+    asker = TextAsker(session, chosen(folder, f"answer.finder={folder / 'finder'}"))
+    told: list[tuple[int, int]] = []
+    assert asker.read(TEXT, lambda done, total: told.append((done, total))) > 0
+    tokens = len(asker.book.spans)
+    assert asker.book.index is not None
+    assert asker.book.index.shape == (tokens, 8)
+    assert asker.nbytes == asker.book.index.nbytes
+    assert told[-1] == (tokens, tokens)
+    reply = asker.ask(QUESTION, 8, temperature=0.0)
+    assert reply.answered_from == "text"
+    assert reply.read
+    assert len(reply.evidence) == 4
+    assert 0 < asker.tokens_of(reply.evidence) < tokens
+    assert reply.text in TEXT
+
+
+def test_without_a_finder_nothing_is_read(session: Session, folder: Path, no_prefill: None) -> None:
+    asker, told = TextAsker(session, chosen(folder)), list[tuple[int, int]]()
+    asker.read(TEXT, lambda done, total: told.append((done, total)))
+    assert asker.book.index is None
+    assert asker.nbytes == 0
+    assert told == [(len(asker.book.spans),) * 2], "progress ends"
+    first = asker.ask(QUESTION)
+    assert not first.read
+    assert any("year 17 the" in one.text for one in first.evidence)
+    asker.read(TEXT.replace("mill", "forge"))
+    assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
+
+
+def test_heads_that_vote_have_rows(session: Session, folder: Path) -> None:
+    asker = TextAsker(session, chosen(folder, "answer.votes=1.0"))
+    asker.read(TEXT)
+    assert asker.book.prefilled is not None
+    assert asker.ask(QUESTION).evidence
+    assert asker.nbytes == session.cache.nbytes > 0
+
+
+def test_a_question_without_room_is_found_before_reading(session: Session, folder: Path) -> None:
+    asker = TextAsker(session, chosen(folder))
+    asker.check(QUESTION, 8)
+    with pytest.raises(LengthError, match="a passage and the answer"):
+        asker.check("Who? " * 3000, 8)
+
+
+def test_a_benchmark_reads_a_document_once(session: Session, folder: Path) -> None:
+    asker = TextAsker(session, chosen(folder))
+    seen: list[str] = []
+
+    def reading(record: BenchRecord) -> None:
+        seen.append(record.id)
+
+    ask = TextRecordAsker(asker, reading)
+    made = [
+        BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
+        for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
+    ]
+    replies = [ask(record) for record in made]
+    assert seen == ["a", "c"]
+    assert replies[0].text in TEXT
+    assert replies[0].tokens > replies[2].tokens > 100
+
+
+# The commands
+
+
+def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill: None) -> None:
+    out = tmp_path / "rows.jsonl"
+    given = ["--methods", "text", *SMALL, *words(folder), "--out", str(out)]
+    done = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
+    assert done.code == 0, done.err
+    assert "reading: text (for the finder alone): text" in done.out
+    _, *rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert len(rows) == 8
+    for row in rows:
+        assert (row["method"], row["reading"], row["before"]) == ("text", "text", "")
+        assert 0 <= row["recall"]["mean"] <= row["recall"]["read"] <= 1
+        assert row["why"] in ("answered", "not selected", "selected, not used")
+        assert row["tokens"]["in_view"] > 0
+        assert row["memory"]["kept_bytes"] == 4 * 8 * row["tokens"]["document"]
+        assert row["memory"]["peak_bytes"] > 0
+        assert row["time"]["read_s"] > 0
+    again = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
+    assert again.code == 0, again.err
+    assert len(out.read_text("utf-8").splitlines()) == 9, "nothing is asked again"
+
+
+@pytest.mark.usefixtures("short_answers")
+@pytest.mark.parametrize("test", ["needles", "stars", "number", "kv", "niah"])
+def test_every_test_is_asked_from_text(esa: Esa, folder: Path, test: str) -> None:
+    given = [*SMALL, *words(folder, finder=False), "--set", "answer.form=auto", "--json"]
+    done = esa("selftest", test, "--len", "3k", "--methods", "text", *given)
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert rows
+    assert all(0 <= row["score"] <= 1 for row in rows)
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_it_is_measured_by_default_where_the_preset_answers_so(esa: Esa, folder: Path) -> None:
+    given = ["selftest", "passkey", "--len", "1200", *SMALL, "--json"]
+    done = esa(*given, *words(folder, finder=False))
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert [row["method"] for row in rows] == ["preset"] * 2 + ["text"] * 2
+    assert [row["reading"] for row in rows] == ["own"] * 2 + ["text"] * 2
+    assert all(row["memory"]["kept_bytes"] > 0 for row in rows[:2])
+    plain = esa(*given)
+    assert {row["method"] for row in json.loads(plain.out)["rows"]} == {"preset"}
+
+
+def test_mistakes_come_first(esa: Esa, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "load", lambda *given, **more: pytest.fail("a model is loaded"))
+    needle = ["selftest", "needle", "--len", "1k", "--methods", "text", *SMALL]
+    fail(esa(*needle), 2, "answers from text")
+    missing = [*words(folder), "--set", "answer.finder=/nowhere"]
+    fail(esa(*needle, *missing), 4, "answer.finder must be a folder")
+
+
+def test_a_length_whose_rows_do_not_fit_is_read_from_text(
+    esa: Esa, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "600MB")
+    given = ["selftest", "needle", "--len", "3m", *SMALL, *words(folder, finder=False)]
+    monkeypatch.setattr(models, "load", lambda *given, **more: pytest.fail("it fits"))
+    fail(esa(*given, "--methods", "preset"), ResourceError.exit_code, "memory")
+    with pytest.raises(pytest.fail.Exception, match="it fits"):
+        esa(*given, "--methods", "text")
+
+
+@pytest.mark.usefixtures("short_answers")
+def test_bench_measures_it(esa: Esa, folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "qasper.jsonl", [longbench_row("a"), longbench_row("b", input="Which gate?")])
+    given = ["longbench", "--data", str(tmp_path), *TINY, "--quiet", *words(folder), "--json"]
+    done = esa("bench", *given)
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert [(row["method"], row["id"]) for row in rows] == [
+        ("preset", "a"), ("preset", "b"), ("text", "a"), ("text", "b")
+    ]  # fmt: skip
+    assert all(0 <= row["score"] <= 1 for row in rows)
+    assert rows[0]["settings"] != rows[2]["settings"]
+
+
+def test_compare_shows_it_beside_rows(esa: Esa, folder: Path, tmp_path: Path) -> None:
+    book = tmp_path / "mill.txt"
+    book.write_text(TEXT, "utf-8")
+    given = ["compare", str(book), QUESTION, *TINY, "--quiet", *words(folder), "--json"]
+    done = esa(*given, "--methods", "preset,text", "--passages", "3")
+    assert done.code == 0, done.err
+    preset_row, text_row = json.loads(done.out)["methods"]
+    assert (preset_row["method"], text_row["method"]) == ("preset", "text")
+    assert len(text_row["passages"]) == 3
+    assert all(one["text"] in TEXT for one in text_row["passages"])
+    assert 0 < text_row["cache_bytes"] < preset_row["cache_bytes"]
+    alone = esa(*given, "--methods", "text")
+    assert alone.code == 0, alone.err
