@@ -222,6 +222,8 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
     done = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
     assert done.code == 0, done.err
     assert "reading: text (for the finder alone): text" in done.out
+    assert "passkey text: " in done.out
+    assert "of the facts in the first three passages" in done.out
     _, *rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert len(rows) == 8
     for row in rows:
@@ -250,9 +252,10 @@ def test_every_test_is_asked_from_text(esa: Esa, folder: Path, test: str) -> Non
 
 @pytest.mark.usefixtures("short_answers")
 def test_it_is_measured_by_default_where_the_preset_answers_so(esa: Esa, folder: Path) -> None:
-    given = ["selftest", "passkey", "--len", "1200", *SMALL, "--json"]
+    given = ["selftest", "passkey", "--len", "1200", *SMALL, "--json", "--report", "page.html"]
     done = esa(*given, *words(folder, finder=False))
     assert done.code == 0, done.err
+    assert "recall by layer" in Path("page.html").read_text("utf-8").lower()
     rows = json.loads(done.out)["rows"]
     assert [row["method"] for row in rows] == ["preset"] * 2 + ["text"] * 2
     assert [row["reading"] for row in rows] == ["own"] * 2 + ["text"] * 2

@@ -92,7 +92,7 @@ def _charts(summary: Summary, test: str) -> dict[str, Markup]:
 
 
 def _recall(summary: Summary, test: str) -> Chart | None:
-    cells = [cell for cell in summary.pooled if cell.test == test]
+    cells = [cell for cell in summary.pooled if cell.test == test and cell.layers]
     if not any(share is not None for cell in cells for share in cell.layers):
         return None
     series = {cell.method: cell.layers for cell in cells}

@@ -113,10 +113,18 @@ def reasons(summary: Summary) -> RenderableType:
 
 
 def layers(summary: Summary, width: int = 80) -> RenderableType:
-    """One bar a layer: the share of the fact's tokens that were in view, all lengths together."""
+    """One bar a layer: the share of the fact's tokens that were in view, all lengths together; for
+    answers from text, the share that was among the first passages."""
     cells = [cell for cell in summary.pooled if any(share is not None for share in cell.layers)]
+    passages = [
+        Text(look.printable(f"{cell.test} {cell.method}:") + " ")
+        .append(look.percent_sign(cell.recall), style="bold")
+        .append(" of the facts in the first three passages", style="dim")
+        for cell in summary.pooled
+        if cell not in cells and cell.recall is not None
+    ]
     if not cells:
-        return Text("recall by layer: not recorded", style="dim")
+        return Group(*(passages or [Text("recall by layer: not recorded", style="dim")]))
     names = [look.printable(f"{cell.test} {cell.method}") for cell in cells]
     side = min(max(map(cell_len, names)), 2 * NAME)
     room = max(1, width - side - 2 - 30)
@@ -130,7 +138,7 @@ def layers(summary: Summary, width: int = 80) -> RenderableType:
         lines.append(text.append(tail))
         if per > 1:
             lines.append(Text(f"{'':{side}} one bar is {per} layers", style="dim"))
-    return Group(*lines)
+    return Group(*lines, *passages)
 
 
 def sparkline(shares: Sequence[float | None], room: int) -> tuple[str, int]:
