@@ -175,7 +175,7 @@ def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
     assert words.find("pier", 4, reduced=reduced) == words.find("pier", 4)
 
 
-def test_a_quarter_of_the_passages_are_the_best_by_words() -> None:
+def test_one_passage_in_eight_is_the_best_by_words() -> None:
     text = FILLER + GATE + FILLER + "The skipper unlocks the way north at nine. " + FILLER
     spans = spans_of(text)
     torch.manual_seed(3)
@@ -186,5 +186,5 @@ def test_a_quarter_of_the_passages_are_the_best_by_words() -> None:
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
     found = PassageFinder([text], [spans], [keys]).find("Captain Ahab's gate?", 8, reduced=reduced)
     assert len(found) == 8
-    assert all(GATE.strip() not in shown(one, text) for one in found[:6])
-    assert GATE.strip() in shown(found[6], text)
+    assert all(GATE.strip() not in shown(one, text) for one in found[:7])
+    assert GATE.strip() in shown(found[7], text)
