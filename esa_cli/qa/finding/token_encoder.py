@@ -124,7 +124,8 @@ class TokenEncoder:
             for name, one in self.maps.items()
         }
         with replacing(folder / MAPS) as path:
-            save_file(tensors, path, metadata={"format": "pt", "finder": json.dumps(facts)})
+            # One key: the order of several would differ from file to file.
+            save_file(tensors, path, metadata={"finder": json.dumps(facts)})
 
     @property
     def dim(self) -> int:
