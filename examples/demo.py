@@ -63,8 +63,9 @@ def main() -> None:
     screen.print("getting the model (fetched once, then kept) ...")
     loaded = models.load(chosen.model)
     with quiet_transformers(), Esa(loaded, chosen) as esa:
+        screen.print("the model reads the chronicle once ...")
         book = esa.ingest(str(HERE / "chronicle.md"))
-        read = f"read in {book.read_s:.0f} s" if book.prefilled else "nothing is read in advance"
+        read = f"read in {book.read_s:.0f} s" if book.read else "nothing is read in advance"
         screen.print(f"{book.tokens:,} tokens; the model's window is {chosen.context:,}; {read}\n")
         for known in questions(given.count):
             ask(esa, book, known, screen)
