@@ -79,7 +79,7 @@ class AnswerSettings(BaseModel):
     unanswered: str = UNANSWERED
     adapter: str | None = None
     finder: str | None = None
-    words: float = Field(default=0.05, ge=0)
+    words: float = Field(default=0.15, ge=0)
     votes: float = Field(default=0.0, ge=0)
     prior: float = Field(default=1.0, ge=0)
     threshold: float | None = None
