@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from esa_cli.evaluation.reader_training.training_pairs import AnswerPair, Span, TrainingText
 from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.training.training_pairs import AnswerPair, Span, TrainingText
 from esa_cli.qa.finding.passage_finder import token_bounds
 
 CROP_TOKENS = (50, 120)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from esa_cli.evaluation.finder_training.finder_batches import FinderBatch, FinderBatches
 from esa_cli.evaluation.finder_training.passage_scores import crop_keys, late_interaction
-from esa_cli.evaluation.reader_training.training_checkpoint import TrainingState, adapter_tensors
-from esa_cli.evaluation.reader_training.training_steps import (
+from esa_cli.evaluation.training.training_checkpoint import TrainingState, adapter_tensors
+from esa_cli.evaluation.training.training_steps import (
     check_gradient,
     fixed_weights,
     make_trainable,

@@ -1,14 +1,10 @@
 """Training of a LoRA adapter with which a model quotes an answer from a passage, or says that the
 passage does not tell it.
 
-    training_pairs     questions with the offsets of answers and passages, and their texts
     reader_examples    one question with one passage: right ones, absent answers, wrong windows
     recurring_spans    cloze questions made from the texts
     example_batches    examples as token ids, in batches of about one length
     answer_logits      the model's logits where answers are
-    training_checkpoint  files from which training goes on
-    training_steps     learning rate, gradients
-    training_folder    where a training's files go
     reader_trainer     the loop
     reader_scores      what held-out texts score
     reader_run         one training from the folders to the adapter

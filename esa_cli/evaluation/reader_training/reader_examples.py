@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from esa_cli.evaluation.reader_training.training_pairs import AnswerPair, Span, TrainingText
 from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.training.training_pairs import AnswerPair, Span, TrainingText
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.sentence_windows import sentence_spans
 from esa_cli.qa.reading.passage_prompt import one_line

@@ -7,38 +7,23 @@ checkpoint, from which it goes on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
 from esa_cli.evaluation.reader_training.reader_scores import ReaderScores, score_text
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
-from esa_cli.evaluation.reader_training.training_checkpoint import (
-    FILE,
-    adapter_tensors,
-    load_checkpoint,
-    save_checkpoint,
-)
-from esa_cli.evaluation.reader_training.training_folder import (
-    check_folder,
-    finish_folder,
-    writing_folder,
-)
-from esa_cli.evaluation.reader_training.training_pairs import TrainingText
+from esa_cli.evaluation.training.training_pairs import TrainingText
+from esa_cli.evaluation.training.training_run import TrainingRun
 from esa_cli.models.load import LoadedModel
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import PassageReader
-from esa_cli.system.files import only_writer
-from esa_cli.version import __version__
 
-CHECKPOINT_S = 180.0
-"""Seconds between checkpoints."""
 RESULTS = ("adapter", CONFIG, WEIGHTS)
 """What a training makes, and its files."""
 
@@ -57,7 +42,7 @@ class RunEvents(Protocol):
 
 
 @dataclass(frozen=True)
-class ReaderRun:
+class ReaderRun(TrainingRun):
     """A model, what it is trained on, and where the adapter goes.
 
     Args:
@@ -73,26 +58,8 @@ class ReaderRun:
     settings: ReaderTrainingSettings
     every: float | None = None
 
-    def run(self, events: RunEvents, resume: bool = False) -> dict[str, Any]:
-        """Trains, scores and writes; returns what `training.json` has.
-
-        Raises:
-            KeyboardInterrupt: the checkpoint has all steps so far.
-            UsageError, DocumentError, ResourceError: as the checkpoint, the trainer and files.
-        """
-        with writing_folder(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        with only_writer(self.folder / FILE):
-            check_folder(self.folder, resume, *RESULTS)
-            kept, held_out = self._prepare(events)
-            trainer = self._trainer(kept)
-            if resume:
-                trainer.state = load_checkpoint(
-                    self.folder, adapter_tensors(trainer.adapter), trainer.optimiser, self._fixed()
-                )
-            with trainer.prepared():
-                self._train(trainer, held_out, events)
-            return self._finish(trainer)
+    results: ClassVar = RESULTS
+    budget: ClassVar = "examples"
 
     def _prepare(self, events: RunEvents) -> tuple[list[ExampleText], list[ExampleText]]:
         """The texts with their windows, wrong ones found."""
@@ -116,82 +83,17 @@ class ReaderRun:
         )  # fmt: skip
         return ReaderTrainer(self.loaded.model, batches, settings)
 
-    def _train(
+    def _write(self, trainer: ReaderTrainer) -> None:
+        trainer.adapter.save(self.folder, self.loaded.ref)
+
+    def _scores(
         self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: RunEvents
-    ) -> None:
-        saved, scored = time.monotonic(), trainer.state.seconds
-
-        def after_step(trainer: ReaderTrainer) -> None:
-            nonlocal saved, scored
-            events.step(trainer)
-            seconds = trainer.state.seconds
-            if self.every is not None and seconds - scored >= 60 * self.every:
-                scored = seconds
-                self._score(trainer, held_out, events)
-            if time.monotonic() - saved >= CHECKPOINT_S:
-                self._save(trainer)
-                saved = time.monotonic()
-
-        if self.every is not None and not trainer.state.steps:
-            self._score(trainer, held_out, events)
-        try:
-            trainer.train(after_step)
-        except KeyboardInterrupt:
-            if trainer.whole and trainer.state.steps:
-                self._save(trainer)
-            raise
-        self._save(trainer)
-        with writing_folder(self.folder):
-            trainer.adapter.save(self.folder, self.loaded.ref)
-        self._score(trainer, held_out, events)
-
-    def _save(self, trainer: ReaderTrainer) -> None:
-        trained = adapter_tensors(trainer.adapter)
-        save_checkpoint(self.folder, trained, trainer.optimiser, trainer.state, self._fixed())
-
-    def _score(
-        self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: RunEvents
-    ) -> None:
-        state = trainer.state
-        if not held_out or (state.scores and state.scores[-1]["examples"] == state.examples):
-            return
+    ) -> list[ReaderScores]:
         reader = PassageReader(self.loaded.model, self.prompt, None)
-        found = [score_text(text, reader, partial(events.scoring, text.name)) for text in held_out]
-        state.scores.append(
-            {"examples": state.examples, "texts": [asdict(scores) for scores in found]}
-        )
-        events.scored(found, state.examples)
+        return [score_text(text, reader, partial(events.scoring, text.name)) for text in held_out]
 
-    def _fixed(self) -> dict[str, Any]:
-        """What a training that goes on must have in common; the budget may change."""
-        settings = asdict(self.settings)
-        del settings["minutes"], settings["examples"]
-        return {
-            **settings,
-            "model": self.loaded.ref,
-            "prompt": self.prompt.template,
-            "unanswered": self.prompt.unanswered,
-            "texts": {text.name: text.digest for text in self.texts},
-            "held_out": {text.name: text.digest for text in self.held_out},
-        }
+    def _prompt(self) -> dict[str, Any]:
+        return {"prompt": self.prompt.template, "unanswered": self.prompt.unanswered}
 
-    def _finish(self, trainer: ReaderTrainer) -> dict[str, Any]:
-        state = trainer.state
-        record = {
-            "esa": __version__,
-            **self._fixed(),
-            "dtype": str(self.loaded.dtype).removeprefix("torch."),
-            "device": self.loaded.device.type,
-            "minutes": self.settings.minutes if self.settings.examples is None else None,
-            "pairs": sum(len(text.pairs) for text in self.texts),
-            "epochs": state.epoch,
-            "steps": state.steps,
-            "examples": state.examples,
-            "counts": dict(sorted(state.counts.items())),
-            "left_out": trainer.batches.left_out,
-            "seconds": round(state.seconds, 1),
-            "losses": {name: round(loss, 4) for name, loss in sorted(state.losses.items())},
-            "scores": state.scores,
-        }
-        finish_folder(self.folder, record)
-        return record
+    def _facts(self, trainer: ReaderTrainer) -> dict[str, Any]:
+        return {"left_out": trainer.batches.left_out}

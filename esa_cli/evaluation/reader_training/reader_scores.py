@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import torch
 
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
-from esa_cli.evaluation.reader_training.training_pairs import AnswerPair
 from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.training.training_pairs import AnswerPair
 from esa_cli.qa.reading.passage_reader import PassageReader
 
 MOST = 200

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esa_cli.evaluation.reader_training.answer_logits import answer_losses
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches, TokenExample
-from esa_cli.evaluation.reader_training.training_checkpoint import TrainingState
-from esa_cli.evaluation.reader_training.training_steps import (
+from esa_cli.evaluation.training.training_checkpoint import TrainingState, adapter_tensors
+from esa_cli.evaluation.training.training_steps import (
     check_gradient,
     fixed_weights,
     make_trainable,
@@ -89,6 +89,10 @@ class ReaderTrainer:
     def prepared(self) -> Iterator[None]:
         with fixed_weights(self.model), self.adapter.active():
             yield
+
+    def trained(self) -> dict[str, Tensor]:
+        """The trained tensors by name."""
+        return adapter_tensors(self.adapter)
 
     def train(self, after_step: Callable[[ReaderTrainer], None]) -> None:
         """Trains until the budget is spent; `after_step` is called after every step.

@@ -19,8 +19,8 @@ from esa_cli.evaluation.finder_training.finder_batches import (
     neighbours,
 )
 from esa_cli.evaluation.finder_training.finder_texts import CONTEXT, CROP_TOKENS, FinderText
-from esa_cli.evaluation.reader_training.training_pairs import TrainingText, read_training_texts
 from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.training.training_pairs import TrainingText, read_training_texts
 from esa_cli.models.random_model import write_tokenizer
 
 

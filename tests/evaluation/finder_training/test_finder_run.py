@@ -13,7 +13,6 @@ import torch
 from reader_pairs import write_text
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.finder_training import finder_run
 from esa_cli.evaluation.finder_training.finder_batches import FinderBatch
 from esa_cli.evaluation.finder_training.finder_run import FinderRun, check_sizes
 from esa_cli.evaluation.finder_training.finder_scores import (
@@ -26,9 +25,10 @@ from esa_cli.evaluation.finder_training.finder_scores import (
 from esa_cli.evaluation.finder_training.finder_texts import FinderText, PassageCrop
 from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainer, FinderTrainingSettings
 from esa_cli.evaluation.finder_training.passage_scores import crop_keys, late_interaction
-from esa_cli.evaluation.reader_training.training_checkpoint import FILE, TrainingState
-from esa_cli.evaluation.reader_training.training_folder import RECORD
-from esa_cli.evaluation.reader_training.training_pairs import read_training_texts, split_texts
+from esa_cli.evaluation.training import training_run
+from esa_cli.evaluation.training.training_checkpoint import FILE, TrainingState
+from esa_cli.evaluation.training.training_folder import RECORD
+from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.models.random_model import write_random
@@ -194,7 +194,7 @@ def test_an_interrupted_scoring_trains_no_further(
 
 
 def test_checkpoints_now_and_then(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finder_run, "CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(training_run, "CHECKPOINT_S", 0.0)
 
     class Killed(Exception):
         pass

@@ -16,8 +16,8 @@ from esa_cli.evaluation.reader_training.recurring_spans import (
     cloze_examples,
     recurring_spans,
 )
-from esa_cli.evaluation.reader_training.training_pairs import read_training_texts
 from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.training.training_pairs import read_training_texts
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 
 

@@ -16,7 +16,7 @@ from reader_pairs import write_text
 from safetensors.torch import load_file, save_file
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.reader_training import reader_run, reader_scores
+from esa_cli.evaluation.reader_training import reader_scores
 from esa_cli.evaluation.reader_training.answer_logits import answer_logits, answer_losses
 from esa_cli.evaluation.reader_training.example_batches import TokenExample
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
@@ -29,9 +29,10 @@ from esa_cli.evaluation.reader_training.reader_scores import (
     words,
 )
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
-from esa_cli.evaluation.reader_training.training_checkpoint import FILE, TrainingState
-from esa_cli.evaluation.reader_training.training_folder import RECORD
-from esa_cli.evaluation.reader_training.training_pairs import read_training_texts, split_texts
+from esa_cli.evaluation.training import training_run
+from esa_cli.evaluation.training.training_checkpoint import FILE, TrainingState
+from esa_cli.evaluation.training.training_folder import RECORD
+from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.models.random_model import write_random
@@ -191,7 +192,7 @@ def test_an_interrupted_scoring_trains_no_further(
 
 
 def test_checkpoints_now_and_then(run: ReaderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_run, "CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(training_run, "CHECKPOINT_S", 0.0)
 
     class Killed(Exception):
         pass

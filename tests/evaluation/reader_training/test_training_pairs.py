@@ -11,7 +11,7 @@ import pytest
 from reader_pairs import write_text
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.reader_training.training_pairs import (
+from esa_cli.evaluation.training.training_pairs import (
     TrainingText,
     read_training_texts,
     split_texts,

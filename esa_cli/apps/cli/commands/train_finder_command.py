@@ -45,7 +45,7 @@ def train_finder(
     esa train-finder benchmarks/reader_training/pairs texts/ --out finder/
     """
     from esa_cli.apps.cli.terminal import Reporter, print_json
-    from esa_cli.evaluation.reader_training.training_checkpoint import FILE
+    from esa_cli.evaluation.training.training_checkpoint import FILE
 
     reporter = Reporter(quiet)
     wanted.check()
@@ -77,7 +77,7 @@ def _open(
     from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.finder_training.finder_run import FinderRun, check_sizes
-    from esa_cli.evaluation.reader_training.training_pairs import read_training_texts, split_texts
+    from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 
     kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())
     place = ModelPlace.of(model)

@@ -62,7 +62,7 @@ class FinderTrainingRequest:
         """Raises UsageError, DocumentError: nothing can be written to --out, or not this, or the
         adapter would have no layers."""
         from esa_cli.evaluation.finder_training.finder_run import RESULTS, check_sizes
-        from esa_cli.evaluation.reader_training.training_folder import check_folder
+        from esa_cli.evaluation.training.training_folder import check_folder
 
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")

@@ -48,7 +48,7 @@ def train_reader(
     esa train-reader benchmarks/reader_training/pairs texts/ --out adapter/
     """
     from esa_cli.apps.cli.terminal import Reporter, print_json
-    from esa_cli.evaluation.reader_training.training_checkpoint import FILE
+    from esa_cli.evaluation.training.training_checkpoint import FILE
 
     reporter = Reporter(quiet)
     wanted.check()
@@ -80,7 +80,7 @@ def _open(
     from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.reader_training.reader_run import ReaderRun
-    from esa_cli.evaluation.reader_training.training_pairs import read_training_texts, split_texts
+    from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
     from esa_cli.qa.reading.passage_prompt import PassagePrompt
 
     kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())

@@ -55,7 +55,7 @@ class ReaderTrainingRequest:
     def check(self) -> None:
         """Raises UsageError, DocumentError: nothing can be written to --out, or not this."""
         from esa_cli.evaluation.reader_training.reader_run import RESULTS
-        from esa_cli.evaluation.reader_training.training_folder import check_folder
+        from esa_cli.evaluation.training.training_folder import check_folder
 
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.reader_training.training_checkpoint import FILE
+from esa_cli.evaluation.training.training_checkpoint import FILE
 from esa_cli.system.files import write_whole, writing_errors
 
 RECORD = "training.json"
