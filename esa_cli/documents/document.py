@@ -19,6 +19,7 @@ from esa_cli.documents import file_bytes, readers
 from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
 from esa_cli.documents.text_builder import STDIN, Mark, label
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.system.work_shard import WorkShard
 
 __all__ = [
     "Document",
@@ -31,6 +32,7 @@ __all__ = [
     "join",
     "read_document",
     "read_documents",
+    "shard_of",
     "source_files",
 ]  # fmt: skip
 
@@ -131,6 +133,15 @@ class GatheredDocuments:
         return GatheredDocuments(tuple(first.values()), (*self.left_out, *copies))
 
 
+def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
+    """The files of a shard, each once; what is left out of folders is in every shard."""
+    if shard.whole:
+        return found
+    first = {source.path: source for source in reversed(found.sources)}
+    mine = shard.take(dict.fromkeys(found.paths))
+    return SourceFiles(tuple(first[path] for path in mine), found.left_out, divided=True)
+
+
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
     """Reads the files; every command gets its documents here.
 
@@ -141,7 +152,7 @@ def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) ->
 
     Raises:
         DocumentError: as `read_document`, for the first that was named and cannot be read; or a
-            folder or pattern means no file that can.
+            folder or pattern means no file that can, unless other shards have the rest of it.
     """
     read = read or read_document
     documents: list[Document] = []
@@ -161,7 +172,7 @@ def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) ->
         readable.add(folder)
     left_out = []
     for path, (folder, refusal) in refused.items():
-        if folder not in readable:
+        if folder not in readable and not found.divided:
             raise refusal
         left_out.append(LeftOut(path, f"{refusal.message}; {refusal.hint}".rstrip("; ")))
     return GatheredDocuments(tuple(documents), (*found.left_out, *left_out))

@@ -67,6 +67,8 @@ class SourceFiles:
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    divided: bool = False
+    """Whether other shards have the rest, so that a folder may have no readable file here."""
 
     @cached_property
     def paths(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from io import FileIO
 from pathlib import Path
@@ -83,6 +83,7 @@ class Journal(JsonLines):
         self.header = dict(header)
         self.same, self.key, self._wrong = same, tuple(key), wrong
         self._done: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._joined: dict[tuple[Any, ...], dict[str, Any]] = {}
         if path is not None and path.exists():
             with only_writer(path):
                 self._load(path)
@@ -92,20 +93,40 @@ class Journal(JsonLines):
         """One for each key, in the order in which they first came."""
         return list(self._done.values())
 
+    def join(self, paths: Iterable[Path]) -> int:
+        """Takes the rows that it lacks from other files of the same measurement, as those of other
+        shards; they are written when it is opened. Returns their number.
+
+        Raises:
+            UsageError: a file has other contents. DocumentError: it cannot be read.
+        """
+        before = len(self._done)
+        for path in paths:
+            found = {key: row for key, row in self._read(path) if key not in self._done}
+            self._done |= found
+            self._joined |= found
+        return len(self._done) - before
+
     def _load(self, path: Path) -> None:
+        for key, row in self._read(path) if path.exists() else ():
+            self._done[key] = row
+            self._joined.pop(key, None)
+
+    def _read(self, path: Path) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The file's rows with their keys; every header in it is checked."""
         if not begins_with(path, next(iter(self.header))):
             raise foreign(path)
-        for number, row in enumerate(read_lines(path) if path.exists() else (), 1):
-            if number == 1:
+        for number, row in enumerate(read_lines(path), 1):
+            if number == 1 or "command" in row:
                 self._check_header(path, row)
-            elif "command" not in row:
+            else:
                 lacks = [f"it has no {name!r}" for name in self.key if name not in row]
                 if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                     raise DocumentError(
                         f"{path}: the row in line {number} is not whole: {wrong}",
                         "delete that line, or choose another --out",
                     )
-                self._done[self._key(row)] = row
+                yield self._key(row), row
 
     def _check_header(self, path: Path, header: Mapping[str, Any]) -> None:
         if "command" not in header:
@@ -127,6 +148,9 @@ class Journal(JsonLines):
         assert self._file is not None
         if not self._file.tell():
             append_row(self._file, self.header)
+        for row in self._joined.values():
+            append_row(self._file, row)
+        self._joined.clear()
 
     def find(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """The row with the same key, if there is one."""

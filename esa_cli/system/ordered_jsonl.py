@@ -66,10 +66,10 @@ class OrderedJsonLines(JsonLines):
         self.written = 0
         self.failed.clear()
         self._waiting.clear()
-        for row in self._rows(self.path, FIRST):
+        for row in self.rows_of(self.path, FIRST):
             self._note(self.written, row, f"{self.path}, row {self.written + 1}")
             self.written += 1
-        for row in self._rows(self.part, "index"):
+        for row in self.rows_of(self.part, "index"):
             index, waiting = row.get("index"), row.get("row")
             if not isinstance(index, int) or not isinstance(waiting, dict):
                 raise foreign(self.part)
@@ -77,7 +77,9 @@ class OrderedJsonLines(JsonLines):
                 self._note(index, waiting, str(self.part))
                 self._waiting[index] = waiting
 
-    def _rows(self, path: Path, first: str) -> Iterator[dict[str, Any]]:
+    def rows_of(self, path: Path, first: str = FIRST) -> Iterator[dict[str, Any]]:
+        """The rows of a file of this kind, none if it is missing. Raises UsageError: it has other
+        contents."""
         if not begins_with(path, first):
             raise foreign(path)
         try:
@@ -103,7 +105,7 @@ class OrderedJsonLines(JsonLines):
 
         A kill at any moment leaves two files that together have every other row.
         """
-        rows = list(self._rows(self.path, FIRST))
+        rows = list(self.rows_of(self.path, FIRST))
         end = min(min(self.failed), len(rows))
         every = {**dict(enumerate(rows)), **self._waiting}
         good = {index: row for index, row in every.items() if "error" not in row}

@@ -6,7 +6,7 @@ in the order of the questions. A few books that later questions need stay open, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from esa_cli.apps.batch.result_row import answer_row, error_row
 from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
-from esa_cli.errors import DocumentError, EsaError
+from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.reply import Asker
 from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
@@ -36,6 +36,32 @@ def answers_file(
         return f"answers {what} than line {asked.line} asks"
 
     return OrderedJsonLines(path, [one.key for one in questions], another, retry=retry)
+
+
+def join_answers(
+    answers: OrderedJsonLines, questions: Sequence[BatchQuestion], paths: Iterable[Path]
+) -> None:
+    """Takes the rows that `answers` lacks from answers files of other shards.
+
+    With `retry` rows with an error are not taken.
+
+    Raises:
+        UsageError: a file has other contents, or answers of other questions or settings.
+    """
+    asked = {one.key for one in questions}
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        for number, row in enumerate(answers.rows_of(path), 1):
+            if row.get("key") not in asked:
+                raise UsageError(
+                    f"{path}, row {number}: these questions and settings do not have its question",
+                    "give the questions file, documents and options that it was made with",
+                )
+            if "error" not in row or not answers.retry:
+                found[row["key"]] = row
+    for index, one in enumerate(questions):
+        if one.key in found and not answers.has(index):
+            answers.add(index, found[one.key])
 
 
 def run_batch(

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from esa_cli.apps.batch.batch_questions import BatchQuestion
 from esa_cli.documents.document import SourceFiles
+from esa_cli.system.work_shard import WorkShard
 
 Group = list[tuple[int, BatchQuestion]]
 """Questions about the same documents, with their indices."""
@@ -27,6 +28,15 @@ def groups(questions: Sequence[BatchQuestion], wanted: Callable[[int], bool]) ->
             found.setdefault(one.meant, []).append((index, one))
     every = list(found.values())
     return [every[at] for at in order([set(means.paths) for means in found])]
+
+
+def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
+    """The questions of a shard, in the order of the file: a stretch of the order in which they are
+    asked, so that few documents are in two shards."""
+    if shard.whole:
+        return list(questions)
+    asked = [index for group in groups(questions, lambda index: True) for index, _ in group]
+    return [questions[index] for index in sorted(shard.block(asked))]
 
 
 def order(sets: Sequence[set[str]]) -> Iterator[int]:

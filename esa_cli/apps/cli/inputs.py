@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.qa.reply import Asker
+from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments
@@ -36,15 +37,27 @@ def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
         )
 
 
-def read(names: Sequence[str], reporter: Reporter) -> GatheredDocuments:
+def read(
+    names: Sequence[str], reporter: Reporter, shard: WorkShard | None = None
+) -> GatheredDocuments:
     """The documents that names, folders and patterns mean, each text once; reports the rest.
 
-    Raises:
-        UsageError, DocumentError: as `document.gather`.
-    """
-    from esa_cli.documents.document import gather, source_files
+    Args:
+        shard: reads the files of this shard only.
 
-    found = gather(source_files(names)).without_copies()
+    Raises:
+        UsageError: standard input has no shards. UsageError, DocumentError: as `document.gather`.
+    """
+    from esa_cli.documents.document import gather, shard_of, source_files
+
+    meant = source_files(names)
+    if shard is not None and not shard.whole:
+        if "-" in names:
+            raise UsageError("standard input (-) has no shards", "save it to a file, and name that")
+        every, meant = len(meant.paths), shard_of(meant, shard)
+        files = f"{len(meant.sources):,} of {every:,} files"
+        reporter.note(f"esa: shard {shard}: {files}", dim=False)
+    found = gather(meant).without_copies()
     for left_out in found.left_out:
         reporter.warn(f"esa: {left_out.line}")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.settings_hash import method_hash
 from esa_cli.system.registry import nearest
+from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
 
 class RecordPlaces(NamedTuple):
@@ -31,10 +33,19 @@ class TaskSelection:
     folder: Path
     tasks: Sequence[str]
     limit: int | None = None
+    shard: WorkShard = ALL_WORK
 
     def records(self) -> Iterator[BenchRecord]:
-        """Raises DocumentError, UsageError."""
+        """Those of all shards. Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
+
+    def shard_records(self) -> Iterator[BenchRecord]:
+        """The records to ask; consecutive ones about one document are in one shard. Raises
+        DocumentError, UsageError."""
+        documents = groupby(self.records(), lambda record: (record.task, record.document))
+        for number, (_, records) in enumerate(documents):
+            if self.shard.has(number):
+                yield from records
 
     def settings(self, method: str, preset: Preset) -> str:
         """The hash of a method's settings, over rows without the prompt, which is the

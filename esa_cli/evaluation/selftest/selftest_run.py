@@ -31,6 +31,7 @@ from esa_cli.qa.preset import Preset
 from esa_cli.qa.session import Session
 from esa_cli.qa.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
+from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
 
 class SelftestEvents(Protocol):
@@ -56,6 +57,7 @@ class SelftestRun:
     Args:
         loaded: model and tokenizer. preset: the base that methods are applied to.
         until: `time.monotonic` after which no prefill and no question begins; None: no limit.
+        shard: of the prefills, each of a document for a group of methods, with their questions.
     """
 
     loaded: Any
@@ -65,6 +67,7 @@ class SelftestRun:
     journal: Journal
     listener: SelftestEvents
     until: float | None = None
+    shard: WorkShard = ALL_WORK
     stopped: bool = field(default=False, init=False)
     documents: SelftestDocuments = field(init=False)
     _text: TextAsker | None = field(default=None, init=False)
@@ -83,12 +86,17 @@ class SelftestRun:
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         with Session(model, tokenizer, self.preset) as session:
             self._check(session)
-            for test in self.settings.tests:
-                for length, group in self._work(test):
-                    for sample in self._samples(test, length, group):
-                        self._sample(session, sample, group)
-                        if self.stopped:
-                            return
+            for sample, group in self.shard.take(self._prefills()):
+                self._sample(session, sample, group)
+                if self.stopped:
+                    return
+
+    def _prefills(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
+        """Every document of the run with the methods that share its prefill."""
+        for test in self.settings.tests:
+            for length, group in self._work(test):
+                for sample in self._samples(test, length, group):
+                    yield sample, group
 
     def _check(self, session: Session) -> None:
         """Builds each method and each test's first document once, so that mistakes come before the

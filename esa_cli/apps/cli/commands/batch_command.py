@@ -15,6 +15,7 @@ from esa_cli.apps.cli import options
 from esa_cli.apps.cli import output_paths as files
 from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def batch(
     limit: Limit = None,
     retry_failed: Again = False,
     evidence: Kept = 3,
+    shards: ShardOptions = WHOLE,
     keep: options.Keep = None,
     method: options.Method = None,
     model: ModelOptions = options.DEFAULTS,
@@ -64,6 +66,7 @@ def batch(
 
     Exit code 7: some questions got an error in place of an answer.
     """
+    from esa_cli.apps.batch.schedule import shard_of_questions
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter
 
@@ -71,13 +74,17 @@ def batch(
     asking = {**generation.arguments(), "evidence": evidence}
     settings = chosen.model_dump(mode="json", exclude={"name", "description"})
     depends = {**asking, **answer.dependencies, "preset": settings}
-    reader, reporter = answer.reader_choice(), Reporter(quiet)
+    reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
     found = check(questions, out, documents or [], depends, reporter)
+    if not shard.whole:
+        every = found[:limit]
+        found, limit = shard_of_questions(every, shard), None
+        reporter.note(f"esa: shard {shard}: {len(found)} of {len(every)} questions", dim=False)
     try:
         code = run(
             lambda: opened(chosen, model, reporter, keep=keep, reader=reader),
             found, out, reporter, asking,
-            limit=limit, retry=retry_failed, as_json=as_json,
+            limit=limit, retry=retry_failed, joined=shards.join or (), as_json=as_json,
         )  # fmt: skip
     finally:
         reporter.settle()
@@ -124,21 +131,24 @@ def run(
     *,
     limit: int | None = None,
     retry: bool = False,
+    joined: Sequence[Path] = (),
     as_json: bool = False,
 ) -> int:
     """Answers the questions that have no row in `out`, and returns the exit code.
 
     Args:
         open_asker: gives a context manager with the `Asker`; called only if there is work.
+        joined: files with rows of other shards, which are taken first.
 
     Raises:
         UsageError: `out` has other contents, or another process is writing it.
     """
-    from esa_cli.apps.batch.batch_run import answers_file, run_batch
+    from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
 
     started = time.monotonic()
     end = len(questions) if limit is None else min(limit, len(questions))
     with answers_file(out, questions, retry) as answers:
+        join_answers(answers, questions[:end], joined)
         before = sum(answers.has(index) for index in range(end))
         if before:
             reporter.note(f"esa: {before} questions of an earlier run are kept")

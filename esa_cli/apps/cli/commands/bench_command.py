@@ -13,6 +13,7 @@ import typer
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.bench_request import BenchRequest, header
 from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def bench(
     time_limit: options.TimeLimit = None,
     out: options.Out = None,
     markdown: Markdown = None,
+    shards: ShardOptions = WHOLE,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -71,9 +73,12 @@ def bench(
         hint = f"official files: {benchmark.SOURCE}"
         raise UsageError(f"{name} needs its files: --data DIR", hint)
     _check_files(out, markdown, data)
+    shard = shards.check(out)
     chosen = model.load_preset()
     names = options.compared_methods(methods, chosen)
-    request = BenchRequest(name, chosen, names, model, time_limit, out, markdown, as_json)
+    request = BenchRequest(
+        name, chosen, names, model, time_limit, out, markdown, as_json, tuple(shards.join or ())
+    )
     try:
         if download:
             _download(name, benchmark, data, reporter)
@@ -81,12 +86,8 @@ def bench(
 
         asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
-        _go(
-            request,
-            order.TaskSelection(benchmark, data, found, limit),
-            reporter,
-            told=asked is None,
-        )
+        work = order.TaskSelection(benchmark, data, found, limit, shard)
+        _go(request, work, reporter, told=asked is None)
     finally:
         reporter.settle()
 
@@ -171,6 +172,7 @@ def _journal(
     journal = Journal(
         request.out, header, same=("benchmark", "settings"), key=runner.KEY, wrong=runner.wrong
     )
+    journal.join(request.joined)
     if journal.rows:
         for record in order.records():
             for method, preset in made.items():
@@ -226,7 +228,7 @@ def _ask(
             )
             score = order.benchmark.score
             if not ask_all(
-                order.records(), asker, score, journal,
+                order.shard_records(), asker, score, journal,
                 method=method, settings=order.settings(method, preset), until=until,
                 on_left_out=no_room,
             ):  # fmt: skip

@@ -30,6 +30,7 @@ class BenchRequest:
     out: Path | None
     markdown: Path | None
     as_json: bool
+    joined: tuple[Path, ...] = ()
 
 
 def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, Any]:

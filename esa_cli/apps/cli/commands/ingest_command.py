@@ -9,6 +9,7 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.shard_options import Shard
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
@@ -29,6 +30,7 @@ Rows = Annotated[
 def ingest(
     documents: Documents,
     rows: Rows = "int8",
+    shard: Shard = None,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -40,13 +42,16 @@ def ingest(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.system.work_shard import WorkShard
 
-    reporter = Reporter(quiet)
+    part, reporter = WorkShard.parse(shard), Reporter(quiet)
+    books: list[Book] = []
     try:
         chosen = model.load_preset()
-        found = inputs.read(documents, reporter)
-        with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
-            books = [_kept(esa, document, rows, reporter) for document in found.documents]
+        found = inputs.read(documents, reporter, part)
+        if found.documents:
+            with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
+                books = [_kept(esa, document, rows, reporter) for document in found.documents]
     finally:
         reporter.settle()
     if as_json:

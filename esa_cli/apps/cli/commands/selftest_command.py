@@ -10,6 +10,7 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
@@ -74,6 +75,7 @@ def selftest(
     out: options.Out = None,
     report: Report = None,
     png: Picture = None,
+    shards: ShardOptions = WHOLE,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -105,7 +107,9 @@ def selftest(
         dense=dense,
     )
     reporter = Reporter(quiet)
-    request = SelftestRequest(settings, model, haystack, time_limit, out, report, png, as_json)
+    request = SelftestRequest(
+        settings, model, haystack, time_limit, out, report, png, as_json, shards
+    )
     try:
         _run(request, chosen, reporter)
     finally:
@@ -129,7 +133,7 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     from esa_cli.system.jsonl import Journal
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
-    hay = check(request, chosen)
+    hay, shard = check(request, chosen), request.shards.check(request.out)
     reporter.stage("import", 0, None)
     place = ModelPlace.of(request.model)
     journal = Journal(
@@ -139,6 +143,7 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
         key=KEY,
         wrong=wrong,
     )
+    journal.join(request.shards.join or ())
     same_reading(journal, request.settings, chosen)
     model = _look(request, chosen, hay, place, reporter)
     if journal.rows:
@@ -150,7 +155,9 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
             reporter.settle()
             from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 
-            engine = SelftestRun(loaded, chosen, request.settings, hay, journal, listener, until)
+            engine = SelftestRun(
+                loaded, chosen, request.settings, hay, journal, listener, until, shard
+            )
             with journal:
                 engine.run()
     except (KeyboardInterrupt, EsaError):

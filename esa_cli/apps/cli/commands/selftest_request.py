@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli import output_paths as files
 from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
@@ -37,6 +38,7 @@ class SelftestRequest:
     report: Path | None = None
     png: Path | None = None
     as_json: bool = False
+    shards: ShardOptions = WHOLE
 
 
 def check(request: SelftestRequest, chosen: Preset) -> Haystack:

@@ -1,0 +1,63 @@
+"""A shard of a list of work: what one of several equal processes does of it.
+
+Every process makes the same list and takes its shard; together the shards are the list, and no two
+share an item. Nothing is agreed on while they run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from esa_cli.errors import UsageError
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class WorkShard:
+    """Shard `number` of `count`, from 1; the only one by default."""
+
+    number: int = 1
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> WorkShard:
+        """ "3/16" -> the third of sixteen; None: the whole. Raises UsageError."""
+        if text is None:
+            return cls()
+        found = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text)
+        number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= number <= count:
+            raise UsageError(
+                f"--shard must be K/N with K from 1 to N, got {text!r}",
+                "for example: 3/16 for the third of sixteen processes",
+            )
+        return cls(number, count)
+
+    @property
+    def whole(self) -> bool:
+        """True if there is no other shard."""
+        return self.count == 1
+
+    def has(self, index: int) -> bool:
+        """True if the item at `index`, from 0, is in this shard: one of `count`, in turn."""
+        return index % self.count == self.number - 1
+
+    def take(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items of this shard, in order: one of `count`, in turn."""
+        return (item for index, item in enumerate(items) if self.has(index))
+
+    def block(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The items of this shard as one stretch, for lists whose neighbours share work. Lengths of
+        stretches differ by one at most."""
+        begin, end = (len(items) * at // self.count for at in (self.number - 1, self.number))
+        return items[begin:end]
+
+
+ALL_WORK = WorkShard()

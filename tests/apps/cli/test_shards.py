@@ -1,0 +1,217 @@
+"""`--shard` and `--join`: the shards of a command together are the command, with a tiny random
+model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_rows import longbench_row, write
+from cli_fixtures import cache, esa, note, surroundings
+from command import TINY, Esa, fail
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+pytestmark = [
+    pytest.mark.usefixtures("surroundings", "short_answers"),
+]
+
+MEASURED = {"time", "memory", "timing", "seconds"}
+COUNT = 3
+SHORT = ["--max-new-tokens", "4"]
+
+
+def rows(path: Path | str) -> list[dict[str, Any]]:
+    """The rows of a file, without the header and what is measured anew in each run."""
+    lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+    return [
+        {key: value for key, value in line.items() if key not in MEASURED}
+        for line in lines
+        if "command" not in line
+    ]
+
+
+def by_text(found: Iterable[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in found)
+
+
+def run_shards(esa: Esa, *words: str) -> tuple[list[Path], list[str]]:
+    """Runs the command in shards; the files of their rows, and --join for each."""
+    files = []
+    for number in range(1, COUNT + 1):
+        file = Path(f"rows-{number}.jsonl")
+        done = esa(*words, "--shard", f"{number}/{COUNT}", "--out", file)
+        assert done.code == 0, done.err
+        files.append(file)
+    return files, [word for file in files for word in ("--join", str(file))]
+
+
+def refuse_work(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    def refuse(*given: Any, **more: Any) -> None:
+        raise AssertionError("something was asked")
+
+    monkeypatch.setattr(f"esa_cli.qa.{method}", refuse)
+
+
+SELFTEST = ["selftest", "passkey,needle", "--lens", "600,900", "--samples", "2", "--exact", *TINY]
+
+
+def test_shards_of_a_selftest_are_the_selftest(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [*SELFTEST, "--methods", "preset,streaming-llm", "--quiet"]
+    assert esa(*command, "--out", "whole.jsonl").code == 0
+    files, joins = run_shards(esa, *command)
+    parts = [rows(file) for file in files]
+    assert all(parts)
+    assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
+    refuse_work(monkeypatch, "session.Session.ask")
+    done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
+    assert done.data["complete"]
+    assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))
+    again = esa(*command, "--out", "joined.jsonl", *joins)
+    assert again.code == 0
+    assert len(rows("joined.jsonl")) == len(rows("whole.jsonl"))
+
+
+def test_rows_of_other_settings_are_not_joined(esa: Esa) -> None:
+    command = [*SELFTEST, "--methods", "preset", "--no-dense", "--quiet"]
+    assert esa(*command, "--seed", "7", "--out", "other.jsonl", "--shard", "1/4").code == 0
+    fail(esa(*command, "--join", "other.jsonl"), 2, "other.jsonl", "seed 7 -> 0")
+
+
+def test_more_shards_than_documents(esa: Esa) -> None:
+    done = esa(
+        "selftest", "passkey", "--len", "600", "--samples", "1", "--no-dense", *TINY,
+        "--methods", "preset", "--shard", "9/9", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.data["rows"] == []
+
+
+def test_shards_of_a_benchmark_are_the_benchmark(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = longbench_row("x")["context"] + " The other gate is shut."
+    contexts = [{}, {}, {"context": other}, {"context": other}, {}]
+    found = [
+        longbench_row(str(number), input=f"Which gate {number}?", **more)
+        for number, more in enumerate(contexts)
+    ]
+    write(tmp_path / "data" / "qasper.jsonl", found)
+    write(tmp_path / "data" / "lcc.jsonl", [longbench_row("c", input="")])
+    command = ["bench", "longbench", "--data", "data", "--methods", "preset", "--quiet", *TINY]
+    assert esa(*command, "--out", "whole.jsonl").code == 0
+    files, joins = run_shards(esa, *command)
+    parts = [rows(file) for file in files]
+    asked = [[(row["task"], row["id"]) for row in part] for part in parts]
+    assert asked == [
+        [("qasper", "0"), ("qasper", "1"), ("lcc", "c")],
+        [("qasper", "2"), ("qasper", "3")],
+        [("qasper", "4")],
+    ], "records about one document stay together"
+    assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
+    refuse_work(monkeypatch, "session.Session.ask")
+    done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
+    assert done.data["complete"]
+    assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"The gate {name} opens at nine. " * 30, "utf-8")
+    asked = [
+        {"question": f"When does the gate {name} open, {number}?", "documents": [f"{name}.txt"]}
+        for number in range(3)
+        for name in "abc"
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in asked), "utf-8")
+    return path
+
+
+def test_shards_of_a_batch_are_the_batch(
+    esa: Esa, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["batch", str(questions), "--quiet", *SHORT, *TINY]
+    assert esa(*command, "--out", "whole.jsonl").code == 0
+    files, joins = run_shards(esa, *command)
+    assert [{row["documents"][0] for row in rows(file)} for file in files] == [
+        {"a.txt"},
+        {"b.txt"},
+        {"c.txt"},
+    ], "each document is in one shard"
+    refuse_work(monkeypatch, "session.Session.ask")
+    done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
+    assert done.data["kept"] == 9
+    assert rows("joined.jsonl") == rows("whole.jsonl"), "in the order of the questions"
+
+
+def test_what_shards_of_a_batch_lack_is_asked(esa: Esa, questions: Path) -> None:
+    command = ["batch", str(questions), "--quiet", "--limit", "5", *SHORT, *TINY]
+    assert esa(*command, "--out", "whole.jsonl").code == 0
+    assert esa(*command, "--out", "one.jsonl", "--shard", "2/2").code == 0
+    one = rows("one.jsonl")
+    assert 0 < len(one) < 5
+    done = esa(*command, "--out", "joined.jsonl", "--join", "one.jsonl", "--json")
+    assert done.data["kept"] == len(one)
+    assert rows("joined.jsonl") == rows("whole.jsonl")
+    other = esa(*command, "--out", "o.jsonl", "--join", "one.jsonl", "--max-new-tokens", "3")
+    fail(other, 2, "one.jsonl, row 1")
+    Path("foreign.jsonl").write_text("{}\n")
+    fail(esa(*command, "--out", "o.jsonl", "--join", "foreign.jsonl"), 2, "foreign.jsonl")
+
+
+def ingest(esa: Esa, monkeypatch: pytest.MonkeyPatch, library: str, *more: str) -> list[str]:
+    """The ids that an ingest into this library has printed."""
+    monkeypatch.setenv("ESA_LIBRARY", library)
+    done = esa("ingest", "docs", "docs/a.md", "--json", *more, *TINY)
+    assert done.code == 0, done.err
+    return [one["id"] for one in done.data["documents"]]
+
+
+def test_shards_of_an_ingest_make_the_same_library(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name in "abcd":
+        (folder / f"{name}.md").write_text(f"Mill {name} grinds rye. " * 40, "utf-8")
+    (folder / "z.pdf").write_bytes(b"%PDF-1.7 broken")
+    whole = ingest(esa, monkeypatch, str(tmp_path / "whole"))
+    shared, joined = tmp_path / "shared", tmp_path / "joined"
+    parts = []
+    for number in range(1, COUNT + 3):
+        shard = ["--shard", f"{number}/{COUNT + 2}"]
+        part = ingest(esa, monkeypatch, str(shared), *shard)
+        own = tmp_path / f"own-{number}"
+        assert ingest(esa, monkeypatch, str(own), *shard) == part
+        if own.exists():
+            shutil.copytree(own, joined, dirs_exist_ok=True)
+        parts.append(part)
+    assert [len(part) for part in parts] == [1, 1, 1, 1, 0], "nobody can read z.pdf"
+    assert sorted(chain(*parts)) == sorted(whole)
+    for library in (shared, joined):
+        monkeypatch.setenv("ESA_LIBRARY", str(library))
+        kept = json.loads(esa("library", "list", "--json").out)
+        assert sorted(one["id"] for one in kept["documents"]) == sorted(whole)
+        assert esa("library", "verify").code == 0
+
+
+def test_wrong_shards_get_one_message(esa: Esa, questions: Path) -> None:
+    wrong = "--shard must be K/N with K from 1 to N, got '4/3'"
+    for command in (
+        ["ingest", "a.txt"],
+        ["batch", str(questions), "--out", "rows.jsonl"],
+        ["selftest", "needle"],
+        ["bench", "longbench", "--data", "."],
+    ):
+        fail(esa(*command, "--shard", "4/3", *TINY), 2, wrong)
+    fail(esa("ingest", "-", "--shard", "1/3", *TINY), 2, "standard input (-) has no shards")
+    fail(esa("selftest", "needle", "--join", "none.jsonl", *TINY), 2, "--join must be a file")
+    Path("rows.jsonl").write_text("")
+    same = ["--out", "rows.jsonl", "--join", "rows.jsonl"]
+    fail(esa("selftest", "needle", *same, *TINY), 2, "one of the files of --join")
