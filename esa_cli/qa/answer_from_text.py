@@ -21,6 +21,7 @@ from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder, ReducedQueries
 from esa_cli.qa.finding.passage_growth import grown
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
@@ -87,7 +88,7 @@ class TextAnswers:
             tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
         )
         self._reader = PassageReader(model, passages, adapter, preset.context)
-        self._kept: tuple[list[str], list[Tensor | None], PassageFinder] | None = None
+        self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
     def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""

@@ -9,6 +9,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from esa_cli.documents.document import Document
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.storage.library import Entry
 from esa_cli.storage.prefilled_document import PrefilledDocument, text_rows
 
@@ -30,7 +31,7 @@ class Book:
     spans: Tensor
     entry: Entry | None = None
     read_s: float = 0.0
-    index: Tensor | None = None
+    index: ReducedKeys | None = None
 
     @property
     def read(self) -> bool:
@@ -56,7 +57,7 @@ class PlacedBook:
     document: Document
     spans: Tensor
     rows: range
-    index: Tensor | None = None
+    index: ReducedKeys | None = None
 
 
 def distinct(books: Sequence[Book]) -> list[Book]:

@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.archive import provenance
 from esa_cli.qa.books import Book
+from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_archive import (
     INDEX,
     PIECE,
     append_keys,
     index_identity,
-    index_layout,
     read_keys,
-    rounded,
 )
 from esa_cli.qa.part_ingest import PartIngest, StoredForm
 from esa_cli.qa.tokenised_document import TokenisedDocument
@@ -90,10 +88,10 @@ class IndexIngest(PartIngest):
         ids = text.ids
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
-        keys = torch.empty(len(ids), self.encoder.dim)
+        keys = ReducedKeys.empty(len(ids), self.encoder.dim)
         for start in range(0, len(ids), PIECE):
             stop = min(start + PIECE, len(ids))
-            keys[start:stop] = rounded(self._encoded(ids, start, stop))
+            keys.records[start:stop] = ReducedKeys.of(self._encoded(ids, start, stop)).records
             hear(stop, len(ids))
         spent = time.perf_counter() - started
         return self.held(Book(text.document, None, text.offsets, None, spent, index=keys))

@@ -231,7 +231,7 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
         assert 0 <= row["recall"]["mean"] <= row["recall"]["read"] <= 1
         assert row["why"] in ("answered", "not selected", "selected, not used")
         assert row["tokens"]["in_view"] > 0
-        assert row["memory"]["kept_bytes"] == 4 * 8 * row["tokens"]["document"]
+        assert row["memory"]["kept_bytes"] == (8 + 8) * row["tokens"]["document"]
         assert row["memory"]["peak_bytes"] > 0
         assert row["time"]["read_s"] > 0
     again = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)

@@ -21,8 +21,9 @@ from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.load_encoder import index_sizes
+from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.index_archive import index_identity, index_layout, rounded
+from esa_cli.qa.index_archive import index_identity
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.storage.library import Library
 
@@ -60,7 +61,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.finding.token_encoder.SEGMENT_TOKENS", 32)
     monkeypatch.setattr("esa_cli.qa.finding.token_encoder.CONTEXT_TOKENS", 8)
     monkeypatch.setattr(index_ingest, "PIECE", PIECE)
-    monkeypatch.setattr("esa_cli.qa.index_archive.SEGMENT", SEGMENT)
+    monkeypatch.setattr("esa_cli.qa.finding.reduced_keys.SEGMENT", SEGMENT)
 
 
 @pytest.fixture
@@ -110,7 +111,12 @@ def at_once(loaded: Any, finder: Path, text: str = TEXT) -> torch.Tensor:
 
 def index_of(book: Book) -> torch.Tensor:
     assert book.index is not None
-    return book.index
+    return book.index.rows(0, book.index.shape[0])
+
+
+def rounded(keys: torch.Tensor) -> torch.Tensor:
+    """Reduced keys (n, R) as they would be read from the library."""
+    return ReducedKeys.of(keys).rows(0, keys.shape[0])
 
 
 def test_an_index_is_stored_found_and_opened_as_it_is_computed(

@@ -122,8 +122,8 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
         return plan.Planner(given, TINY, dtype=dtype, device="cpu", index=sizes).plan(tokens)
 
     one, both = index(100_000, 1), index(100_000, 2)
-    assert (one.keys_values, one.reduced_keys) == (0, 100_000 * 128 * 4)
-    assert index(10, 1, torch.bfloat16).reduced_keys == 10 * 128 * 4
+    assert (one.keys_values, one.reduced_keys) == (0, 100_000 * (128 + 8))
+    assert index(10, 1, torch.bfloat16).reduced_keys == 10 * (128 + 8)
     assert one.operations < both.operations < 2 * one.operations
     assert one.working == index(10, 1).working, "it is computed in pieces"
     assert one.planner.rate_key != make_plan().planner.rate_key

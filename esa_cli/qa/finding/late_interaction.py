@@ -9,11 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
+
+TILE = 4096
+"""Tokens whose keys are decoded at once: 2 MB of R = 128 numbers, which stay in the processor's
+cache until they are multiplied."""
+
 
 def window_scores(
-    queries: Tensor, weights: Tensor, keys: Tensor, first: Tensor, last: Tensor
+    queries: Tensor, weights: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
     """Scores (W,) float32 of windows [first, last) of tokens; -1 for windows without tokens.
+
+    The keys are read once, tile by tile, and nothing is kept that grows with N times R or M.
 
     Args:
         queries: (M, R). weights: (M,) that sum to 1. keys: (N, R). first, last: (W,).
@@ -23,12 +31,37 @@ def window_scores(
     bounds = torch.unique(torch.cat((first, last)))
     if bounds.numel() < 2 or not keys.shape[0]:
         return torch.full((count,), -1.0)
-    # Windows overlap: the largest products are taken once for each piece between two bounds.
-    products = keys[int(bounds[0]) : int(bounds[-1])].float() @ queries.float().T
-    best = torch.segment_reduce(products, "max", lengths=bounds.diff(), axis=0)
+    best = _largest_products(queries.float(), keys, bounds)
     begin, end = torch.searchsorted(bounds, first), torch.searchsorted(bounds, last)
     most = best[begin.clamp(max=best.shape[0] - 1)]
     for step in range(1, int((end - begin).max())):
         most = most.maximum(best[(begin + step).minimum(end - 1).clamp(min=0)])
     scores = most @ weights
     return torch.where(last > first, scores, torch.full_like(scores, -1.0))
+
+
+def _largest_products(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
+    """The largest product of each query with a key between two neighbouring bounds, (B - 1, M).
+
+    Windows overlap, so these pieces are multiplied once for all windows that have them.
+
+    Args:
+        bounds: (B,) ascending.
+    """
+    best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
+    low, high = int(bounds[0]), int(bounds[-1])
+    starts = torch.arange(low, high, TILE)
+    # The bounds inside each tile, behind its first token.
+    inner = torch.searchsorted(bounds, torch.stack((starts, (starts + TILE).clamp(max=high)), 1))
+    after = torch.searchsorted(bounds, starts, right=True).tolist()
+    for start, from_bound, (_, to_bound) in zip(
+        starts.tolist(), after, inner.tolist(), strict=True
+    ):
+        stop = min(start + TILE, high)
+        rows = keys.rows(start, stop) if isinstance(keys, ReducedKeys) else keys[start:stop].float()
+        cuts = bounds[from_bound:to_bound]
+        edges = torch.cat((cuts.new_tensor([start]), cuts, cuts.new_tensor([stop])))
+        most = torch.segment_reduce(rows @ queries.T, "max", lengths=edges.diff(), axis=0)
+        pieces = best[from_bound - 1 : to_bound]
+        torch.maximum(pieces, most, out=pieces)
+    return best

@@ -18,6 +18,7 @@ from torch import Tensor
 from esa_cli.attention.precision import to_float64
 from esa_cli.qa.finding.late_interaction import window_scores
 from esa_cli.qa.finding.lexical_index import LexicalIndex
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
 
 LATE = 3.3
@@ -60,7 +61,7 @@ class PassageFinder:
         self,
         texts: Sequence[str],
         spans: Sequence[Tensor],
-        keys: Sequence[Tensor | None] = (),
+        keys: Sequence[Tensor | ReducedKeys | None] = (),
     ) -> None:
         self.index = LexicalIndex(texts)
         self._names = capitals_mean_names(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from esa_cli.qa.finding.load_encoder import FinderSizes
+from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.index_archive import PIECE
 from esa_cli.qa.planning.costs import LIBRARIES, Costs
@@ -23,8 +24,8 @@ class IndexCosts(Costs):
         return 0
 
     def reduced_keys(self, tokens: int, size: int) -> int:
-        """In memory they are float32, whatever the model's type."""
-        return tokens * self.sizes.dim * 4
+        """As they are stored, whatever the model's type."""
+        return tokens * index_layout(self.sizes.dim).row_bytes
 
     def working(self, tokens: int, size: int) -> int:
         shape, rows = self.shape, PIECE // SEGMENT_TOKENS * SEQUENCE

@@ -82,6 +82,12 @@ class DiskStore:
             rows = [torch.empty(0, 2 * self.heads * self.dim, dtype=self.dtype, device=self.device)]
         return split_rows(rows[0] if len(rows) == 1 else torch.cat(rows), self.heads)
 
+    def records(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, bytes (n, row_bytes) of n rows) over [start, stop), each block
+        within one segment."""
+        for at, part, low, high in self._pieces(start, stop):
+            yield at, part.records(self.layer, low, high)
+
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""

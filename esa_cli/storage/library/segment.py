@@ -198,10 +198,14 @@ class Segment:
         Args:
             heads: only these of the 2 * G, in this order; the first G are the keys'.
         """
+        return decode(self.records(layer, start, stop), self.layout, heads)
+
+    def records(self, layer: int, start: int, stop: int) -> Tensor:
+        """The bytes of the rows [start, stop) of a layer, (stop - start, row_bytes), a view."""
         if SCAN * (stop - start) >= self.tokens:
             self._check_records(layer)
         self._check_rows(layer, numpy.arange(start, stop))
-        return decode(self._records(layer)[start:stop], self.layout, heads)
+        return self._records(layer)[start:stop]
 
     def _records(self, layer: int) -> Tensor:
         section = self._sections[layer]

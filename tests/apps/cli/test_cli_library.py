@@ -117,7 +117,7 @@ def test_an_index_is_kept_where_the_preset_has_a_finder(esa: Esa, tmp_path: Path
     finder = ("--set", "answer.from=text", "--set", f"answer.finder={tmp_path / 'finder'}")
     planned = esa("plan", "gate.txt", "--json", *finder, *TINY).data
     assert planned["memory_bytes"]["keys_values"] == 0
-    assert planned["memory_bytes"]["reduced_keys"] == planned["tokens"] * 8 * 4
+    assert planned["memory_bytes"]["reduced_keys"] == planned["tokens"] * (8 + 8)
     first = esa("ingest", "gate.txt", "--json", *finder)
     assert first.code == 0
     (document,) = first.data["documents"]

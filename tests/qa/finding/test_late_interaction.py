@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor
 
+from esa_cli.qa.finding import late_interaction
 from esa_cli.qa.finding.late_interaction import window_scores
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
 
 
 def test_against_a_loop() -> None:
@@ -31,3 +35,41 @@ def test_no_tokens() -> None:
     assert window_scores(
         torch.ones(2, 3), torch.tensor([0.5, 0.5]), torch.zeros(0, 3), none, none
     ).tolist() == [-1, -1]
+
+
+def in_one_product(
+    queries: Tensor, weights: Tensor, keys: Tensor, first: Tensor, last: Tensor
+) -> Tensor:
+    """The scores of windows with tokens from one product of all keys."""
+    products = keys @ queries.T
+    best = [products[a:b].amax(0) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    return torch.stack(best) @ weights
+
+
+@pytest.mark.parametrize("tile", [1, 7, 64, 4096])
+def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    monkeypatch.setattr(late_interaction, "TILE", tile)
+    torch.manual_seed(2)
+    tokens = 900
+    queries = torch.nn.functional.normalize(torch.randn(9, 16), dim=1)
+    keys = ReducedKeys.of(torch.nn.functional.normalize(torch.randn(tokens, 16), dim=1))
+    weights = torch.rand(9).softmax(0)
+    # Windows of all lengths, within a tile and over several, that overlap and leave gaps.
+    first = torch.randint(5, tokens - 20, (200,)).sort()[0]
+    last = (first + torch.randint(1, 150, (200,))).clamp(max=tokens - 3)
+    want = in_one_product(queries, weights, keys.rows(0, tokens), first, last)
+    found = window_scores(queries, weights, keys, first, last)
+    torch.testing.assert_close(found, want, atol=1e-6, rtol=0)
+    plain = window_scores(queries, weights, keys.rows(0, tokens), first, last)
+    assert torch.equal(plain, found)
+
+
+def test_reduced_keys_take_a_byte_a_number() -> None:
+    keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1)
+    kept = ReducedKeys.of(keys)
+    assert (kept.shape, kept.nbytes) == ((50, 16), 50 * (16 + 8))
+    torch.testing.assert_close(kept.rows(0, 50), keys, atol=0.004, rtol=0)
+    assert torch.equal(kept.rows(10, 20), kept.rows(0, 50)[10:20])
+    room = ReducedKeys.empty(50, 16)
+    room.records[:] = kept.records
+    assert torch.equal(room.rows(0, 50), kept.rows(0, 50))

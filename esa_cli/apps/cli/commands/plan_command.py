@@ -48,7 +48,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     """Bytes of the indexes of documents with so many tokens in the library; None: none is made."""
     if ready.index is None:
         return None
-    from esa_cli.qa.index_archive import index_layout
+    from esa_cli.qa.finding.reduced_keys import index_layout
     from esa_cli.storage.library import Library
 
     layout, library = index_layout(ready.index.dim), Library()

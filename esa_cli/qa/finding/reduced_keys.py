@@ -1,0 +1,57 @@
+"""Reduced keys of a document's tokens in memory, as the library stores them: a byte a number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from esa_cli.storage.library import SEGMENT, Layout
+from esa_cli.storage.library.int8_rows import decode, encode
+
+
+def index_layout(dim: int) -> Layout:
+    """The layout of a token index with reduced keys of R = `dim` numbers, an even number.
+
+    A reduced key is a row of one layer with one head: its first half stands in the place of the
+    key, its second half in that of the value, each with a scale of its own. Eight bits, for the
+    keys have unit length. Nothing is reduced further, and no prompt's head is before the text.
+    """
+    if dim < 2 or dim % 2:
+        raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
+    return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
+
+
+class ReducedKeys:
+    """The reduced keys (N, R) of a document's tokens: a quarter of the bytes of float32.
+
+    Args:
+        records: (N, R + 8) bytes, as `int8_rows.encode` makes them. dim: R.
+    """
+
+    def __init__(self, records: Tensor, dim: int) -> None:
+        self.records, self._layout = records, index_layout(dim)
+        assert records.shape[1] == self._layout.row_bytes, "records must be of this many numbers"
+
+    @classmethod
+    def of(cls, keys: Tensor) -> ReducedKeys:
+        """Keys (n, R), rounded."""
+        return cls(encode(keys, index_layout(keys.shape[1])), keys.shape[1])
+
+    @classmethod
+    def empty(cls, tokens: int, dim: int) -> ReducedKeys:
+        """Room for the keys of so many tokens, not set."""
+        size = tokens, index_layout(dim).row_bytes
+        return cls(torch.empty(size, dtype=torch.uint8), dim)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, R)."""
+        return self.records.shape[0], self._layout.width
+
+    @property
+    def nbytes(self) -> int:
+        return self.records.nbytes
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Reduced keys (stop - start, R) float32 of the tokens [start, stop)."""
+        return decode(self.records[start:stop], self._layout)
