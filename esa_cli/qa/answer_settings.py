@@ -40,6 +40,8 @@ class AnswerSettings(BaseModel):
             each alone with the question, and the most probable span of the best one is the answer.
         form: `span`: always a quotation. `text`: free text, written from the best passages.
             `auto`: free text for questions that ask for more than a quotation.
+        documents: of folders, patterns and the library that are opened for a question, where these
+            have more: the best by their words.
         passages: that are read again. grow: words that each of them may grow to, by whole sentences
             within its paragraphs; 0: passages are read as they are found.
         rounds: 2: half of the passages are found and read first; the others are then found by the
@@ -71,6 +73,7 @@ class AnswerSettings(BaseModel):
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span", "text"] = "auto"
+    documents: int = Field(default=8, ge=1)
     passages: int = Field(default=16, ge=1, le=256)
     grow: int = Field(default=0, ge=0)
     rounds: Literal[1, 2] = 1

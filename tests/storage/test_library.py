@@ -22,7 +22,7 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
-from esa_cli.storage.library import Entry, Layout, Library, manifest
+from esa_cli.storage.library import Entry, Layout, Library, manifest_copies
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 
@@ -129,12 +129,14 @@ def assert_holds(layers: Sequence[KVStore], ids: Sequence[int], layout: Layout =
 
 
 def files(library: Library) -> set[str]:
-    """Every file but the mark, locks and stamps, by its path below the root."""
+    """Every file but the mark, catalogue, locks and stamps, by its path below the root."""
     found = (path for path in library.root.rglob("*") if path.is_file())
     return {
         str(path.relative_to(library.root))
         for path in found
-        if path.suffix not in (".lock", ".used") and path.name != MARKER
+        if path.suffix not in (".lock", ".used")
+        and path.name != MARKER
+        and not path.name.startswith("catalogue")
     }
 
 
@@ -643,4 +645,4 @@ def test_layouts_that_make_no_sense() -> None:
 def test_entries_of_a_folder_that_holds_other_files(library: Library) -> None:
     ingest(library, [1])
     (library.root / "documents" / ".x.doc.abc.part").write_bytes(b"")
-    assert len(manifest.read_all(library._paths)) == 1
+    assert len(manifest_copies.read_all(library._paths)) == 1

@@ -11,7 +11,7 @@ from esa_cli.qa.reply import Asker
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import Document, GatheredDocuments
+    from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.storage.library import Library
@@ -48,7 +48,7 @@ def read(
     Raises:
         UsageError: standard input has no shards. UsageError, DocumentError: as `document.gather`.
     """
-    from esa_cli.documents.document import gather, shard_of, source_files
+    from esa_cli.documents.document import shard_of, source_files
 
     meant = source_files(names)
     if shard is not None and not shard.whole:
@@ -57,7 +57,14 @@ def read(
         every, meant = len(meant.paths), shard_of(meant, shard)
         files = f"{len(meant.sources):,} of {every:,} files"
         reporter.note(f"esa: shard {shard}: {files}", dim=False)
-    found = gather(meant).without_copies()
+    return read_files(meant, reporter)
+
+
+def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
+    """As `read`, of files."""
+    from esa_cli.documents.document import gather
+
+    found = gather(files).without_copies()
     for left_out in found.left_out:
         reporter.warn(f"esa: {left_out.line}")
     return found
@@ -102,6 +109,11 @@ def library_books(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
             reporter.warn(f"esa: left out: {error.message}")
     if not books:
         raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
+    return without_beginnings(books, reporter)
+
+
+def without_beginnings(books: Sequence[Book], reporter: Reporter) -> list[Book]:
+    """The books, of a text that has grown only the longest; reports what is left out."""
     kept = []
     for book in books:
         longer = _grown(book, books)

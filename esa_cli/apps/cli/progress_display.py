@@ -22,12 +22,15 @@ Place = tuple[str, str, int]
 
 
 def token_progress(
-    reporter: Reporter, label: str, show: Callable[[str], None] | None = None
+    reporter: Reporter,
+    label: str,
+    show: Callable[[str], None] | None = None,
+    unit: str = "tokens",
 ) -> Progress:
     """A spinner, or a line now and then, with the rate and the time left.
 
     Args:
-        show: shows a line on a terminal in place of the reporter's spinner.
+        show: shows a line on a terminal in place of the reporter's spinner. unit: what is counted.
     """
     show = show or reporter.waiting
     started = time.monotonic()
@@ -38,7 +41,7 @@ def token_progress(
     def progress(done: int, total: int) -> None:
         rate = done / max(time.monotonic() - started, 1e-9)
         left = time_text((total - done) / max(rate, 1e-9))
-        text = f"{done:,} of {total:,} tokens, {rate:,.0f} tokens/s, {left} left"
+        text = f"{done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
         if reporter.live:
             show(f"{label}: {text}")
         elif done < total:

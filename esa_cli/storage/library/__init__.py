@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from esa_cli.storage.library.catalogue import Catalogue
+from esa_cli.storage.library.file_records import FileRecord
 from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.library_paths import default_root
 from esa_cli.storage.library.maintenance import PruneResult
@@ -10,7 +12,9 @@ from esa_cli.storage.library.row_layout import SEGMENT, Layout
 
 __all__ = [
     "SEGMENT",
+    "Catalogue",
     "Entry",
+    "FileRecord",
     "Layout",
     "Library",
     "PruneResult",

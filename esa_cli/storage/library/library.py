@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import DiskError, LibraryError
-from esa_cli.storage.library import content_names, maintenance, manifest
+from esa_cli.storage.library import content_names, maintenance, manifest, manifest_copies
+from esa_cli.storage.library.catalogue import Catalogue, open_catalogue, tidy
+from esa_cli.storage.library.catalogue_file import catalogue_bytes, with_catalogue
 from esa_cli.storage.library.checksummed_file import write_errors
-from esa_cli.storage.library.library_paths import LibraryPaths, default_root, size_of
+from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, default_root, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.system.machine import size_text
@@ -63,26 +65,36 @@ class Library:
         """Every document, the most recently used first; those with `damage` cannot be used. Raises
         LibraryError: the folder may not be read, or is no library."""
         self._paths.check()
-        return manifest.read_all(self._paths)
+        return manifest_copies.read_all(self._paths)
 
     def matches(self, text: str) -> list[Entry]:
         """The documents whose key begins with `text`, or whose name or source it is."""
-        found = self.entries()
-        return [
-            entry
-            for entry in found
-            if (len(text) >= 4 and entry.key.startswith(text.lower()))
-            or text in (entry.name, entry.provenance.get("source"))
-        ]
+        self._paths.check()
+        return manifest_copies.read_matching(self._paths, text)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all files in the library."""
         return sum(map(size_of, self._paths.files()))
 
+    @property
+    def catalogue_bytes(self) -> int:
+        """Bytes of its catalogue, which `nbytes` does not include."""
+        return catalogue_bytes(self._paths)
+
+    def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
+        """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
+        cannot be written."""
+        return open_catalogue(self._paths, keep)
+
     def size_of(self, tokens: int, layout: Layout) -> int:
         """Estimated bytes of a document of so many tokens."""
         return layout.nbytes(tokens) + OTHER_BYTES * tokens
+
+    @property
+    def exists(self) -> bool:
+        """Whether something was stored in it once."""
+        return (self.root / MARKER).is_file()
 
     @property
     def writable(self) -> bool:
@@ -174,7 +186,9 @@ class Library:
         Raises LibraryError: a file cannot be removed."""
         with write_errors(self.root):
             self._paths.make()
-        return maintenance.remove(self._paths, entry)
+        freed = maintenance.remove(self._paths, entry)
+        with_catalogue(self._paths, lambda db: Catalogue(self._paths, db).drop_unused_texts())
+        return freed
 
     def prune(
         self, max_bytes: int | None = None, *, dry_run: bool = False
@@ -187,4 +201,7 @@ class Library:
             if not self.root.is_dir():
                 return maintenance.PruneResult((), 0, 0, 0)
             self._paths.make()
-        return maintenance.prune(self._paths, max_bytes, dry_run)
+        done = maintenance.prune(self._paths, max_bytes, dry_run)
+        if not dry_run:
+            with_catalogue(self._paths, lambda db: tidy(self._paths, db))
+        return done

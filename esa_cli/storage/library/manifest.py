@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import checksummed_file
 from esa_cli.storage.library.checksummed_file import READ_HINT, damage_error, read_errors
-from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.row_layout import Layout
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
@@ -108,37 +107,41 @@ def write(paths: LibraryPaths, entry: Entry) -> None:
 def read(paths: LibraryPaths, key: str) -> Entry:
     """The entry of a document. Raises LibraryError: the manifest is missing, damaged, another
     document's or another version's."""
-    path = paths.document(key)
-    facts = json.loads(checksummed_file.read(path, "document", key))
+    payload = checksummed_file.read(paths.document(key), "document", key)
+    entry = _of_payload(paths, key, payload)
+    return replace(entry, used=last_use(paths, key, entry.created))
+
+
+def decode_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+    """The entry that the bytes of a manifest contain, without `used`. Raises LibraryError: as
+    `read`."""
+    return _of_payload(
+        paths, key, checksummed_file.decode(data, "document", paths.document(key), key)
+    )
+
+
+def _of_payload(paths: LibraryPaths, key: str, payload: bytes) -> Entry:
+    facts = json.loads(payload)
     if facts["key"] != key:
-        raise damage_error(path, "it is the manifest of another document", key)
+        raise damage_error(paths.document(key), "it is the manifest of another document", key)
     layout = Layout.of_json(facts.pop("layout"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
-    entry = Entry(layout=layout, **lists, **facts)
-    return replace(entry, used=_used(paths, key, entry.created))
+    return Entry(layout=layout, **lists, **facts)
 
 
-def read_all(paths: LibraryPaths) -> list[Entry]:
-    """Every document, the most recently used first; those that cannot be used have `damage`. Raises
-    LibraryError: the folder may not be read."""
-    found = []
-    with read_errors(paths.root):
-        # Not `glob`, which returns nothing for a folder that may not be read.
-        names = os.listdir(paths.documents) if paths.documents.is_dir() else []
-    for name in filter(is_manifest, names):
-        key = name.partition(".")[0]
-        try:
-            found.append(read(paths, key))
-        except LibraryError as error:
-            if exists(paths, key):  # else another process removed it
-                found.append(_without_contents(paths, key, error))
-    return sorted(found, key=lambda entry: (-entry.used, entry.key))
+def read_or_none(paths: LibraryPaths, key: str) -> Entry | None:
+    """As `read`, but with `damage` where it cannot be used; None where another process has removed
+    it. Raises LibraryError: the folder may not be read."""
+    try:
+        return read(paths, key)
+    except LibraryError as error:
+        return _without_contents(paths, key, error) if exists(paths, key) else None
 
 
 def _without_contents(paths: LibraryPaths, key: str, error: LibraryError) -> Entry:
     return Entry(
         key,
-        used=_used(paths, key, 0.0),
+        used=last_use(paths, key, 0.0),
         damage=error.message,
         foreign=isinstance(error, ForeignVersionError),
         unreadable=isinstance(error, UnreadableError),
@@ -165,7 +168,8 @@ def read_text(paths: LibraryPaths, entry: Entry) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def _used(paths: LibraryPaths, key: str, otherwise: float) -> float:
+def last_use(paths: LibraryPaths, key: str, otherwise: float) -> float:
+    """When the document was last opened; `otherwise`, where that is not known."""
     try:
         return paths.document(key, "used").stat().st_mtime
     except OSError:

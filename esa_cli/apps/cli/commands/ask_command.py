@@ -19,9 +19,11 @@ from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.answer_output import Timing
+    from esa_cli.apps.cli.best_books import BestBooks
+    from esa_cli.apps.cli.document_search import DocumentSearch
     from esa_cli.apps.cli.preflight import Preflight
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.documents.document import Document, GatheredDocuments
+    from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.preset import Preset
@@ -75,21 +77,45 @@ def ask(
 
 def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     """Answers on standard output; the exit code. Raises EsaError."""
-    from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.document_search import document_search
     from esa_cli.apps.cli.output_paths import spare
-
-    ways = request.options
-    chosen = request.answer.load_preset(request.model, request.options.overrides)
-    reader = request.answer.reader_choice()
-    found = inputs.read(request.documents, reporter)
-    spare("--report", ways.report, [document.source for document in found.documents])
-    ready = _ready(request, chosen, found.documents, reporter)
-    from esa_cli.apps.cli.commands.one_question import OneQuestion
-    from esa_cli.qa.books import distinct
+    from esa_cli.documents.sources import source_files
     from esa_cli.storage.library import Library
 
-    library = Library()
+    ways = request.options
+    chosen = request.answer.load_preset(request.model, ways.overrides)
+    files, library = source_files(request.documents), Library()
+    spare("--report", ways.report, files.paths)
+    if chosen.answer.source == "rows" or ways.method is not None:
+        return _answer(request, chosen, files, library, None, reporter, timing)
+    with document_search(
+        files, library, reporter,
+        most=chosen.answer.documents, in_library=ways.library, keep=ways.keep,
+    ) as search:  # fmt: skip
+        return _answer(request, chosen, files, library, search, reporter, timing)
+
+
+def _answer(
+    request: AskRequest,
+    chosen: Preset,
+    files: SourceFiles,
+    library: Library,
+    search: DocumentSearch | None,
+    reporter: Reporter,
+    timing: Timing,
+) -> int:
+    """As `_run`; of folders, patterns and library what `search` finds."""
+    from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.best_books import BestBooks
+    from esa_cli.apps.cli.commands.one_question import OneQuestion
+    from esa_cli.apps.cli.document_search import named_alone
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.qa.books import distinct
+
+    ways = request.options
+    reader = request.answer.reader_choice()
+    found = inputs.read_files(files if search is None else named_alone(files), reporter)
+    ready = _ready(request, chosen, found.documents, reporter)
     sources = _check_room(request, ready, found.documents, library)
     later = ready.index is not None and ways.answers_first
     with opened(
@@ -99,12 +125,15 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
         timing.load_s = timing.lap()
         make = esa.open if later or ways.read == "never" else esa.ingest
         books = [make(source) for source in sources]
-        if ways.library:
+        best = None if search is None else BestBooks(search, esa, library, make, reporter)
+        if best is not None and not ways.stdin:
+            books += best.books(request.question)
+        elif best is None and ways.library:
             books += inputs.library_books(esa, library, reporter)
         timing.ingested(books)
         books = distinct(books)
         if ways.stdin:
-            return _lines(esa, books, found, request, reporter)
+            return _lines(esa, books, best, found, request, reporter)
         question = OneQuestion(esa, request, found.left_out, reporter, timing)
         if later and not all(book.read for book in books):
             question.answer_and_read(
@@ -171,6 +200,7 @@ def _check_room(
 def _lines(
     esa: Esa,
     books: Sequence[Book],
+    best: BestBooks | None,
     found: GatheredDocuments,
     request: AskRequest,
     reporter: Reporter,
@@ -182,5 +212,6 @@ def _lines(
     wrong = ask_lines(
         esa, books, numbered_lines(sys.stdin), sys.stdout, ways.as_json, reporter=reporter,
         options=request.generation.arguments(), shown=ways.passages, left_out=found.left_out,
+        more=None if best is None else best.books,
     )  # fmt: skip
     return PARTIAL if wrong else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.batch.result_row import answer_row, error_row
@@ -28,6 +28,7 @@ def ask_lines(
     options: Mapping[str, Any] | None = None,
     shown: int = SHOWN,
     left_out: Sequence[LeftOut] = (),
+    more: Callable[[str], Sequence[Any]] | None = None,
 ) -> int:
     """Answers every line, and returns how many got no answer.
 
@@ -37,7 +38,7 @@ def ask_lines(
     Args:
         lines: numbers and questions, as `inputs.numbered_lines` gives them.
         options: keyword arguments for `asker.ask`. shown: passages of each answer.
-        left_out: of the documents, for the JSON.
+        left_out: of the documents, for the JSON. more: further books for a question.
     """
     asking = {**(options or {}), "evidence": shown}
     wrong = 0
@@ -47,7 +48,8 @@ def ask_lines(
         try:
             if isinstance(question, EsaError):
                 raise question
-            found = asker.ask(question, books, on_text=None if as_json else spoken, **asking)
+            about = [*books, *more(question)] if more else books
+            found = asker.ask(question, about, on_text=None if as_json else spoken, **asking)
         except EsaError as error:
             wrong += 1
             row, text, reply = error_row(error), "", None
@@ -55,7 +57,7 @@ def ask_lines(
                 where = "" if error is question else f"line {number}: "
                 complain(reporter, f"esa: {where}{error.message}")
         else:
-            row, text, reply = answer_row(found, books, left_out), clean(found.text), found
+            row, text, reply = answer_row(found, about, left_out), clean(found.text), found
         reporter.settle()
         if as_json:
             words = question if isinstance(question, str) else ""

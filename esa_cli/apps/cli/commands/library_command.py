@@ -43,6 +43,7 @@ def list_(as_json: options.Json = False) -> None:
             {
                 "folder": str(library.root),
                 "bytes": library.nbytes,
+                "catalogue_bytes": library.catalogue_bytes,
                 "documents": [entry.as_json() for entry in found],
             }
         )
@@ -60,7 +61,8 @@ def list_(as_json: options.Json = False) -> None:
             for entry in found
         ]
         print_table(("id", "tokens", "size", "used", "preset", "rows", "document"), rows)
-        print(f"{size_text(library.nbytes)} in {library.root}")
+        catalogue = size_text(library.catalogue_bytes)
+        print(f"{size_text(library.nbytes)} in {library.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; `esa ingest` reads one")
 

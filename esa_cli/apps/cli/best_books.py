@@ -1,0 +1,85 @@
+"""Books of the documents that a search ranks first for a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from esa_cli.apps.cli.document_search import Candidate, DocumentSearch
+from esa_cli.apps.cli.inputs import without_beginnings
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book
+from esa_cli.storage.library import Library
+
+KEPT = 3
+"""Times as many books stay open as a question is asked about, for the next questions."""
+
+
+class BestBooks:
+    """Opens the best documents of a search, and keeps them open for the next question.
+
+    Args:
+        make: makes a book of a path.
+    """
+
+    def __init__(
+        self,
+        search: DocumentSearch,
+        esa: Esa,
+        library: Library,
+        make: Callable[[str], Book],
+        reporter: Reporter,
+    ) -> None:
+        self._search, self._esa, self._library = search, esa, library
+        self._make, self._reporter = make, reporter
+        self._open: dict[Candidate, Book] = {}
+        """The last used last."""
+
+    def books(self, question: str) -> list[Book]:
+        """The best documents that can be opened. Raises UsageError: there is none."""
+        most, passed = self._search.most, 0
+        found: list[Book] = []
+        for candidate in self._search.ranked(question):
+            if len(found) == most:
+                break
+            book = self._open.pop(candidate, None) or self._opened(candidate)
+            if book is None:
+                passed += 1
+            else:
+                found.append(book)
+                self._open[candidate] = book
+        for candidate in list(islice(self._open, max(0, len(self._open) - KEPT * most))):
+            del self._open[candidate]
+        if passed:
+            self._reporter.warn(
+                f"esa: left out: {passed:,} documents that cannot be read, or were read by another "
+                "model or other settings"
+            )
+        if not found:
+            raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
+        count = f"{len(self._search):,} documents by their words"
+        self._reporter.note(f"esa: searched {count}, asking the best {len(found)}")
+        return without_beginnings(found, self._reporter)
+
+    def _opened(self, candidate: Candidate) -> Book | None:
+        if candidate.path:
+            return self._from_file(candidate.path)
+        for key in candidate.keys:
+            try:
+                entry = self._library.find(key)
+                if entry is not None:
+                    return self._esa.stored(entry)
+            except UsageError:  # read by another model or other settings
+                continue
+            except DocumentError as error:
+                self._reporter.warn(f"esa: left out: {error.message}")
+        return None
+
+    def _from_file(self, path: str) -> Book | None:
+        try:
+            return self._make(path)
+        except DocumentError as error:
+            self._reporter.warn(f"esa: left out: {error.message}")
+            return None

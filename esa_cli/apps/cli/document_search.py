@@ -1,0 +1,126 @@
+"""Documents of a question where there are many: their words are searched, and the best are opened.
+
+Candidates are the files of folders and patterns, and with `--library` its documents and the files
+of `esa sync`. Documents that are named one by one are asked in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from esa_cli.apps.cli.progress_display import token_progress
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.documents.sources import SourceFiles
+from esa_cli.documents.text_builder import first_names
+from esa_cli.errors import DocumentError
+from esa_cli.qa.file_indexing import FileIndexing
+from esa_cli.storage.library import Catalogue, Library
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A text that may be asked: the path of a file, or keys of documents in the library."""
+
+    path: str = ""
+    keys: tuple[str, ...] = ()
+
+
+class DocumentSearch:
+    """Candidates of a catalogue that has the words of all of them.
+
+    Args:
+        candidates: by the digest of their text. most: how many are asked.
+    """
+
+    def __init__(self, catalogue: Catalogue, candidates: dict[str, Candidate], most: int) -> None:
+        self._catalogue, self._candidates, self.most = catalogue, candidates, most
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def ranked(self, question: str) -> list[Candidate]:
+        """The candidates, best first; those without a word of the question last, as they come."""
+        found = self._catalogue.texts.ranked(question)
+        order = dict.fromkeys([*(one.digest for one in found), *self._candidates])
+        return [self._candidates[digest] for digest in order if digest in self._candidates]
+
+
+def named_alone(files: SourceFiles) -> SourceFiles:
+    """Without the files of folders and patterns."""
+    named = tuple(source for source in files.sources if not source.of)
+    return SourceFiles(named, files.left_out)
+
+
+@contextmanager
+def document_search(
+    files: SourceFiles,
+    library: Library,
+    reporter: Reporter,
+    *,
+    most: int,
+    in_library: bool = False,
+    keep: bool | None = None,
+) -> Iterator[DocumentSearch | None]:
+    """The search over files of folders and patterns and, if `in_library`, over the library; None
+    where there are at most `most` candidates, or this Python's sqlite3 cannot search: all of them
+    are then to be asked.
+
+    Args:
+        keep: False: words of files are not kept, unless the library is asked, too.
+
+    Raises:
+        DocumentError: there is no candidate that can be read. LibraryError, DiskError.
+    """
+    named = set(named_alone(files).paths)
+    several = [path for path in files.paths if path not in named]
+    if len(several) <= most and not (in_library and library.exists):
+        yield None
+        return
+    kept = (in_library or keep is not False) and library.writable
+    with library.catalogue(kept) as catalogue:
+        stored = catalogue.stored_keys() if in_library else {}
+        synced = [one.path for one in catalogue.files.synced()] if in_library else []
+        if len(several) + len(stored) + len(synced) <= most and not synced:
+            yield None
+        elif not catalogue.texts.searchable:
+            reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
+            yield None
+        else:
+            candidates = _file_candidates(catalogue, several, synced, reporter)
+            if stored:
+                progress = token_progress(reporter, "words of the library", unit="documents")
+                for error in catalogue.add_stored_texts(progress):
+                    reporter.warn(f"esa: left out: {error.message}")
+                reporter.settle()
+            candidates |= {digest: Candidate(keys=tuple(keys)) for digest, keys in stored.items()}
+            yield DocumentSearch(catalogue, candidates, most)
+
+
+def _file_candidates(
+    catalogue: Catalogue, several: Sequence[str], synced: Sequence[str], reporter: Reporter
+) -> dict[str, Candidate]:
+    """The files by the digests of their texts, each text once; reports those that cannot be read.
+
+    Raises:
+        DocumentError: none can.
+    """
+    given = {os.path.abspath(path): path for path in [*synced, *several]}
+    if not given:
+        return {}
+    progress = token_progress(reporter, "words of the files", unit="files")
+    changes = FileIndexing(catalogue).update(list(given), progress)
+    reporter.settle()
+    refused = changes.refused
+    if several and refused and not changes.readable:
+        raise DocumentError(refused[0].why, refused[0].hint)
+    if refused:
+        names = first_names([given[one.path] for one in refused])
+        count = f"{len(refused):,} {'file' if len(refused) == 1 else 'files'}"
+        reporter.warn(f"esa: left out: {count} that cannot be read ({names})")
+    found: dict[str, Candidate] = {}
+    for record in changes.readable:
+        found.setdefault(record.digest, Candidate(given[record.path]))
+    return found

@@ -1,0 +1,120 @@
+"""Words and records of files in a library's catalogue, so that an unchanged file is read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from esa_cli.documents.document import Document, read_document
+from esa_cli.errors import DocumentError
+from esa_cli.storage.library import Catalogue, FileRecord
+from esa_cli.storage.library.catalogue_file import file_stamp
+from esa_cli.system.progress import Progress
+from esa_cli.system.text import text_digest
+
+
+@dataclass
+class FileChanges:
+    """What an update did.
+
+    Args:
+        records: of all files, in their order. added, changed: those that were new, or had another
+            text than before. read: how many files were opened. former: digests of texts that
+            changed files had before.
+    """
+
+    records: list[FileRecord] = field(default_factory=list)
+    added: list[FileRecord] = field(default_factory=list)
+    changed: list[FileRecord] = field(default_factory=list)
+    read: int = 0
+    former: list[str] = field(default_factory=list)
+
+    def count(self, known: FileRecord | None, record: FileRecord) -> None:
+        """Counts a file that was opened."""
+        self.read += 1
+        if known is None:
+            self.added.append(record)
+        elif known.digest != record.digest:
+            self.changed.append(record)
+            self.former.append(known.digest)
+
+    @property
+    def readable(self) -> list[FileRecord]:
+        return [one for one in self.records if one.digest]
+
+    @property
+    def refused(self) -> list[FileRecord]:
+        """Those that cannot be read."""
+        return [one for one in self.records if not one.digest]
+
+
+class FileIndexing:
+    """Brings a catalogue up to date with files.
+
+    Args:
+        folder: that of `esa sync`; empty: records keep theirs. read: `read_document`, or one that
+            remembers.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        folder: str = "",
+        read: Callable[[str], Document] = read_document,
+    ) -> None:
+        self._catalogue, self._folder, self._read = catalogue, folder, read
+
+    def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
+        """Reads the files that are new or have changed, and adds their words. Stopped in the
+        middle, the next update continues. A file that cannot be read gets a record of why.
+
+        Args:
+            progress: called with the files done and all files.
+        """
+        changes = FileChanges()
+
+        def next_one() -> Callable[[], None] | None:
+            write = self._next(paths[len(changes.records)], changes)
+            if progress:
+                progress(len(changes.records), len(paths))
+            return write
+
+        self._catalogue.in_pieces(next_one, lambda: len(changes.records) < len(paths))
+        if changes.former:
+            self._catalogue.drop_unused_texts()
+        return changes
+
+    def _next(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
+        """Reads a file if it must be; what then is to be written."""
+        files, path = self._catalogue.files, os.path.abspath(path)
+        known = files.find(path)
+        folder = self._folder or (known.folder if known else "")
+        if known is not None and known.is_current:
+            record, text = known._replace(folder=folder), ""
+        else:
+            record, text = self._opened(path, folder)
+            changes.count(known, record)
+        changes.records.append(record)
+        if record == known:
+            return None
+
+        def write() -> None:
+            if text:
+                self._catalogue.texts.add(text, record.digest)
+            files.put(record)
+
+        return write
+
+    def _opened(self, path: str, folder: str) -> tuple[FileRecord, str]:
+        """The record and the text of a file that is read now."""
+        try:
+            stamp = file_stamp(path)  # before it is read: it may change meanwhile
+        except OSError:
+            stamp = ""
+        try:
+            document = self._read(path)
+        except DocumentError as error:
+            return FileRecord(path, stamp, "", 0, error.message, error.hint, folder), ""
+        digest = text_digest(document.text)
+        return FileRecord(path, stamp, digest, document.bytes, folder=folder), document.text

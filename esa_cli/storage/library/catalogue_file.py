@@ -1,0 +1,209 @@
+"""The catalogue of a library: one sqlite file of what commands would otherwise scan many files for.
+
+    manifests   verified copies of the documents' manifests            (`manifest_copies.py`)
+    files       files that were read, with size, time, text's digest   (`file_records.py`)
+    texts, passages   words of texts, each once by its digest          (`text_index.py`)
+
+`catalogue.py` puts them together.
+
+All of it is made from other files, again where it is missing, damaged or older than these. It is
+written in transactions with a write-ahead log, so a kill loses at most what is then made again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from esa_cli.errors import DiskError, LibraryError
+from esa_cli.storage.library.checksummed_file import write_errors
+from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, size_of
+
+NAME = "catalogue-1.sqlite"
+"""With the version of the tables: another version of esa has a file of its own."""
+BUSY_S = 30.0
+"""Seconds of waiting while another process writes."""
+SETTLED_NS = 2_000_000_000
+"""A file that changed within so many nanoseconds before it was read may change again with the same
+time stamp, and is read again the next time."""
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_TABLES = """
+CREATE TABLE IF NOT EXISTS manifests (
+    key TEXT PRIMARY KEY, stamp TEXT, name TEXT, source TEXT, text_sha256 TEXT, created REAL,
+    data BLOB);
+CREATE INDEX IF NOT EXISTS manifest_names ON manifests (name);
+CREATE INDEX IF NOT EXISTS manifest_sources ON manifests (source);
+CREATE INDEX IF NOT EXISTS manifest_texts ON manifests (text_sha256);
+CREATE TABLE IF NOT EXISTS files (
+    path TEXT PRIMARY KEY, stamp TEXT, digest TEXT, bytes INTEGER, why TEXT, hint TEXT,
+    folder TEXT DEFAULT '');
+CREATE INDEX IF NOT EXISTS file_digests ON files (digest);
+CREATE TABLE IF NOT EXISTS texts (
+    id INTEGER PRIMARY KEY, digest TEXT UNIQUE, characters INTEGER, passages INTEGER, words BLOB);
+"""
+# Contentless: the words are in `texts`, compressed. ASCII: stems have no capitals, and every other
+# character counts as a letter.
+_PASSAGES = "CREATE VIRTUAL TABLE passages USING fts5(words, content='', tokenize='ascii')"
+Result = TypeVar("Result")
+
+
+def catalogue_path(paths: LibraryPaths) -> Path:
+    return paths.root / NAME
+
+
+def catalogue_bytes(paths: LibraryPaths) -> int:
+    """Bytes of the catalogue and its log."""
+    path = catalogue_path(paths)
+    return size_of(path) + size_of(path.with_name(f"{NAME}-wal"))
+
+
+def file_stamp(path: Path | str) -> str:
+    """Text that differs where a file has changed; empty where it changed a moment ago. Raises
+    OSError."""
+    facts = Path(path).stat()
+    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+    if changed > time.time_ns() - SETTLED_NS:
+        return ""
+    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
+
+
+def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    """What `work` returns of the catalogue; where there is no library yet or it cannot be
+    written, of an empty one in memory. `work` may run twice."""
+    if (paths.root / MARKER).is_file():
+        try:
+            with _opened(paths) as db:
+                return work(db)
+        except Exception:  # what is not the file's fault is raised again below
+            pass
+    with catalogue_in_memory() as db:
+        return work(db)
+
+
+@contextmanager
+def writable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
+    """The catalogue, for work that is not repeated. Raises LibraryError, DiskError: it cannot be
+    written."""
+    with write_errors(paths.root):
+        paths.make()
+    try:
+        with _opened(paths) as db:
+            yield db
+    except sqlite3.Error as error:
+        full = _code(error) == sqlite3.SQLITE_FULL
+        raise (DiskError if full else LibraryError)(
+            f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
+            "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
+            "the file may be deleted, and is made again",
+        ) from error
+
+
+@contextmanager
+def catalogue_in_memory() -> Iterator[sqlite3.Connection]:
+    """An empty catalogue that ends with its block."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        _prepare(db)
+        yield db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Everything that the block writes, or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def searchable(db: sqlite3.Connection) -> bool:
+    """Whether this Python's sqlite3 has full-text search (FTS5)."""
+    try:
+        db.execute("SELECT rowid FROM passages LIMIT 0")
+    except sqlite3.OperationalError:
+        return False
+    return True
+
+
+@contextmanager
+def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
+    """The catalogue; one that is damaged is removed, before or when it is found to be."""
+    path = catalogue_path(paths)
+    before = _inode(path)
+    try:
+        db = _connect(path)
+    except (sqlite3.Error, UnicodeError) as error:
+        if not _is_damage(error):
+            raise
+        _remove(paths, before)
+        db = _connect(path)
+    with closing(db):
+        opened = _inode(path)
+        try:
+            yield db
+        except (sqlite3.Error, UnicodeError) as error:
+            if _is_damage(error):
+                _remove(paths, opened)
+            raise
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        path.chmod(0o600)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        _prepare(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA cache_size = -65536")
+    db.executescript(_TABLES)
+    if not searchable(db):
+        try:
+            db.execute(_PASSAGES)
+        except sqlite3.OperationalError as error:
+            if "no such module" not in str(error) and "already exists" not in str(error):
+                raise
+
+
+def _remove(paths: LibraryPaths, damaged: int) -> None:
+    """Removes the catalogue, unless another process has made a new one by now.
+
+    Args:
+        damaged: the inode of the damaged file.
+    """
+    path = catalogue_path(paths)
+    with paths.locked("catalogue"):
+        if _inode(path) == damaged:
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(NAME + suffix).unlink(missing_ok=True)
+
+
+def _inode(path: Path) -> int:
+    """0 where there is no such file."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _is_damage(error: sqlite3.Error | UnicodeError) -> bool:
+    """Whether the file is to blame: what is in it, or that its tables are not ours."""
+    return isinstance(error, UnicodeError) or _code(error) in _DAMAGED
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -1,0 +1,165 @@
+"""`esa ask` of more documents than are opened: the best by their words are. Tiny random model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_fixtures import cache, surroundings
+from command import TINY, Result
+
+from esa_cli.__main__ import main
+from esa_cli.documents import document
+from esa_cli.storage.library import Library, catalogue_file
+
+__all__ = ["cache", "surroundings"]
+
+THINGS = (
+    "harp",
+    "anvil",
+    "loom",
+    "kiln",
+    "sundial",
+    "ferry",
+    "belfry",
+    "orchard",
+    "quarry",
+    "mill",
+)
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(
+    surroundings: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """`esa` that answers from text, in a folder of ten files, with a library of its own."""
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    folder = Path("town")
+    folder.mkdir()
+    for at, thing in enumerate(THINGS):
+        text = f"The {thing} of the town has stood there since the year {1200 + at}. " * 20
+        (folder / f"{at}.txt").write_text(text, "utf-8")
+
+    def call(*arguments: str, most: int = 2) -> Result:
+        text = ("--set", "answer.from=text", "--set", f"answer.documents={most}")
+        asks = arguments[0] in ("ask", "ingest")
+        code = main(
+            [arguments[0], *(TINY if asks else ()), *(text if asks else ()), *arguments[1:]]
+        )
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return call
+
+
+def names(result: Result) -> list[str]:
+    return [one["name"] for one in json.loads(result.out)["documents"]]
+
+
+def test_the_best_files_of_a_folder_are_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = run("ask", "town", "How old is the kiln?", "--json")
+    assert asked.code == 0, asked.err
+    assert names(asked)[0] == "3.txt"
+    assert len(names(asked)) == 2
+    assert "searched 10 documents by their words, asking the best 2" in asked.err
+    opened = list[str]()
+    real = document.file_bytes.from_file
+
+    def count(source: str, limit: int) -> bytes:
+        opened.append(source)
+        return real(source, limit)
+
+    monkeypatch.setattr(document.file_bytes, "from_file", count)
+    again = run("ask", "town", "How old is the kiln?", "--json")
+    assert names(again) == names(asked)
+    assert len(opened) == 2, "unchanged files are not read again"
+    Path("town/7.txt").write_text("A second kiln. " * 90, "utf-8")
+    os.utime("town/7.txt", ns=(1, 1))
+    assert names(run("ask", "town", "How old is the kiln?", "--json"))[0] in ("7.txt", "3.txt")
+    assert "7.txt" in names(run("ask", "town", "Is there a second kiln?", "--json"))
+
+
+def test_named_documents_are_asked_beside_the_best(run: Run) -> None:
+    asked = run("ask", "town/0.txt", "town", "How old is the kiln?", "--json")
+    assert names(asked)[:2] == ["0.txt", "3.txt"]
+    assert len(names(asked)) == 3
+    assert "searched 9 documents" in asked.err
+
+
+def test_few_files_are_all_asked(run: Run) -> None:
+    asked = run("ask", "town", "How old is the kiln?", "--json", most=10)
+    assert len(names(asked)) == 10
+    assert "searched" not in asked.err
+    assert not Library().exists
+
+
+def test_words_are_not_kept_with_no_keep(run: Run) -> None:
+    asked = run("ask", "town", "How old is the kiln?", "--json", "--no-keep")
+    assert names(asked)[0] == "3.txt"
+    assert not Library().exists
+
+
+def test_answers_from_rows_are_of_all_documents(run: Run) -> None:
+    asked = run("ask", "town", "How old is the kiln?", "--json", "--set", "answer.from=rows")
+    assert len(names(asked)) == 10
+
+
+def test_each_line_has_documents_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
+    monkeypatch.setattr("sys.stdin", lines)
+    asked = run("ask", "town", "--stdin")
+    assert asked.code == 0, asked.err
+    assert asked.err.count("searched 10 documents") == 2
+    assert "3.txt" in asked.err
+    assert "9.txt" in asked.err
+
+
+def test_the_best_documents_of_the_library_are_asked(run: Run) -> None:
+    rows = ("--set", "answer.from=rows")
+    assert run("ingest", *(f"town/{at}.txt" for at in range(5)), *rows, "-q").code == 0
+    asked = run("ask", "--library", "How old is the kiln?", "--json")
+    assert asked.code == 0, asked.err
+    assert names(asked)[0] == "3.txt"
+    assert len(names(asked)) == 2
+    assert len(names(run("ask", "--library", "The kiln?", "--json", most=9))) == 5
+    both = run("ask", "--library", "town", "How old is the mill?", "--json")
+    assert names(both)[0] == "9.txt"
+    assert "searched 10 documents" in both.err, "a text is searched once"
+    other = run("ask", "--library", "Kiln?", "--json", "--set", "prompt.before=x")
+    assert other.code == 2
+    assert "left out: 5 documents that cannot be read, or were read by another" in other.err
+
+
+def test_files_that_cannot_be_read_are_named(run: Run) -> None:
+    Path("town/x.pdf").write_bytes(b"%PDF-1.4 broken")
+    asked = run("ask", "town", "How old is the kiln?", "--json")
+    assert names(asked)[0] == "3.txt"
+    assert "left out: 1 file that cannot be read (town/x.pdf)" in asked.err
+
+
+def test_without_full_text_search_all_are_opened(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sqlite3.connect
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if "fts5" in sql:
+                raise sqlite3.OperationalError("no such module: fts5")
+            return super().execute(sql, *values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *given, **more: real(*given, factory=Connection, **more)
+    )
+    asked = run("ask", "town", "How old is the kiln?", "--json")
+    assert len(names(asked)) == 10
+    assert "this Python's sqlite3 has no FTS5" in asked.err

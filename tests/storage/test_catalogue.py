@@ -1,0 +1,210 @@
+"""The catalogue: what it says is what the files say, whatever happens to it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from forked import killed, taken
+from test_library import WITH, files, ingest, text_of
+
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import Entry, Library, catalogue_file, manifest
+from esa_cli.storage.library.catalogue_file import NAME
+from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.system.text import text_digest
+
+TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "anvil", "loom"))]
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time stamps of files that changed a moment ago are trusted."""
+    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    made = Library(tmp_path / "library")
+    for number in range(3):
+        ingest(made, [number, *range(20)])
+    return made
+
+
+def without_reading(library: Library) -> list[Entry]:
+    """The entries, if no manifest is read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read"))
+        return library.entries()
+
+
+def test_manifests_are_read_once(library: Library) -> None:
+    first = library.entries()
+    assert len(first) == 3
+    assert without_reading(library) == first
+    assert library.catalogue_bytes > 0
+    (library.root / NAME).unlink()
+    assert library.entries() == first
+
+
+def test_a_young_manifest_is_read_again(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_file, "SETTLED_NS", 10**18)
+    library.entries()
+    with pytest.raises(pytest.fail.Exception, match="is read"):
+        without_reading(library)
+
+
+def test_documents_come_go_and_change(library: Library) -> None:
+    library.entries()
+    new = ingest(library, [9, 8, 7])
+    assert {entry.key for entry in library.entries()} >= {new.key}
+    library.remove(new)
+    assert new.key not in {entry.key for entry in library.entries()}
+    gone, broken = library.entries()[:2]
+    (library.root / "documents" / f"{gone.key}.doc").unlink()
+    path = library.root / "documents" / f"{broken.key}.doc"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    found = {entry.key: entry.damage for entry in library.entries()}
+    assert gone.key not in found
+    assert "checksum is wrong" in found[broken.key]
+    assert [one.key for one in library.matches(broken.id)] == [broken.key]
+
+
+def test_lookups_are_those_of_all_entries(library: Library) -> None:
+    all_ = library.entries()
+    assert library.matches("book.txt") == all_
+    assert library.matches("/books/book.txt") == all_
+    assert [library.matches(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
+    assert library.matches("zzzz") == library.matches("boo") == []
+    with library.catalogue() as catalogue:
+        assert catalogue.stored_keys() == {one.text_sha256: [one.key] for one in all_}
+
+
+def test_a_manifest_that_no_row_knows_is_found(library: Library) -> None:
+    """A kill between the manifest and its row costs nothing."""
+    library.entries()
+    ids = [5, *range(20)]
+    key = library.key(WITH, text_of(ids))
+    real = manifest.touch
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(manifest, "touch", stop)
+        ingest(library, ids)
+    assert manifest.touch is real
+    assert key in {entry.key for entry in library.entries()}
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "empty", "flips"])
+def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> None:
+    wanted = library.entries()
+    path, draw = library.root / NAME, random.Random(3)
+    for _ in range(40 if damage == "flips" else 1):
+        data = bytearray(path.read_bytes())
+        if damage == "flips":
+            for _ in range(20):
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(
+            {"cut": bytes(data[:5000]), "other": b"no database" * 99, "empty": b""}.get(
+                damage, data
+            )
+        )
+        assert library.entries() == wanted
+        assert library.matches(wanted[0].id) == wanted[:1]
+        assert library.entries() == wanted
+    path.unlink()
+    library.entries()
+    assert without_reading(library) == wanted
+
+
+def test_a_catalogue_that_cannot_be_written_is_done_without(library: Library) -> None:
+    (library.root / NAME).unlink(missing_ok=True)
+    (library.root / NAME).mkdir()
+    assert len(library.entries()) == 3
+    library.remove(library.entries()[0])
+    assert library.prune().left == library.nbytes
+    with pytest.raises(LibraryError, match="cannot be written"), library.catalogue():
+        pass
+    with library.catalogue(keep=False) as catalogue:
+        assert catalogue.add_stored_texts() == []
+        assert len(catalogue.texts) == 2
+
+
+def test_looking_makes_no_catalogue(tmp_path: Path) -> None:
+    assert Library(tmp_path).entries() == []
+    assert list(tmp_path.iterdir()) == []
+    assert not Library(tmp_path).exists
+
+
+def test_words_go_with_their_document(library: Library) -> None:
+    with library.catalogue() as catalogue:
+        assert catalogue.add_stored_texts() == []
+        assert len(catalogue.texts) == 3
+        assert catalogue.add_stored_texts(lambda *_: pytest.fail("again")) == []
+    first, second = library.entries()[:2]
+    library.remove(first)
+    with library.catalogue() as catalogue:
+        assert catalogue.texts.digests() == {one.text_sha256 for one in library.entries()}
+    (library.root / "documents" / f"{second.key}.doc").unlink()
+    library.prune(dry_run=True)
+    with library.catalogue() as catalogue:
+        assert len(catalogue.texts) == 2
+    library.prune()
+    with library.catalogue() as catalogue:
+        assert len(catalogue.texts) == 1
+    data = (library.root / NAME).read_bytes()
+    assert b"esa-library" in data, "the copies are not compressed"
+    assert second.key.encode() not in data
+
+
+def test_a_text_that_cannot_be_read_is_said(library: Library) -> None:
+    entry = library.entries()[0]
+    (library.root / "documents" / f"{entry.key}.text").write_bytes(b"")
+    with library.catalogue() as catalogue:
+        (error,) = catalogue.add_stored_texts()
+        assert entry.key in error.message
+        assert len(catalogue.texts) == 2
+
+
+def add_texts(library: Library, count: int) -> None:
+    todo = iter([f"{text} {number}" for number in range(count) for text in TEXTS])
+    left = 3 * count
+    with library.catalogue() as catalogue:
+
+        def one() -> object:
+            nonlocal left
+            left -= 1
+            text = next(todo)
+            return partial(catalogue.texts.add, text, text_digest(text))
+
+        catalogue.in_pieces(one, lambda: left > 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
+def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
+    draw, library = random.Random(1), Library(tmp_path / "library")
+    whole = Library(tmp_path / "whole")
+    for one in (library, whole):
+        with one.catalogue():
+            assert (one.root / MARKER).is_file()
+    needs = taken(partial(add_texts, whole, 300))
+    for _ in range(15):
+        killed(partial(add_texts, library, 300), draw.uniform(0, needs))
+        with sqlite3.connect(library.root / NAME) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    add_texts(library, 300)
+    found = []
+    for one in (library, whole):
+        with one.catalogue() as catalogue:
+            assert len(catalogue.texts) == 900
+            found.append(sorted(catalogue.texts.ranked("harp in hall 7")))
+    assert found[0] == found[1]
+    assert files(library) == files(whole)
