@@ -57,7 +57,7 @@ class TokenWindowIndex:
             halves[token // self._half].append(number)
         # Window w is halves w and w + 1; a text of one half is one window.
         texts = [first + second for first, second in pairwise(halves)] or halves
-        self._bm25 = Bm25(texts, self._vocabulary)
+        self._bm25 = Bm25.of(texts, len(self._vocabulary))
 
     def scores(self, question: str) -> Tensor:
         """(tokens,) float32: BM25 of each token's best window; 0 where no word is shared."""

@@ -99,7 +99,8 @@ class TextAnswers:
             or texts != self._kept[0]
             or any(one is not other for one, other in zip(keys, self._kept[1], strict=True))
         ):
-            finder = PassageFinder(texts, [book.spans for book in books], keys)
+            spans, words = [book.spans for book in books], [book.words for book in books]
+            finder = PassageFinder(texts, spans, keys, words)
             self._kept = texts, keys, finder
         return self._kept[2]
 

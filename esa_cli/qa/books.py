@@ -10,6 +10,7 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.storage.library import Entry
 from esa_cli.storage.prefilled_document import PrefilledDocument, text_rows
 
@@ -23,7 +24,8 @@ class Book:
             read, and can be asked only where answers come from text.
         spans: (n, 2) first and last character of each token of its text.
         entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
-        index: its reduced keys (n, R), for finding; None: it has no token index.
+        index: its reduced keys (n, R), for finding; None: it has no token index. words: of its
+            sentences; None: they are not stored.
     """
 
     document: Document
@@ -32,6 +34,7 @@ class Book:
     entry: Entry | None = None
     read_s: float = 0.0
     index: ReducedKeys | None = None
+    words: SentenceWords | None = None
 
     @property
     def read(self) -> bool:
@@ -51,13 +54,14 @@ class PlacedBook:
     Args:
         document: with a name that no other book of the question has. spans: (n, 2) first and last
             character of each token of its text. rows: the cached tokens of its text.
-        index: as `Book.index`.
+        index, words: as in `Book`.
     """
 
     document: Document
     spans: Tensor
     rows: range
     index: ReducedKeys | None = None
+    words: SentenceWords | None = None
 
 
 def distinct(books: Sequence[Book]) -> list[Book]:
@@ -73,7 +77,7 @@ def place_books(books: Sequence[Book]) -> list[PlacedBook]:
     read = [book.prefilled for book in books if book.prefilled]
     rows = text_rows(read) if len(read) == len(books) else _rows_of_text(books)
     return [
-        PlacedBook(replace(book.document, name=name), book.spans, at, book.index)
+        PlacedBook(replace(book.document, name=name), book.spans, at, book.index, book.words)
         for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
     ]
 

@@ -13,6 +13,7 @@ from esa_cli.documents.document import Document
 from esa_cli.qa.archive import provenance
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
+from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_archive import (
     INDEX,
@@ -50,9 +51,20 @@ class IndexIngest(PartIngest):
         assert self.library is not None
         stored = self.library.open(entry)
         [store] = stored.layers()
-        return self.held(
-            Book(document, None, stored.offsets, entry, read_s, index=read_keys(store))
-        )
+        keys, words = read_keys(store), self._words(entry, document.text)
+        return self.held(Book(document, None, stored.offsets, entry, read_s, keys, words))
+
+    def _words(self, entry: Entry, text: str) -> SentenceWords:
+        """The text's words, from the library; put there where it lacks them or this esa would
+        divide the text otherwise."""
+        assert self.library is not None
+        payload = self.library.words(entry)
+        found = None if payload is None else SentenceWords.of_bytes(payload)
+        if found is None:
+            found = sentence_words(text)
+            if self.keep:
+                self.library.keep_words(entry, found.as_bytes())
+        return found
 
     def make(
         self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float

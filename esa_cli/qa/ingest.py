@@ -166,5 +166,7 @@ def joined(books: Iterable[Book | None]) -> Book | None:
         if book is None:
             return None
         spent = max(book.read_s, whole.read_s if whole else 0.0)
-        whole = replace(whole, index=book.index, read_s=spent) if whole else book
+        if whole:
+            book = replace(whole, index=book.index, words=book.words, read_s=spent)
+        whole = book
     return whole

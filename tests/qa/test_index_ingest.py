@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 from forked import child, ended, killed, taken
@@ -22,6 +23,7 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
+from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_archive import index_identity
 from esa_cli.qa.ingest_events import IngestEvents
@@ -398,3 +400,63 @@ def test_identity_and_layout() -> None:
         index_layout(7)
     texts = [index_identity(model, digest) for model in ({}, {"a": 1}) for digest in "ab"]
     assert len(set(texts)) == 4
+
+
+def test_the_words_are_stored_beside_the_index(
+    loaded: Any, library: Library, finder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with esa(loaded, library, finder) as one:
+        made = one.ingest(note())
+    assert made.entry is not None
+    assert made.words is not None
+    path = library.root / "documents" / f"{made.entry.key}.words"
+    stored = path.read_bytes()
+    assert library.verify(made.entry) == []
+
+    def opened(**options: Any) -> Book:
+        with esa(loaded, library, finder, **options) as two:
+            found = two.find(note())
+        assert found is not None
+        assert found.words is not None
+        assert found.words.ids.tolist() == made.words.ids.tolist()  # type: ignore[union-attr]
+        return found
+
+    def refused(text: str) -> SentenceWords:
+        raise AssertionError("the stored words must be used")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_ingest, "sentence_words", refused)
+        opened()
+    for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1])):
+        path.write_bytes(damaged)
+        assert len(library.verify(made.entry)) == 1
+        opened(keep=False)
+        assert path.read_bytes() == damaged, "nothing is kept"
+        opened()
+        assert path.read_bytes() == stored
+    path.unlink()
+    assert library.verify(made.entry) == []
+    opened()
+    with monkeypatch.context() as patch:
+        patch.setattr("esa_cli.qa.finding.sentence_words._version", lambda: "later")
+        opened()
+        assert path.read_bytes() != stored
+    library.remove(made.entry)
+    assert not path.exists()
+
+
+def test_words_are_not_stored_where_another_process_is_at_the_document(
+    loaded: Any, library: Library, finder: Path
+) -> None:
+    with esa(loaded, library, finder) as one:
+        made = one.ingest(note())
+        assert made.entry is not None
+        path = library.root / "documents" / f"{made.entry.key}.words"
+        path.unlink()
+        with filelock.FileLock(library.root / "locks" / f"{made.entry.key}.lock"):
+            found = one.find(note())
+        assert found is not None
+        assert found.words is not None
+        assert not path.exists()
+        library.keep_words(replace(made.entry, key="0" * 40), b"")
+        assert not (path.parent / f"{'0' * 40}.words").exists(), "there is no such document"

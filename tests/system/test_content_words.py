@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import bm25s
 import pytest
 import torch
 
@@ -58,15 +59,28 @@ def plain_bm25(texts: Sequence[Sequence[int]], words: Sequence[int]) -> list[flo
 
 
 def test_bm25_is_its_formula() -> None:
-    vocabulary = {str(i): i for i in range(12)}
     texts = [torch.randint(0, 12, (size,)).tolist() for size in (9, 1, 0, 30, 9, 4)]
     for words in ([3], [0, 5, 7], [2, 2, 4], list(range(12))):
-        found = Bm25(texts, vocabulary).scores(words)
+        found = Bm25.of(texts, 12).scores(words)
         assert found.dtype == torch.float32
         assert found.tolist() == pytest.approx(plain_bm25(texts, words), rel=1e-5)
 
 
+@pytest.mark.parametrize("words", [3, 40, 5000])
+def test_bm25_is_that_of_bm25s_bit_for_bit(words: int) -> None:
+    torch.manual_seed(words)
+    sizes = torch.randint(0, 90, (200,)).tolist()
+    texts = [(words * torch.rand(size) ** 3).long().tolist() for size in sizes]
+    library = bm25s.BM25(k1=K1, b=B)
+    vocabulary = {str(i): i for i in range(words)}
+    library.index(bm25s.tokenization.Tokenized(ids=texts, vocab=vocabulary), show_progress=False)
+    ours = Bm25.of(texts, words)
+    for asked in ([0], [words - 1, 1, 1], list(range(0, words, 1 + words // 30))):
+        want = torch.from_numpy(library.get_scores_from_ids(asked)).float()
+        assert torch.equal(ours.scores(asked), want)
+
+
 def test_bm25_of_nothing() -> None:
-    assert Bm25([], {}).scores([]).shape == (0,)
-    assert Bm25([[], []], {}).scores([]).tolist() == [0, 0]
-    assert Bm25([[0], []], {"a": 0}).scores([]).tolist() == [0, 0]
+    assert Bm25.of([], 0).scores([]).shape == (0,)
+    assert Bm25.of([[], []], 0).scores([]).tolist() == [0, 0]
+    assert Bm25.of([[0], []], 1).scores([]).tolist() == [0, 0]

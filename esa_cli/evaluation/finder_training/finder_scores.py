@@ -108,7 +108,7 @@ def lexical_scores(text: FinderText, questions: Sequence[TokenQuestion]) -> Tens
         ]
         for passage in text.passages
     ]
-    bm25 = Bm25(words, vocabulary)
+    bm25 = Bm25.of(words, len(vocabulary))
     rows = [torch.zeros(0, len(words))]
     for one in questions:
         asked = [vocabulary[word] for word in content_words(one.text) if word in vocabulary]

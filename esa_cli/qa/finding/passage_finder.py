@@ -19,6 +19,7 @@ from esa_cli.attention.precision import to_float64
 from esa_cli.qa.finding.late_interaction import window_scores
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
 
 LATE = 3.3
@@ -54,7 +55,8 @@ class PassageFinder:
 
     Args:
         texts: of the documents. spans: for each, (n, 2) characters of its tokens. keys: for each,
-            the reduced keys (n, R) of its tokens; None where it has not been read.
+            the reduced keys (n, R) of its tokens; None where it has not been read. words: as
+            `LexicalIndex`.
     """
 
     def __init__(
@@ -62,8 +64,9 @@ class PassageFinder:
         texts: Sequence[str],
         spans: Sequence[Tensor],
         keys: Sequence[Tensor | ReducedKeys | None] = (),
+        words: Sequence[SentenceWords | None] | None = None,
     ) -> None:
-        self.index = LexicalIndex(texts)
+        self.index = LexicalIndex(texts, words)
         self._names = capitals_mean_names(texts)
         self._spans, self._keys = list(spans), list(keys)
         documents = torch.tensor(self.index.documents, dtype=torch.long)

@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esa_cli.errors import DiskError, LibraryError
-from esa_cli.storage.library import content_names, maintenance, manifest, manifest_copies
+from esa_cli.errors import DiskError, LibraryError, ResourceError
+from esa_cli.storage.library import (
+    checksummed_file,
+    content_names,
+    maintenance,
+    manifest,
+    manifest_copies,
+)
 from esa_cli.storage.library.catalogue import Catalogue, open_catalogue, tidy
 from esa_cli.storage.library.catalogue_file import catalogue_bytes, with_catalogue
 from esa_cli.storage.library.checksummed_file import write_errors
@@ -177,6 +183,21 @@ class Library:
             raise manifest.entry_error(entry)
         return manifest.read_text(self._paths, entry)
 
+    def words(self, entry: Entry) -> bytes | None:
+        """What `keep_words` stored for the document; None where there is nothing, or damage."""
+        try:
+            return checksummed_file.read(self._paths.document(entry.key, "words"), "words", "")
+        except LibraryError:
+            return None
+
+    def keep_words(self, entry: Entry, payload: bytes) -> None:
+        """Stores what can be made from the document's text again, if the library can be written
+        and no other process is at the document."""
+        with suppress(LibraryError, ResourceError, OSError), self._paths.locked(entry.key, _busy):
+            if manifest.exists(self._paths, entry.key):
+                path = self._paths.document(entry.key, "words")
+                checksummed_file.write(path, "words", payload, entry.key)
+
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Reads every byte of a document and returns one error for each damaged file."""
         return maintenance.verify(self._paths, entry)
@@ -205,3 +226,7 @@ class Library:
         if not dry_run:
             with_catalogue(self._paths, lambda db: tidy(self._paths, db))
         return done
+
+
+def _busy() -> None:
+    raise BlockingIOError("another process is at the document")

@@ -3,7 +3,8 @@
     esa-library           the marker file: only a folder that has it, or an empty one, is a library
     catalogue-1.sqlite    copies of manifests, and words; made again from the other files
     documents/KEY.doc     a document's manifest: written last, removed first; the document exists
-                          while it does. Beside it KEY.text, KEY.tokens and KEY.used (a time stamp)
+                          while it does. Beside it KEY.text, KEY.tokens, KEY.used (a time stamp)
+                          and, of a token index, KEY.words, which is made again where it is missing
     segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
     fits/FIT.fit          the projections that the reduced keys of these segments were made with
     claims/KEY.claim      a reservation: the segments that an unfinished ingest needs
@@ -43,7 +44,7 @@ _MARKER_TEXT = (
 )
 _KEY, _FIT = "[0-9a-f]{40}", "[0-9a-f]{24}"
 _NAMES = {
-    "documents": rf"{_KEY}\.(?:doc|text|tokens|used)",
+    "documents": rf"{_KEY}\.(?:doc|text|tokens|words|used)",
     "segments": rf"{_KEY}-(?:{_FIT}|none)\.seg",
     "fits": rf"{_FIT}\.fit",
     "claims": rf"{_KEY}\.claim",
@@ -109,7 +110,7 @@ class LibraryPaths:
 
     def of_document(self, key: str) -> list[Path]:
         """All files that belong to one document alone, the manifest first."""
-        return [self.document(key, kind) for kind in ("doc", "text", "tokens", "used")]
+        return [self.document(key, kind) for kind in ("doc", "text", "tokens", "words", "used")]
 
     def segment(self, name: str) -> Path:
         return self.segments / f"{name}.seg"

@@ -162,6 +162,9 @@ def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     for kind in ("text", "tokens"):
         path = paths.document(key, kind)
         checks.append(partial(checksummed_file.read, path, kind, key, entry.digests[kind]))
+    words = paths.document(key, "words")
+    if words.exists():
+        checks.append(partial(checksummed_file.read, words, "words", key))
     checks.append(partial(read_fit, paths, entry.fit, key))
 
     def check_segment(index: int) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from esa_cli.qa.finding.lexical_index import AROUND, WINDOW_WORDS, LexicalIndex
 from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.qa.finding.sentence_words import sentence_words
 from esa_cli.system.content_words import content_words, word_count
 
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma")
@@ -110,3 +111,12 @@ def test_windows_of_a_script_without_spaces_are_short() -> None:
 def test_a_table_of_long_lines_without_words_is_cut() -> None:
     index = LexicalIndex([("A" * 590 + "\n") * 50])
     assert max(one.end - one.start for one in index.windows) < 2000
+
+
+def test_known_words_change_nothing() -> None:
+    texts = [story(60), "", story(30, 2), "門在九點開而市場在黃昏關閉。"]
+    known = [sentence_words(text) if number != 2 else None for number, text in enumerate(texts)]
+    index, other = LexicalIndex(texts), LexicalIndex(texts, known)
+    assert (index.windows, index.documents) == (other.windows, other.documents)
+    for question in ("Who walked to the harbour?", "市場", ""):
+        assert torch.equal(index.scores(question), other.scores(question))
