@@ -24,7 +24,7 @@ BUG = 1
 """Exit code after an exception that is not an EsaError."""
 USAGE = 2
 PARTIAL = 7
-"""Exit code of a command that finished, but some of its questions got an error for an answer."""
+"""Exit code of a command that finished, but some of its questions or files got an error."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 PIPE_CLOSED = 141

@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from esa_cli.documents.encoding import is_binary
+from esa_cli.documents.ignore_rules import IgnoreRules
 from esa_cli.documents.readers.reader_registry import choose
-from esa_cli.documents.text_builder import first_names, optional_import
+from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
 
 MOST_FILES = 10_000
@@ -118,6 +118,15 @@ def is_several(source: str) -> bool:
 
 def find(source: str) -> FoundFiles:
     """The files of a folder or pattern, sorted. Raises DocumentError: none, or too many."""
+    found = find_any(source)
+    if not found.files:
+        said = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
+        raise DocumentError(f"there is nothing to read in {said[0]}", "check the path or pattern")
+    return found
+
+
+def find_any(source: str) -> FoundFiles:
+    """As `find`, but there may be none."""
     found = FoundFiles()
     several = _below(source, found) if os.path.isdir(source) else _matches(source, found)
     for path in several:
@@ -128,9 +137,6 @@ def find(source: str) -> FoundFiles:
         found.files.append(path)
         if len(found.files) > MOST_FILES:
             raise DocumentError(f"{source} has more than {MOST_FILES:,} readable files", _OTHER)
-    if not found.files:
-        said = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
-        raise DocumentError(f"there is nothing to read in {said[0]}", "check the path or pattern")
     return found
 
 
@@ -163,7 +169,7 @@ def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 def _below(folder: str, found: FoundFiles) -> Iterator[str]:
     root = os.path.realpath(folder)
-    ignored = _IgnoreRules(root)
+    ignored = IgnoreRules(root)
 
     def refused(error: OSError) -> None:
         if error.filename == folder:
@@ -201,35 +207,6 @@ def _hidden_or_linked(where: str, name: str, root: str) -> str:
         return "hidden" if name.startswith(".") else ""
     inside = os.path.realpath(path).startswith(os.path.join(root, ""))
     return "" if inside and not os.path.isdir(path) else _ELSEWHERE
-
-
-class _IgnoreRules:
-    """Rules of the .gitignore files above a path; the nearest file decides."""
-
-    def __init__(self, root: str) -> None:
-        self._specs: dict[str, Any] = {}
-        above = Path(root)
-        repository = next((p for p in (above, *above.parents) if (p / ".git").exists()), above)
-        for folder in reversed([above, *above.parents]):
-            if folder.is_relative_to(repository):
-                self.enter(str(folder))
-
-    def enter(self, folder: str) -> None:
-        try:
-            lines = Path(folder, ".gitignore").read_text("utf-8", "replace").splitlines()
-        except OSError:
-            return
-        pathspec = optional_import("pathspec", "pathspec", folder)
-        self._specs[folder] = pathspec.GitIgnoreSpec.from_lines(lines)
-
-    def names(self, path: str, *, folder: bool) -> bool:
-        verdict = False
-        for where, spec in self._specs.items():
-            if path.startswith(os.path.join(where, "")):
-                inside = os.path.relpath(path, where) + ("/" if folder else "")
-                said = spec.check_file(inside).include
-                verdict = verdict if said is None else said
-        return verdict
 
 
 def _why_not(path: str) -> str:

@@ -19,8 +19,8 @@ class FileChanges:
     """What an update did.
 
     Args:
-        records: of all files, in their order. added, changed: those that were new, or had another
-            text than before. read: how many files were opened. former: digests of texts that
+        records: of all files, in their order. added, changed: those that could not be read before,
+            or had another text. read: how many files were opened. former: digests of texts that
             changed files had before.
     """
 
@@ -33,11 +33,13 @@ class FileChanges:
     def count(self, known: FileRecord | None, record: FileRecord) -> None:
         """Counts a file that was opened."""
         self.read += 1
-        if known is None:
-            self.added.append(record)
-        elif known.digest != record.digest:
-            self.changed.append(record)
-            self.former.append(known.digest)
+        before = known.digest if known else ""
+        if before == record.digest:
+            return
+        if before:
+            self.former.append(before)
+        if record.digest:
+            (self.changed if before else self.added).append(record)
 
     @property
     def readable(self) -> list[FileRecord]:

@@ -64,8 +64,6 @@ class BestBooks:
         return without_beginnings(found, self._reporter)
 
     def _opened(self, candidate: Candidate) -> Book | None:
-        if candidate.path:
-            return self._from_file(candidate.path)
         for key in candidate.keys:
             try:
                 entry = self._library.find(key)
@@ -75,7 +73,7 @@ class BestBooks:
                 continue
             except DocumentError as error:
                 self._reporter.warn(f"esa: left out: {error.message}")
-        return None
+        return self._from_file(candidate.path) if candidate.path else None
 
     def _from_file(self, path: str) -> Book | None:
         try:

@@ -25,6 +25,7 @@ from esa_cli.apps.cli.commands import (
     presets_command,
     selftest_command,
     serve_command,
+    sync_command,
     train_finder_command,
     train_reader_command,
 )
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("ask")(ask_command.ask)
 app.command("ingest")(ingest_command.ingest)
+app.command("sync")(sync_command.sync)
 app.add_typer(library_command.app, name="library")
 app.command("chat")(chat_command.chat)
 app.command("batch")(batch_command.batch)

@@ -22,7 +22,7 @@ from esa_cli.storage.library import Catalogue, Library
 
 @dataclass(frozen=True)
 class Candidate:
-    """A text that may be asked: the path of a file, or keys of documents in the library."""
+    """A text that may be asked: keys of documents in the library, the path of a file, or both."""
 
     path: str = ""
     keys: tuple[str, ...] = ()
@@ -95,7 +95,9 @@ def document_search(
                 for error in catalogue.add_stored_texts(progress):
                     reporter.warn(f"esa: left out: {error.message}")
                 reporter.settle()
-            candidates |= {digest: Candidate(keys=tuple(keys)) for digest, keys in stored.items()}
+            for digest, keys in stored.items():
+                path = candidates.get(digest, Candidate()).path
+                candidates[digest] = Candidate(path, tuple(keys))
             yield DocumentSearch(catalogue, candidates, most)
 
 

@@ -1,0 +1,115 @@
+"""One update of the library with a folder, and what it says."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from esa_cli.apps.cli.folder_reading import FolderReading
+from esa_cli.apps.cli.progress_display import token_progress
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.qa.folder_sync import FolderState, outdated_entries, sync_folder
+from esa_cli.storage.library import FileRecord, Library
+from esa_cli.system.machine import time_text
+
+
+class FolderUpdate:
+    """Updates of the library with one folder; its properties are of the last one.
+
+    Args:
+        folder: absolute. reading: reads documents with a model, too. prune: forget what was
+            removed.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        library: Library,
+        reading: FolderReading | None,
+        prune: bool,
+        reporter: Reporter,
+    ) -> None:
+        self._folder, self._library, self._reading = folder, library, reading
+        self._prune, self._reporter = prune, reporter
+        self._state: FolderState
+        self._said: set[FileRecord] = set()
+        self._removed_before: list[str] = []
+        self.failed: list[FileRecord] = []
+        """Files that cannot be read."""
+        self.read_ids: list[str] = []
+        """What the model read."""
+        self.pruned_ids: list[str] = []
+        """Documents that were removed from the library."""
+        self.seconds = 0.0
+
+    def run(self) -> FolderUpdate:
+        """Updates the library, and says in a line each what cannot be read. Raises DocumentError,
+        LibraryError, ResourceError."""
+        started, before = time.perf_counter(), getattr(self, "_state", None)
+        self._removed_before = [] if before is None else [one.path for one in before.removed]
+        label, progress = f"files of {self._folder}", None
+        if before is None:
+            progress = token_progress(self._reporter, label, unit="files")
+        with self._library.catalogue() as catalogue:
+            self._state = sync_folder(catalogue, self._folder, prune=self._prune, progress=progress)
+        self._reporter.settle()
+        self.failed, self.read_ids = self._state.changes.refused, []
+        if self._reading is not None:
+            self.read_ids, failed = self._reading.read(self._state.changes.readable)
+            self.failed = [*self.failed, *failed]
+        for one in self.failed:
+            if one not in self._said:
+                self._reporter.warn(f"esa: left out: {one.why}; {one.hint}".rstrip("; "))
+        self._said = set(self.failed)
+        if before is None:
+            for left_out in self._state.left_out:
+                self._reporter.warn(f"esa: {left_out.line}")
+        self.pruned_ids = self._pruned() if self._prune else []
+        self.seconds = time.perf_counter() - started
+        return self
+
+    def _pruned(self) -> list[str]:
+        outdated = outdated_entries(self._state, self._library.entries())
+        for entry in outdated:
+            self._library.remove(entry)
+        return [entry.id for entry in outdated]
+
+    @property
+    def removed(self) -> list[str]:
+        """Paths of files that are there no more; when it runs again, of those that are new."""
+        return [one.path for one in self._state.removed if one.path not in self._removed_before]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something new to say."""
+        opened = self._state.changes.added or self._state.changes.changed
+        return bool(opened or self.removed or self.read_ids or self.pruned_ids)
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        changes, left = self._state.changes, len(self.failed)
+        parts = [
+            f"{len(changes.added):,} added",
+            f"{len(changes.changed):,} changed",
+            f"{len(self._state.removed):,} removed",
+            *([f"{left:,} cannot be read"] if left else []),
+            *([f"{len(self.read_ids):,} read by the model"] if self._reading else []),
+            *([f"{len(self.pruned_ids):,} documents pruned"] if self.pruned_ids else []),
+        ]
+        return f"{len(changes.records):,} files: {', '.join(parts)}; {time_text(self.seconds)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        changes = self._state.changes
+        return {
+            "folder": self._folder,
+            "files": len(changes.records),
+            "added": [one.path for one in changes.added],
+            "changed": [one.path for one in changes.changed],
+            "removed": self.removed,
+            "failed": [{"source": one.path, "why": one.why} for one in self.failed],
+            "left_out": [one.as_dict() for one in self._state.left_out],
+            "read": self.read_ids,
+            "pruned": self.pruned_ids,
+            "seconds": round(self.seconds, 3),
+        }

@@ -1,0 +1,217 @@
+"""`esa sync`: a folder's files in the library, once or whenever they change."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, surroundings
+from command import TINY, Result
+
+from esa_cli.__main__ import main
+from esa_cli.storage.library import Library, catalogue_file
+from esa_cli.system import folder_changes
+
+__all__ = ["cache", "surroundings"]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(
+    surroundings: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """`esa` in a folder with `town/`, three documents; a library of its own."""
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    Path("town").mkdir()
+    for thing in ("harp", "anvil", "loom"):
+        write(thing, f"The {thing} of the town has stood there for years. " * 9)
+
+    def call(*arguments: str) -> Result:
+        code = main([*arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return call
+
+
+def write(name: str, text: str, at: float = 1e9) -> None:
+    path = Path("town", f"{name}.txt")
+    path.write_text(text, "utf-8")
+    os.utime(path, (at, at))
+
+
+def names(paths: list[str]) -> list[str]:
+    return [Path(path).stem for path in paths]
+
+
+def state(run: Run, *more: str) -> dict[str, Any]:
+    return dict(json.loads(run("sync", "town", "--json", *more).out))
+
+
+def found(words: str) -> int:
+    with Library().catalogue() as catalogue:
+        return len(catalogue.texts.ranked(words))
+
+
+def test_new_changed_and_removed_files(run: Run) -> None:
+    first = run("sync", "town")
+    assert first.code == 0
+    assert first.out.startswith("3 files: 3 added, 0 changed, 0 removed; ")
+    again = state(run)
+    assert (again["files"], again["added"], again["changed"], again["removed"]) == (3, [], [], [])
+    write("harp", "A kiln. " * 9, 2e9)
+    write("mill", "A mill. " * 9)
+    Path("town/loom.txt").unlink()
+    changed = state(run)
+    assert names(changed["added"]) == ["mill"]
+    assert names(changed["changed"]) == ["harp"]
+    assert names(changed["removed"]) == ["loom"]
+    assert (found("harp"), found("kiln"), found("loom")) == (0, 1, 1)
+    reported = run("sync", "town")
+    assert reported.out.splitlines()[0] == f"removed {Path('town/loom.txt').absolute()}"
+    assert names(state(run, "--prune")["removed"]) == ["loom"]
+    assert found("loom") == 0
+    assert state(run)["removed"] == []
+
+
+def test_all_files_may_go(run: Run) -> None:
+    run("sync", "town")
+    for path in Path("town").iterdir():
+        path.unlink()
+    assert len(state(run, "--prune")["removed"]) == 3
+    assert found("town") == 0
+
+
+def test_a_file_that_cannot_be_read_is_one_line(run: Run) -> None:
+    Path("town/broken.pdf").write_bytes(b"%PDF-1.4 broken")
+    for _ in range(2):
+        done = run("sync", "town")
+        assert done.code == 7
+        assert "3 added" in done.out or "0 added" in done.out
+        assert "1 cannot be read" in done.out
+        (line,) = (line for line in done.err.splitlines() if "broken.pdf" in line)
+        assert line.startswith("esa: left out: ")
+    assert found("town") == 3
+    failed = json.loads(run("sync", "town", "--json").out)["failed"]
+    assert [Path(one["source"]).name for one in failed] == ["broken.pdf"]
+
+
+def test_what_cannot_be_synchronised(run: Run, tmp_path: Path) -> None:
+    missing = run("sync", "none")
+    assert missing.code == 3
+    assert "none must be a folder, got nothing of that name" in missing.err
+    assert run("sync", "town/harp.txt").code == 3
+    around = run("sync", str(tmp_path))
+    assert around.code == 2
+    assert "the folder must not contain the library" in around.err
+
+
+def test_synchronised_files_are_asked_with_the_library(run: Run) -> None:
+    text = ("--set", "answer.from=text", "--set", "answer.documents=2", "--json")
+    run("sync", "town")
+    asked = run("ask", "--library", "Where is the loom?", *TINY, *text)
+    assert asked.code == 0, asked.err
+    documents = json.loads(asked.out)["documents"]
+    assert documents[0]["name"] == "loom.txt"
+    assert len(documents) == 2
+    write("anvil", "The loom was sold to the miller. The loom, the loom! " * 9, 2e9)
+    asked = run("ask", "--library", "The loom and the miller?", *TINY, *text)
+    assert json.loads(asked.out)["documents"][0]["name"] == "anvil.txt"
+
+
+def test_the_model_reads_what_is_new(run: Run) -> None:
+    rows = ("--read", *TINY, "--set", "answer.from=rows")
+    first = state(run, *rows)
+    assert len(first["read"]) == 3
+    assert len(Library().entries()) == 3
+    assert state(run, *rows)["read"] == []
+    write("harp", "A kiln. " * 30, 2e9)
+    assert len(state(run, *rows)["read"]) == 1
+    assert len(Library().entries()) == 4, "the former version stays"
+    Path("town/loom.txt").unlink()
+    pruned = state(run, "--prune")
+    assert len(pruned["pruned"]) == 2
+    assert sorted(entry.name for entry in Library().entries()) == ["anvil.txt", "harp.txt"]
+
+
+def test_a_document_that_the_model_cannot_read_does_not_stop_the_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esa_cli.errors import ResourceError
+    from esa_cli.qa.api import Esa
+
+    real = Esa.ingest
+
+    def ingest(self: Esa, source: str) -> Any:
+        if "harp" in source:
+            raise ResourceError("harp.txt is too long", "cut it")
+        return real(self, source)
+
+    monkeypatch.setattr(Esa, "ingest", ingest)
+    done = run("sync", "town", "--read", *TINY, "--set", "answer.from=rows")
+    assert done.code == 7
+    assert "esa: left out: harp.txt is too long; cut it" in done.err
+    assert "2 read by the model" in done.out
+
+
+def test_watching_says_what_has_changed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changes(folder: str) -> Iterator[None]:
+        yield
+        write("mill", "A mill. " * 9)
+        yield
+        Path("town/loom.txt").unlink()
+        yield
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    done = run("sync", "town", "--watch")
+    assert done.code == 130
+    lines = done.out.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "3 files: 3 added, 0 changed, 0 removed",
+        "4 files: 1 added, 0 changed, 0 removed",
+        f"removed {Path('town/loom.txt').absolute()}",
+        "3 files: 0 added, 0 changed, 1 removed",
+    ]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_changes_are_noticed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(folder_changes, "POLL_S", 0.05)
+    if not installed:
+        monkeypatch.setitem(sys.modules, "watchfiles", None)
+    else:
+        pytest.importorskip("watchfiles")
+    stop = threading.Event()
+
+    def writing() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            (tmp_path / "town" / "new.txt").write_text(str(number), "utf-8")
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=writing)
+    thread.start()
+    try:
+        notices = folder_changes.folder_changes("town")
+        next(notices)
+        next(notices)
+    finally:
+        stop.set()
+        thread.join()
