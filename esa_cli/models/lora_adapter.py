@@ -103,13 +103,17 @@ class LoraAdapter:
             )
         return cls(model, matrices, scale)
 
+    @property
+    def rank(self) -> int:
+        """r, the smaller size of the matrices."""
+        return int(next(iter(self.matrices.values()))[0].shape[0])
+
     def save(self, folder: Path, base: str) -> None:
         """Writes the adapter as peft does. base: what names the model in its configuration."""
         folder.mkdir(parents=True, exist_ok=True)
-        rank = next(iter(self.matrices.values()))[0].shape[0]
         config = {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
-            "r": rank, "lora_alpha": self.scale * rank, "bias": "none", "use_dora": False,
+            "r": self.rank, "lora_alpha": self.scale * self.rank, "bias": "none", "use_dora": False,
             "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
         }  # fmt: skip
         tensors = {}

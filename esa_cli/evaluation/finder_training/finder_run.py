@@ -124,7 +124,7 @@ class FinderRun(TrainingRun):
             found += score_finder(text, trainer.encoder, partial(events.scoring, text.name))
         return found
 
-    def _prompt(self) -> dict[str, Any]:
+    def _inputs(self) -> dict[str, Any]:
         return {"prompt": PROMPT}
 
     def _facts(self, trainer: FinderTrainer) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from esa_cli.evaluation.training.training_steps import (
     fixed_weights,
     make_trainable,
     rate_share,
+    training_attention,
 )
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 
@@ -132,7 +133,8 @@ class FinderTrainer:
         rate = self.settings.learning_rate(self.state)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["share"]
-        losses = self._losses(batch)
+        with training_attention(self.encoder.model):
+            losses = self._losses(batch)
         losses.mean().backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.encoder.adapter.parameters(), CLIP)
         check_gradient(norm, self.state.steps + 1)

@@ -1,8 +1,8 @@
 """Examples for the reader: one question with one passage, and the answer or that it has none.
 
 Right passages are windows of whole sentences around the answer, of random length. Passages without
-the answer are those of questions that the text does not tell, and the windows that BM25 returns
-for a question although they do not contain its answer.
+the answer are those of questions that the text does not tell, and the windows that BM25, or a
+finder, returns for a question although they do not contain its answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,7 +27,7 @@ ABSENT_WORDS = (50, 110)
 LONGEST = 1000
 """Characters of a window at most."""
 WRONG = 8
-"""Windows of BM25 that wrong ones are drawn from, the best more often."""
+"""Best windows that wrong ones are drawn from, the first more often."""
 DECAY = 0.7
 """Rate of that exponential draw."""
 
@@ -36,7 +36,7 @@ DECAY = 0.7
 class ReaderExample:
     """A question and a passage, with the answer's words or None.
 
-    `source`: pair, absent, wrong (a window of BM25) or cloze.
+    `source`: pair, absent, wrong (a window that BM25 or a finder ranks high) or cloze.
     """
 
     question: str
@@ -46,10 +46,17 @@ class ReaderExample:
 
 
 class ExampleText:
-    """A training text with its sentences, from which examples are drawn."""
+    """A training text with its sentences, from which examples are drawn.
 
-    def __init__(self, text: TrainingText) -> None:
+    Args:
+        ranked: a finder's windows by the question's id; BM25's where it has none.
+    """
+
+    def __init__(
+        self, text: TrainingText, ranked: Mapping[str, Sequence[Span]] | None = None
+    ) -> None:
         self.name, self.text, self.pairs = text.name, text.text, text.pairs
+        self._ranked = ranked or {}
         self.spans = sentence_spans(self.text)
         self.counts = [len(self.text[a:b].split()) for a, b in self.spans]
         self._starts = [start for start, _ in self.spans]
@@ -117,7 +124,7 @@ class ExampleText:
         return min(self.spans[first][0], span[0]), max(self.spans[last][1], span[1])
 
     def wrong_windows(self, pair: AnswerPair) -> list[str]:
-        """BM25's best windows for the question that contain neither its answer nor its passage."""
+        """The best windows for the question that contain neither its answer nor its passage."""
         if pair not in self._wrong:
             self._wrong[pair] = list(self._find_wrong(pair))
         return self._wrong[pair]
@@ -127,15 +134,18 @@ class ExampleText:
         answer = one_line(self.text[slice(*pair.answer)])
         telling = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE)
         taken: list[Span] = [pair.passage]
-        scores = self.index.scores(pair.question)
-        best = scores.argsort(descending=True, stable=True)
-        for place in best[: 8 * WRONG].tolist():
-            window = self.index.windows[place]
-            if any(window.start < end and start < window.end for start, end in taken):
+        for first, last in self._ranked.get(pair.id) or self._best(pair.question):
+            if any(first < end and start < last for start, end in taken):
                 continue
-            taken.append((window.start, window.end))
-            text = one_line(self.text[window.start : window.end])
+            taken.append((first, last))
+            text = one_line(self.text[first:last])
             if not telling.search(text):
                 yield text
             if len(taken) > WRONG:
                 return
+
+    def _best(self, question: str) -> list[Span]:
+        """BM25's best windows."""
+        best = self.index.scores(question).argsort(descending=True, stable=True)
+        windows = [self.index.windows[place] for place in best[: 8 * WRONG].tolist()]
+        return [(window.start, window.end) for window in windows]

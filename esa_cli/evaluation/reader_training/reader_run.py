@@ -7,20 +7,22 @@ checkpoint, from which it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches
+from esa_cli.evaluation.reader_training.ranked_windows import RankedWindows
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
 from esa_cli.evaluation.reader_training.reader_scores import ReaderScores, score_text
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from esa_cli.evaluation.training.training_pairs import TrainingText
 from esa_cli.evaluation.training.training_run import TrainingRun
 from esa_cli.models.load import LoadedModel
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import PassageReader
 
@@ -42,12 +44,29 @@ class RunEvents(Protocol):
 
 
 @dataclass(frozen=True)
+class StartAdapter:
+    """An adapter that is trained on; `digest` is the SHA-256 of its matrices' file."""
+
+    adapter: LoraAdapter
+    digest: str
+
+    @classmethod
+    def load(cls, folder: Path, model: Any) -> StartAdapter:
+        """Raises ModelError: the folder has no adapter of this model."""
+        adapter = LoraAdapter.load(folder, model)
+        with (folder / WEIGHTS).open("rb") as file:
+            return cls(adapter, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+@dataclass(frozen=True)
 class ReaderRun(TrainingRun):
     """A model, what it is trained on, and where the adapter goes.
 
     Args:
         every: minutes of training after which held-out texts are scored, and before it, by the
             bare model; None only at the end.
+        windows: by the text's name, what wrong windows are drawn from; elsewhere it is BM25's best.
+        start: the adapter that is trained on; None: a new one.
     """
 
     loaded: LoadedModel
@@ -57,14 +76,17 @@ class ReaderRun(TrainingRun):
     folder: Path
     settings: ReaderTrainingSettings
     every: float | None = None
+    windows: Mapping[str, RankedWindows] = field(default_factory=dict)
+    start: StartAdapter | None = None
 
     results: ClassVar = RESULTS
     budget: ClassVar = "examples"
 
     def _prepare(self, events: RunEvents) -> tuple[list[ExampleText], list[ExampleText]]:
         """The texts with their windows, wrong ones found."""
-        kept = [ExampleText(text) for text in self.texts]
-        held_out = [ExampleText(text) for text in self.held_out]
+        ranked = {name: one.windows for name, one in self.windows.items()}
+        kept = [ExampleText(text, ranked.get(text.name)) for text in self.texts]
+        held_out = [ExampleText(text, ranked.get(text.name)) for text in self.held_out]
         total = sum(len(text.pairs) for text in (*kept, *held_out))
         done = 0
         for text in (*kept, *held_out):
@@ -81,7 +103,8 @@ class ReaderRun(TrainingRun):
             texts, self.prompt, batch=settings.batch, seed=settings.seed, wrong=settings.wrong,
             cloze=settings.cloze, longest=settings.longest,
         )  # fmt: skip
-        return ReaderTrainer(self.loaded.model, batches, settings)
+        start = self.start.adapter if self.start else None
+        return ReaderTrainer(self.loaded.model, batches, settings, start)
 
     def _write(self, trainer: ReaderTrainer) -> None:
         trainer.adapter.save(self.folder, self.loaded.ref)
@@ -92,8 +115,13 @@ class ReaderRun(TrainingRun):
         reader = PassageReader(self.loaded.model, self.prompt, None)
         return [score_text(text, reader, partial(events.scoring, text.name)) for text in held_out]
 
-    def _prompt(self) -> dict[str, Any]:
-        return {"prompt": self.prompt.template, "unanswered": self.prompt.unanswered}
+    def _inputs(self) -> dict[str, Any]:
+        return {
+            "prompt": self.prompt.template,
+            "unanswered": self.prompt.unanswered,
+            "start": self.start.digest if self.start else None,
+            "windows": {name: one.digest for name, one in sorted(self.windows.items())},
+        }
 
     def _facts(self, trainer: ReaderTrainer) -> dict[str, Any]:
         return {"left_out": trainer.batches.left_out}

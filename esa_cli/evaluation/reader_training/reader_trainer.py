@@ -23,6 +23,7 @@ from esa_cli.evaluation.training.training_steps import (
     fixed_weights,
     make_trainable,
     rate_share,
+    training_attention,
 )
 from esa_cli.models.lora_adapter import LoraAdapter
 
@@ -75,9 +76,16 @@ class ReaderTrainer:
     `whole` is False only while a step changes the matrices: what is saved then would be of no step.
     """
 
-    def __init__(self, model: Any, batches: ExampleBatches, settings: ReaderTrainingSettings):
+    def __init__(
+        self,
+        model: Any,
+        batches: ExampleBatches,
+        settings: ReaderTrainingSettings,
+        start: LoraAdapter | None = None,
+    ) -> None:
         self.model, self.batches, self.settings = model, batches, settings
-        self.adapter = LoraAdapter.new(model, settings.rank, 2 * settings.rank, settings.seed)
+        rank = settings.rank
+        self.adapter = start or LoraAdapter.new(model, rank, 2 * rank, settings.seed)
         make_trainable(self.adapter, model)
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.lr, betas=BETAS, weight_decay=0.0
@@ -122,7 +130,8 @@ class ReaderTrainer:
         """One step; returns the loss a token of each example."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.settings.learning_rate(self.state)
-        losses, rows = answer_losses(self.model, batch)
+        with training_attention(self.model):
+            losses, rows = answer_losses(self.model, batch)
         lengths = torch.tensor([len(example.answer) for example in batch], device=losses.device)
         # Between the mean over tokens and the mean over examples: long answers count, but less.
         loss = (losses / lengths[rows].sqrt()).sum() / len(batch)

@@ -110,8 +110,8 @@ class TrainingRun(ABC):
         """Scores of held-out texts, as data classes."""
 
     @abstractmethod
-    def _prompt(self) -> dict[str, Any]:
-        """What of the prompt a training that goes on must have in common."""
+    def _inputs(self) -> dict[str, Any]:
+        """What else a training that goes on must have in common."""
 
     @abstractmethod
     def _facts(self, trainer: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class TrainingRun(ABC):
         return {
             **settings,
             "model": self.loaded.ref,
-            **self._prompt(),
+            **self._inputs(),
             "texts": {text.name: text.digest for text in self.texts},
             "held_out": {text.name: text.digest for text in self.held_out},
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,11 +80,14 @@ def _open(
     reporter.stage("import", 0, None)
     from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.errors import UsageError
-    from esa_cli.evaluation.reader_training.reader_run import ReaderRun
+    from esa_cli.evaluation.reader_training.ranked_windows import read_ranked_windows
+    from esa_cli.evaluation.reader_training.reader_run import ReaderRun, StartAdapter
     from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
     from esa_cli.qa.reading.passage_prompt import PassagePrompt
 
-    kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())
+    every = read_training_texts(pairs, texts)
+    windows = read_ranked_windows(wanted.windows, every) if wanted.windows else {}
+    kept, held_out = split_texts(every, wanted.held_out or ())
     place = ModelPlace.of(model)
     if place.dtype_name == "float16":
         raise UsageError(
@@ -93,7 +97,12 @@ def _open(
     prompt = PassagePrompt(known.tokenizer, chosen.answer.prompt, chosen.answer.unanswered)
     loaded = known.load(reporter)
     settings = wanted.settings(chosen.context)
-    return ReaderRun(loaded, prompt, kept, held_out, wanted.folder, settings, wanted.every)
+    start = StartAdapter.load(wanted.start, loaded.model) if wanted.start else None
+    if start is not None:
+        settings = replace(settings, rank=start.adapter.rank)
+    return ReaderRun(
+        loaded, prompt, kept, held_out, wanted.folder, settings, wanted.every, windows, start
+    )
 
 
 class ReaderTrainingDisplay:

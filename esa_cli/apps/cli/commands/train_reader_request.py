@@ -40,6 +40,16 @@ class ReaderTrainingRequest:
             min=0.0, metavar="MINUTES", help="Score before the training and so often, too."
         ),
     ] = None
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Train this adapter on, with its rank, not a new one."),
+    ] = None
+    windows: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Windows that a finder ranks first: NAME.jsonl, not BM25's."
+        ),
+    ] = None
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Other examples, other order.")] = 1
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
