@@ -3,6 +3,8 @@ passage does not tell it.
 
     reader_examples    one question with one passage: right ones, absent answers, wrong windows
     ranked_windows     windows that a finder ranks first, from files
+    swapped_questions  questions about another name, number or word than the passage's
+    name_pattern       names and numbers by their form
     recurring_spans    cloze questions made from the texts
     example_batches    examples as token ids, in batches of about one length
     answer_logits      the model's logits where answers are

@@ -41,16 +41,18 @@ class ExampleBatches:
 
     Args:
         wrong: probability of an example of a wrong window for each pair with an answer.
+        swapped: probability of an example of a question about another name for each such pair.
         cloze: cloze questions as a share of the other examples.
         longest: tokens of an example at most; longer ones are left out and counted.
     """
 
     def __init__(
         self, texts: Sequence[ExampleText], prompt: PassagePrompt, *,
-        batch: int, seed: int, wrong: float, cloze: float, longest: int,
+        batch: int, seed: int, wrong: float, swapped: float, cloze: float, longest: int,
     ) -> None:  # fmt: skip
         self.texts, self.prompt = texts, prompt
         self.batch, self.seed, self.wrong, self.cloze = batch, seed, wrong, cloze
+        self.swapped = swapped
         self.longest = longest
         self.left_out = 0
 
@@ -58,7 +60,9 @@ class ExampleBatches:
         """All examples of an epoch, in its order."""
         found: list[ReaderExample] = []
         for text in self.texts:
-            found += text.examples(StableRandom(self.seed, epoch, text.name), self.wrong)
+            found += text.examples(
+                StableRandom(self.seed, epoch, text.name), self.wrong, self.swapped
+            )
         rng = StableRandom(self.seed, epoch, "cloze")
         found += cloze_examples(self.texts, round(self.cloze * len(found)), rng)
         return StableRandom(self.seed, epoch, "order").some(found, len(found))

@@ -1,8 +1,9 @@
 """Examples for the reader: one question with one passage, and the answer or that it has none.
 
 Right passages are windows of whole sentences around the answer, of random length. Passages without
-the answer are those of questions that the text does not tell, and the windows that BM25, or a
-finder, returns for a question although they do not contain its answer.
+the answer are those of questions that the text does not tell, right passages of a question about
+another name, and the windows that BM25, or a finder, returns for a question although they do not
+contain its answer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from esa_cli.evaluation.reader_training.swapped_questions import frequent_names, swapped_question
 from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.training.training_pairs import AnswerPair, Span, TrainingText
 from esa_cli.qa.finding.lexical_index import LexicalIndex
@@ -36,7 +38,8 @@ DECAY = 0.7
 class ReaderExample:
     """A question and a passage, with the answer's words or None.
 
-    `source`: pair, absent, wrong (a window that BM25 or a finder ranks high) or cloze.
+    `source`: pair, absent, wrong (a window that BM25 or a finder ranks high), swapped (the question
+    is about another name) or cloze.
     """
 
     question: str
@@ -75,12 +78,26 @@ class ExampleText:
     def index(self) -> LexicalIndex:
         return LexicalIndex([self.text])
 
-    def examples(self, rng: StableRandom, wrong: float) -> Iterator[ReaderExample]:
-        """One of each pair, and with the probability `wrong` one of a wrong window."""
+    @cached_property
+    def names(self) -> list[str]:
+        """Names that the text mentions often."""
+        start, end = self.sentences
+        return frequent_names(self.text[self.spans[start][0] : self.spans[end - 1][1]])
+
+    def examples(
+        self, rng: StableRandom, wrong: float, swapped: float = 0.0
+    ) -> Iterator[ReaderExample]:
+        """One of each pair, with the probability `wrong` one of a wrong window, and with the
+        probability `swapped` one of the right window and a question about another name, where
+        window and question have one in common."""
         for pair in self.pairs:
             example = self.right(pair, rng) if pair.answer else self.absent(pair, rng)
             if example is not None:
                 yield example
+            if example is not None and example.answer and rng.unit() < swapped:
+                other = swapped_question(example.question, example.passage, self.names, rng)
+                if other is not None:
+                    yield ReaderExample(other, example.passage, None, "swapped")
             if pair.answer and rng.unit() < wrong and (windows := self.wrong_windows(pair)):
                 place = int(-math.log(1 - rng.unit()) / DECAY)
                 window = windows[min(place, len(windows) - 1)]

@@ -101,7 +101,7 @@ class ReaderRun(TrainingRun):
         settings = self.settings
         batches = ExampleBatches(
             texts, self.prompt, batch=settings.batch, seed=settings.seed, wrong=settings.wrong,
-            cloze=settings.cloze, longest=settings.longest,
+            swapped=settings.swapped, cloze=settings.cloze, longest=settings.longest,
         )  # fmt: skip
         start = self.start.adapter if self.start else None
         return ReaderTrainer(self.loaded.model, batches, settings, start)

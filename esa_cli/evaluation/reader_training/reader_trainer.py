@@ -44,6 +44,7 @@ class ReaderTrainingSettings:
         warm_up: steps over which it rises. final: its share at the end of the budget.
         batch: examples a step. seed: of the first matrices and of the examples.
         wrong: probability of an example of a wrong window for each answered pair.
+        swapped: probability of an example of a question about another name for each such pair.
         cloze: cloze questions as a share of the other examples. longest: tokens of an example.
     """
 
@@ -55,7 +56,8 @@ class ReaderTrainingSettings:
     final: float = 0.05
     batch: int = 16
     seed: int = 1
-    wrong: float = 0.7
+    wrong: float = 0.6
+    swapped: float = 1.0
     cloze: float = 0.05
     longest: int = 512
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from esa_cli.evaluation.reader_training.name_pattern import BEGINNINGS, NAME
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText, ReaderExample
 from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.qa.reading.passage_prompt import one_line
@@ -24,14 +25,7 @@ RUN_CHARACTERS = 10
 ABSENT = 0.25
 TRIES = 60
 """Draws for each cloze question that is wanted: most sentences have no recurring span."""
-NAME = re.compile(r"(?<![.!?\"“‘—] )(?<!^)\b(?:[A-Z][a-z]+(?: [A-Z][a-z]+)*|\d[\d,.:]*\d|\d+)\b")
-_BEGINNINGS = (
-    "the a an i he she it they we you in on at but and or for if when this that these there his "
-    "her my our your as to of by so no not mr mrs dr st then now what who"
-)
 _ENDINGS = "the a of to and in is was that"
-BEGINNINGS = frozenset(_BEGINNINGS.split())
-"""Words that a capital letter makes no name."""
 ENDINGS = frozenset(_ENDINGS.split())
 """Words that end no answer."""
 
