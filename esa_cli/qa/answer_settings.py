@@ -54,7 +54,8 @@ class AnswerSettings(BaseModel):
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
         finder: folder of a trained finder, whose reduced keys of read documents find passages that
             are worded otherwise; a name means a shipped one. words: weight of the words' score
-            (BM25) beside theirs, in standard deviations.
+            (BM25) beside theirs, in standard deviations, for a question whose words single out a
+            passage; for others it is less.
         votes: weight of the retrieval heads' votes beside the words (BM25) in finding, in standard
             deviations; 0: the documents' rows are not used.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
@@ -82,7 +83,7 @@ class AnswerSettings(BaseModel):
     unanswered: str = UNANSWERED
     adapter: str | None = None
     finder: str | None = None
-    words: float = Field(default=0.15, ge=0)
+    words: float = Field(default=0.2, ge=0)
     votes: float = Field(default=0.0, ge=0)
     prior: float = Field(default=1.0, ge=0)
     threshold: float | None = None

@@ -42,7 +42,14 @@ def text(tmp_path: Path) -> ExampleText:
 
 def batches(text: ExampleText, **changes: Any) -> ExampleBatches:
     prompt = PassagePrompt(Words(), "{passage} ? {question} :", "(not told)")
-    options = {"batch": 4, "seed": 1, "wrong": 0.5, "cloze": 0.2, "longest": 500} | changes
+    options = {
+        "batch": 4,
+        "seed": 1,
+        "wrong": 0.5,
+        "swapped": 0.0,
+        "cloze": 0.2,
+        "longest": 500,
+    } | changes
     return ExampleBatches([text], prompt, **options)
 
 
@@ -91,6 +98,19 @@ def test_an_epoch(text: ExampleText) -> None:
             example.source == "cloze"
         )
         assert example.answer is None or example.answer in example.passage
+
+
+def test_swapped_questions(text: ExampleText) -> None:
+    found = batches(text, swapped=1.0).examples(0)
+    swapped = [example for example in found if example.source == "swapped"]
+    assert len(swapped) > 20
+    asked = [set(pair.question.strip("?").split()) for pair in text.pairs]
+    for example in swapped:
+        assert example.answer is None
+        words = set(example.question.strip("?").split())
+        nearest = max(asked, key=lambda other: len(words & other))
+        assert len(words & nearest) >= len(words) - 1
+        assert all(new not in example.passage.split() for new in words - nearest)
 
 
 def test_cloze_questions(text: ExampleText) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from esa_cli.evaluation.reader_training import reader_scores
 from esa_cli.evaluation.reader_training.answer_logits import answer_logits, answer_losses
 from esa_cli.evaluation.reader_training.example_batches import TokenExample
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
-from esa_cli.evaluation.reader_training.reader_run import ReaderRun
+from esa_cli.evaluation.reader_training.reader_run import ReaderRun, StartAdapter
 from esa_cli.evaluation.reader_training.reader_scores import (
     ReaderScores,
     area_under_curve,
@@ -33,6 +34,7 @@ from esa_cli.evaluation.training import training_run
 from esa_cli.evaluation.training.training_checkpoint import FILE, TrainingState
 from esa_cli.evaluation.training.training_folder import RECORD
 from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
+from esa_cli.evaluation.training.training_steps import training_attention
 from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.models.random_model import write_random
@@ -41,7 +43,7 @@ from esa_cli.qa.reading.passage_reader import QuotedSpan
 
 TEMPLATE = "{passage}\n{question}\nA:"
 FEW = ReaderTrainingSettings(
-    examples=48, rank=4, lr=1e-2, warm_up=2, batch=8, cloze=0.2, longest=500
+    examples=48, rank=4, lr=1e-2, warm_up=2, batch=8, swapped=0.0, cloze=0.2, longest=500
 )
 
 
@@ -128,6 +130,31 @@ def test_training_on_a_gpu(run: ReaderRun) -> None:
     record = on_gpu.run(Events(), resume=True)
     assert record["device"] == "cuda"
     assert record["scores"][-1]["texts"][0]["auc"] is not None
+
+
+def test_an_adapter_is_trained_on(run: ReaderRun, tmp_path: Path) -> None:
+    first = replace(run, held_out=())
+    first.run(Events())
+    start = StartAdapter.load(first.folder, run.loaded.model)
+    barely = replace(FEW, examples=8, lr=1e-9)
+    other = replace(first, folder=tmp_path / "on", start=start, settings=barely)
+    record = other.run(Events())
+    assert record["start"] == hashlib.sha256((first.folder / WEIGHTS).read_bytes()).hexdigest()
+    before, after = weights(first.folder), weights(other.folder)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    interrupted = replace(other, folder=tmp_path / "cut", settings=FEW)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(Events(2))
+    with pytest.raises(UsageError, match="start must be that of the checkpoint"):
+        replace(interrupted, start=None).run(Events(), resume=True)
+
+
+def test_training_computes_attention_plainly_on_the_processor(run: ReaderRun) -> None:
+    model = run.loaded.model
+    before = model.config._attn_implementation
+    with training_attention(model):
+        assert model.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == before
 
 
 def test_a_resumed_training_is_bit_equal(run: ReaderRun, tmp_path: Path) -> None:

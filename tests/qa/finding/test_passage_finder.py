@@ -9,6 +9,7 @@ import torch
 
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import (
+    VAGUE,
     FoundPassage,
     PassageFinder,
     ReducedQueries,
@@ -173,6 +174,19 @@ def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
     assert GATE.strip() in shown(made.find("Captain Ahab's gate?", 1, reduced=reduced)[0], *texts)
     words = PassageFinder(texts, [spans_of(one) for one in texts])
     assert words.find("pier", 4, reduced=reduced) == words.find("pier", 4)
+
+
+def test_words_count_less_where_they_single_out_no_passage() -> None:
+    made = finder(BOTH)
+    scores = made.index.scores
+    assert made.singled_out(scores("When does Ahab open the gate?")) == 1
+    assert made.singled_out(scores("Whose boat lies at the pier?")) == VAGUE
+    assert made.singled_out(scores("xyzzy")) == VAGUE
+    assert made.singled_out(torch.zeros(0)) == VAGUE
+    twice = finder(BOTH, GATE + FILLER)
+    assert twice.singled_out(twice.index.scores("Captain Ahab's gate")) < 0.5
+    one = finder(GATE)
+    assert one.singled_out(one.index.scores("Captain Ahab's gate")) == VAGUE
 
 
 def test_one_passage_in_eight_is_the_best_by_words() -> None:
