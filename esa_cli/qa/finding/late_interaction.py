@@ -7,7 +7,7 @@ with a key in the window: the form of Eqs. (3) and (4), with a window in place o
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 
@@ -21,23 +21,42 @@ def window_scores(
 ) -> Tensor:
     """Scores (W,) float32 of windows [first, last) of tokens; -1 for windows without tokens.
 
-    The keys are read once, tile by tile, and nothing is kept that grows with N times R or M.
-
     Args:
         queries: (M, R). weights: (M,) that sum to 1. keys: (N, R). first, last: (W,).
     """
+    return window_products(queries, keys, first, last) @ weights
+
+
+def window_products(
+    queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
+) -> Tensor:
+    """The largest product of each query with a key in each window [first, last) of tokens, (W, M)
+    float32; -1 for windows without tokens.
+
+    The keys are read once, tile by tile, and nothing is kept that grows with N times R or M.
+
+    Args:
+        queries: (M, R). keys: (N, R). first, last: (W,).
+    """
     first, last = first.contiguous(), last.contiguous()
-    count = first.shape[0]
+    nothing = queries.new_full((first.shape[0], queries.shape[0]), -1.0, dtype=torch.float32)
     bounds = torch.unique(torch.cat((first, last)))
     if bounds.numel() < 2 or not keys.shape[0]:
-        return torch.full((count,), -1.0)
+        return nothing
     best = _largest_products(queries.float(), keys, bounds)
     begin, end = torch.searchsorted(bounds, first), torch.searchsorted(bounds, last)
     most = best[begin.clamp(max=best.shape[0] - 1)]
     for step in range(1, int((end - begin).max())):
         most = most.maximum(best[(begin + step).minimum(end - 1).clamp(min=0)])
-    scores = most @ weights
-    return torch.where(last > first, scores, torch.full_like(scores, -1.0))
+    return torch.where((last > first)[:, None], most, nothing)
+
+
+def products_around(products: Tensor, windows: int) -> Tensor:
+    """The largest of the products (W, M) of each window and of `windows` before and after it."""
+    if not products.shape[0]:
+        return products
+    size, columns = 2 * windows + 1, products.T[:, None]
+    return nn.functional.max_pool1d(columns, size, 1, windows)[:, 0].T
 
 
 def _largest_products(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
