@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from esa_cli.qa.finding import late_interaction
-from esa_cli.qa.finding.late_interaction import window_scores
+from esa_cli.qa.finding.late_interaction import (
+    products_around,
+    window_products,
+    window_scores,
+)
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 
 
@@ -35,6 +39,18 @@ def test_no_tokens() -> None:
     assert window_scores(
         torch.ones(2, 3), torch.tensor([0.5, 0.5]), torch.zeros(0, 3), none, none
     ).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("windows", [0, 1, 3, 50])
+def test_products_around(windows: int) -> None:
+    torch.manual_seed(3)
+    first = torch.arange(0, 40, 4)
+    products = window_products(torch.randn(3, 4), torch.randn(44, 4), first, first + 8)
+    found = products_around(products, windows)
+    assert found.shape == products.shape
+    for at, row in enumerate(found):
+        assert torch.equal(row, products[max(0, at - windows) : at + windows + 1].amax(0))
+    assert products_around(products[:0], windows).shape == (0, 3)
 
 
 def in_one_product(

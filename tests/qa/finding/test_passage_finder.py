@@ -166,6 +166,23 @@ def test_reduced_keys_find_what_shares_no_words() -> None:
     assert found[0].score > found[2].score + 2
 
 
+def test_what_is_near_counts_beside_a_window() -> None:
+    """Of two windows that answer alike the one whose neighbours are about the subject is first."""
+    told = "The skipper unlocks the way north at nine. "
+    text = FILLER + told + FILLER + "Here it is all about the gate. " + FILLER[:160] + told + FILLER
+    spans = spans_of(text)
+    keys = torch.zeros(len(spans), 3)
+    keys[:, 0] = 1.0
+    starts = [at for at in range(len(text)) if text.startswith(told, at)]
+    for at in (*starts, text.index("gate")):
+        place = int((spans[:, 0] <= at).nonzero()[-1])
+        keys[place] = torch.tensor([0.0, 0.0, 1.0] if text[at] == "g" else [0.0, 1.0, 0.0])
+    reduced = ReducedQueries(torch.eye(3)[1:], torch.tensor([0.5, 0.5]))
+    found = PassageFinder([text], [spans], [keys]).find("When?", 8, reduced=reduced)
+    places = [one.start <= starts[1] < one.end for one in found]
+    assert places.index(True) < [one.start <= starts[0] < one.end for one in found].index(True)
+
+
 def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(FILLER)), 3), dim=1), None]
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
