@@ -129,15 +129,17 @@ def main() -> None:
     parser.add_argument("--preset", default="smollm2-135m")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--method", default=None)
+    parser.add_argument("--library", type=Path, help="keeps what is read for the next run")
     parser.add_argument("--max-new-tokens", type=int, default=24)
     parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
     given = parser.parse_args()
 
-    from esa_cli import Esa
+    from esa_cli import Esa, Library
 
     total: list[dict[str, Any]] = []
     print(HEADER)
-    options = {"overrides": given.set, "method": given.method}
+    library = Library(given.library) if given.library else None
+    options = {"overrides": given.set, "method": given.method, "library": library}
     for head, questions, document in texts(given.folder, given.split, given.only):
         with Esa.load(given.preset, **options) as esa:
             book = esa.ingest(document)

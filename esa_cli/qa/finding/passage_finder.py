@@ -47,12 +47,17 @@ VAGUE = 0.15
 
 @dataclass(frozen=True)
 class ReducedQueries:
-    """A question's reduced queries (M, R), the weight of each (M,), and that of the words' score
-    (BM25) beside theirs where the words single out a passage; `VAGUE` of it elsewhere."""
+    """A question's reduced queries (M, R) with the weight of each (M,).
+
+    Args:
+        words: weight of the words' score (BM25) beside theirs where the words single out a passage;
+            `VAGUE` of it elsewhere. around: weight of each score of the windows around.
+    """
 
     queries: Tensor
     weights: Tensor
     words: float = 0.0
+    around: float = AROUND_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class PassageFinder:
         if read:
             every = torch.cat(read)
             own_scores, *around = (standardised(one) for one in torch.cat(found, 1))
-            late = own_scores + AROUND_WEIGHT * torch.stack(around).sum(0)
+            late = own_scores + reduced.around * torch.stack(around).sum(0)
             out[every] = LATE * (late + beside[every])
         return out
 

@@ -1,0 +1,93 @@
+"""What each score adds to finding passages, on questions people ask about real books.
+
+    python benchmarks/finding.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
+
+Prints how many of the answerable questions of `book_questions/` have their passage first, among 3,
+8 and 16 found ones, by words alone (BM25), by late interaction of the windows alone, and with what
+the default adds to that one by one. Nothing is read again, and no answer is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from book_questions import rank, texts
+from common import append_line
+
+DEPTHS = (1, 3, 8, 16)
+WAYS = (
+    "words alone (BM25)",
+    "late interaction of the windows",
+    "... and what is around them",
+    "... and words: the default",
+)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the texts are")
+    parser.add_argument("--split", choices=("dev", "test"), default="dev")
+    parser.add_argument("--only", default="", help="only texts whose name matches")
+    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
+    given = parser.parse_args()
+
+    from esa_cli import models
+    from esa_cli.qa import preset
+    from esa_cli.qa.finding.load_encoder import load_encoder
+    from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
+
+    chosen = preset.load(given.preset)
+    loaded = models.load(chosen.model)
+    encoder = load_encoder(chosen.answer, loaded.model, loaded.tokenizer)
+    assert encoder is not None, "the preset must have a finder"
+    found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
+    for head, questions, document in texts(given.folder, given.split, given.only):
+        out = loaded.tokenizer(
+            document.text, add_special_tokens=False, split_special_tokens=True,
+            return_offsets_mapping=True, verbose=False,
+        )  # fmt: skip
+        ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
+        finder = PassageFinder([document.text], [spans], [encoder.encode(ids, 0, len(ids))])
+        for question in questions:
+            if question["kind"] == "absent":
+                continue
+            queries, weights = encoder.questions([question["question"]])
+            whole = ReducedQueries(queries[0], weights[0], chosen.answer.words)
+            ways = (None, replace(whole, words=0.0, around=0.0), replace(whole, words=0.0), whole)
+            ranks = {}
+            for name, reduced in zip(WAYS, ways, strict=True):
+                passages = finder.find(question["question"], max(DEPTHS), reduced=reduced)
+                place = rank([(one.start, one.end) for one in passages], question["passage"])
+                ranks[name] = place
+                found[name, question["kind"]].append(place)
+            row = {"text": head["name"], "id": question["id"], "kind": question["kind"]}
+            append_line(given.out, row | {"ranks": ranks})
+        print(f"{head['name']}: {len(ids):,} tokens", flush=True)
+    print_table(found)
+
+
+def print_table(found: dict[tuple[str, str], list[int | None]]) -> None:
+    kinds = sorted({kind for _, kind in found})
+    print("\n| | " + " | ".join(f"{kind}: first; 3; 8; 16" for kind in ("all", *kinds)) + " |")
+    print("|" + "-|" * (len(kinds) + 2))
+    for name in WAYS:
+        groups = [found[name, kind] for kind in kinds]
+        cells = [counts(group) for group in ([one for g in groups for one in g], *groups)]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def counts(ranks: Sequence[int | None]) -> str:
+    """How many ranks are within each depth, of how many."""
+    within = [sum(one is not None and one <= depth for one in ranks) for depth in DEPTHS]
+    return f"{'; '.join(map(str, within))} of {len(ranks)}"
+
+
+if __name__ == "__main__":
+    main()
