@@ -85,14 +85,26 @@ def run_batch(
     """
     end = len(questions) if limit is None else limit
     left = groups(questions, lambda index: index < end and not answers.has(index))
-    open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in left])
-    for group in left:
+    for index, row in answer_groups(asker, left, options, say):
+        answers.add(index, row)
+        progress()
+
+
+def answer_groups(
+    asker: Asker,
+    groups: Sequence[Group],
+    options: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each question's index and row, in the order of the groups; see `run_batch`."""
+    open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in groups])
+    for group in groups:
         open_books.next()
+        asked = dict(group)
         for index, row in _rows(asker, group, open_books, options, say):
-            one = questions[index]
+            one = asked[index]
             about = {"id": one.id, "question": one.question, "documents": list(one.documents)}
-            answers.add(index, {**about, **row, "key": one.key})
-            progress()
+            yield index, {**about, **row, "key": one.key}
 
 
 def _rows(

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 from esa_cli.evaluation.bench.bench_record import BenchRecord
 from esa_cli.evaluation.bench.bench_runner import BenchReply
 from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.qa.method_presets import FROM_TEXT
 from esa_cli.qa.preset import Preset, Prompt
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.qa.session import Session
+
+Reading = Callable[[BenchRecord], Progress | None]
+"""Called before a prefill; returns progress(done, all)."""
 
 
 @dataclass
@@ -30,7 +34,7 @@ class RecordAsker:
 
     session: Session
     preset: Preset
-    reading: Callable[[BenchRecord], Progress | None]
+    reading: Reading
     _read: tuple[str, str, bool] | None = field(default=None, init=False)
 
     def __call__(self, record: BenchRecord) -> BenchReply:
@@ -69,7 +73,7 @@ class TextRecordAsker:
     """
 
     asker: TextAsker
-    reading: Callable[[BenchRecord], Progress | None]
+    reading: Reading
     _read: str | None = field(default=None, init=False)
 
     def __call__(self, record: BenchRecord) -> BenchReply:
@@ -80,3 +84,12 @@ class TextRecordAsker:
             self._read = record.document
         reply = self.asker.ask(record.question, record.longest, temperature=0.0)
         return BenchReply(reply.text, len(self.asker.book.spans) + reply.question_tokens)
+
+
+def record_asker(
+    session: Session, method: str, preset: Preset, reading: Reading
+) -> Callable[[BenchRecord], BenchReply]:
+    """Answers records with a method; the session has no other user until the last record."""
+    if method == FROM_TEXT:
+        return TextRecordAsker(TextAsker(session, preset), reading)
+    return RecordAsker(session, preset, reading)

@@ -39,13 +39,11 @@ class TaskSelection:
         """Those of all shards. Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
 
-    def shard_records(self) -> Iterator[BenchRecord]:
-        """The records to ask; consecutive ones about one document are in one shard. Raises
-        DocumentError, UsageError."""
+    def shard_documents(self) -> Iterator[list[BenchRecord]]:
+        """The records to ask, consecutive ones about one document together. Raises DocumentError,
+        UsageError."""
         documents = groupby(self.records(), lambda record: (record.task, record.document))
-        for number, (_, records) in enumerate(documents):
-            if self.shard.has(number):
-                yield from records
+        return self.shard.take(list(records) for _, records in documents)
 
     def settings(self, method: str, preset: Preset) -> str:
         """The hash of a method's settings, over rows without the prompt, which is the

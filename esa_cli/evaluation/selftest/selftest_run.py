@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,16 +84,24 @@ class SelftestRun:
     def run(self) -> None:
         """Asks every question that has no row in the journal yet. Raises EsaError: a method, its
         settings or the haystack is wrong."""
-        model, tokenizer = self.loaded.model, self.loaded.tokenizer
-        with Session(model, tokenizer, self.preset) as session:
-            self._check(session)
-            for sample, group in self.shard.take(self._prefills()):
-                self._sample(session, sample, group)
+        with self.session() as session:
+            for sample, group in self.prefills():
+                self.ask(session, sample, group)
                 if self.stopped:
                     return
 
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """The run's session. Raises EsaError: a method, its settings or the haystack is wrong."""
+        with Session(self.loaded.model, self.loaded.tokenizer, self.preset) as session:
+            self._check(session)
+            yield session
+
+    def prefills(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
+        """The documents of the run's shard, each with the methods that share its prefill."""
+        return self.shard.take(self._prefills())
+
     def _prefills(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
-        """Every document of the run with the methods that share its prefill."""
         for test in self.settings.tests:
             for length, group in self._work(test):
                 for sample in self._samples(test, length, group):
@@ -144,7 +153,9 @@ class SelftestRun:
                 raise
             self.listener.note(f"{test}: no dense ceiling: {error.message}")
 
-    def _sample(self, session: Session, sample: TaskSample, group: MethodGroup) -> None:
+    def ask(self, session: Session, sample: TaskSample, group: MethodGroup) -> None:
+        """Asks a document's questions by the group's methods, those without a row in the journal;
+        `stopped` is set when the time limit comes first."""
         kept = ResumedRows(self.journal, sample)
         todo = [
             (name, preset, question)
@@ -167,11 +178,11 @@ class SelftestRun:
         selective = not group.dense and not group.text
         if selective and (note := all_in_view(session.document_tokens, group.presets)):
             self.listener.note(f"{sample.test}: {note}")
-        ask: Ask
-        if group.text:
-            ask = TextQuestions(self._asker(session), sample)
-        else:
-            ask = RowQuestions(session, sample)
+        ask: Ask = (
+            RowQuestions(session, sample)
+            if not group.text
+            else (TextQuestions(self._asker(session), sample))
+        )
         for name, preset, question in todo:
             if self._late():
                 return

@@ -14,6 +14,7 @@ import typer
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli import output_paths as files
 from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import PARTIAL, UsageError
@@ -44,6 +45,9 @@ Again = Annotated[
     bool, typer.Option("--retry-failed", help="Ask again what got an error the last time.")
 ]
 
+Begin = Callable[[], Callable[[], None]]
+"""Called when the model is there; gives what is called after each row."""
+
 
 @options.command
 def batch(
@@ -54,6 +58,7 @@ def batch(
     retry_failed: Again = False,
     evidence: Kept = 3,
     shards: ShardOptions = WHOLE,
+    engines: EngineOptions = LOCAL,
     keep: options.Keep = None,
     method: options.Method = None,
     model: ModelOptions = options.DEFAULTS,
@@ -66,10 +71,12 @@ def batch(
 
     Exit code 7: some questions got an error in place of an answer.
     """
+    from esa_cli.apps.batch.batch_run import run_batch
     from esa_cli.apps.batch.schedule import shard_of_questions
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter
 
+    engines.check()
     chosen = answer.load_preset(model, method=method)
     asking = {**generation.arguments(), "evidence": evidence}
     settings = chosen.model_dump(mode="json", exclude={"name", "description"})
@@ -80,10 +87,28 @@ def batch(
         every = found[:limit]
         found, limit = shard_of_questions(every, shard), None
         reporter.note(f"esa: shard {shard}: {len(found)} of {len(every)} questions", dim=False)
+
+    def ask(answers: OrderedJsonLines, end: int, begin: Begin) -> None:
+        if engines.local:
+            with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
+                run_batch(
+                    asker, found, answers, asking, limit=end, progress=begin(),
+                    say=lambda text: reporter.warn(f"esa: {text}"),
+                )  # fmt: skip
+            return
+        from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
+        from esa_cli.storage.library.library_paths import default_root
+
+        if reader is not None and reader.address is not None:
+            to = reader.address.url
+            reporter.note(f"esa: questions and the passages found are sent to {to}", dim=False)
+        worker = BatchWorker(chosen, model, keep, reader, asking, default_root().absolute())
+        with engines.open(reporter, model.device) as engine:
+            batch_by(engine, worker, found, answers, end, begin())
+
     try:
         code = run(
-            lambda: opened(chosen, model, reporter, keep=keep, reader=reader),
-            found, out, reporter, asking,
+            ask, found, out, reporter,
             limit=limit, retry=retry_failed, joined=shards.join or (), as_json=as_json,
         )  # fmt: skip
     finally:
@@ -123,11 +148,10 @@ def check(
 
 
 def run(
-    open_asker: Callable[[], Any],
+    ask: Callable[[OrderedJsonLines, int, Begin], None],
     questions: Sequence[BatchQuestion],
     out: Path,
     reporter: Reporter,
-    asking: Mapping[str, Any],
     *,
     limit: int | None = None,
     retry: bool = False,
@@ -137,13 +161,13 @@ def run(
     """Answers the questions that have no row in `out`, and returns the exit code.
 
     Args:
-        open_asker: gives a context manager with the `Asker`; called only if there is work.
+        ask: called with the answers and the number of questions, only if there is work.
         joined: files with rows of other shards, which are taken first.
 
     Raises:
         UsageError: `out` has other contents, or another process is writing it.
     """
-    from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
+    from esa_cli.apps.batch.batch_run import answers_file, join_answers
 
     started = time.monotonic()
     end = len(questions) if limit is None else min(limit, len(questions))
@@ -154,12 +178,7 @@ def run(
             reporter.note(f"esa: {before} questions of an earlier run are kept")
         if before < end:
             try:
-                with open_asker() as asker:
-                    showing = _display(reporter, answers, end, before)
-                    run_batch(
-                        asker, questions, answers, asking, limit=end, progress=showing,
-                        say=lambda text: reporter.warn(f"esa: {text}"),
-                    )  # fmt: skip
+                ask(answers, end, lambda: _display(reporter, answers, end, before))
             except KeyboardInterrupt:
                 reporter.settle()
                 reporter.warn("esa: stopped; the same command goes on")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.commands.bench_request import BenchRequest, header
+from esa_cli.apps.cli.commands.bench_request import BenchRequest, check_files, header
+from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import EsaError, LengthError
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
-    from esa_cli.evaluation.bench.bench_runner import BenchReply
     from esa_cli.evaluation.bench.task_selection import TaskSelection
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
@@ -56,6 +57,7 @@ def bench(
     out: options.Out = None,
     markdown: Markdown = None,
     shards: ShardOptions = WHOLE,
+    engines: EngineOptions = LOCAL,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -72,13 +74,15 @@ def bench(
     if data is None:
         hint = f"official files: {benchmark.SOURCE}"
         raise UsageError(f"{name} needs its files: --data DIR", hint)
-    _check_files(out, markdown, data)
+    check_files(out, markdown, data)
     shard = shards.check(out)
+    engines.check()
     chosen = model.load_preset()
     names = options.compared_methods(methods, chosen)
     request = BenchRequest(
-        name, chosen, names, model, time_limit, out, markdown, as_json, tuple(shards.join or ())
-    )
+        name, chosen, names, model, time_limit, out, markdown, as_json,
+        tuple(shards.join or ()), engines,
+    )  # fmt: skip
     try:
         if download:
             _download(name, benchmark, data, reporter)
@@ -90,20 +94,6 @@ def bench(
         _go(request, work, reporter, told=asked is None)
     finally:
         reporter.settle()
-
-
-def _check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
-    """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
-    from esa_cli.apps.cli import output_paths as files
-    from esa_cli.apps.cli.commands import bench_output as bench_table
-
-    files.check("--markdown", markdown)
-    files.check("--out", out, makes_folders=True)
-    files.apart({"--out": out, "--markdown": markdown})
-    # The journal continues results only; a table of an earlier run may lie among the data, too.
-    if markdown is not None and markdown.is_file() and not bench_table.is_table(markdown):
-        below = (str(path) for path in data.rglob("*"))
-        files.spare("--markdown", markdown, below, "one of the files in --data")
 
 
 def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
@@ -200,12 +190,24 @@ def _ask(
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.apps.cli.commands.bench_output import NoRoom
     from esa_cli.evaluation.bench.bench_runner import run as ask_all
-    from esa_cli.evaluation.bench.session_asker import RecordAsker, TextRecordAsker
-    from esa_cli.evaluation.text_asker import TextAsker
+    from esa_cli.evaluation.bench.session_asker import record_asker
     from esa_cli.models.quiet_transformers import quiet_transformers
-    from esa_cli.qa.method_presets import FROM_TEXT
     from esa_cli.qa.session import Session
 
+    def leave_out(method: str, record: BenchRecord, why: str) -> None:
+        left_out.append(NoRoom(method, record.task, record.id, why))
+        reporter.settle()
+        reporter.warn(f"esa: {method}: {record.task}, {record.id} left out: {why}")
+
+    if not request.engines.local:
+        from esa_cli.apps.engine.bench_worker import BenchWorker, bench_by
+
+        dtype = known.place.dtype_name
+        worker = BenchWorker(request.name, request.preset, request.model, made, dtype)
+        with request.engines.open(reporter, request.model.device) as engine:
+            reporter.settle()
+            say = reporter.waiting if reporter.live else reporter.throttled()
+            return bench_by(engine, worker, order, journal, until, say, leave_out)
     with quiet_transformers():
         loaded = known.load(reporter)
     reporter.settle()
@@ -217,18 +219,11 @@ def _ask(
                 return progress.token_progress(reporter, f"{method}: {record.task}, record {place}")
 
             def no_room(record: BenchRecord, error: LengthError, name: str = method) -> None:
-                left_out.append(NoRoom(name, record.task, record.id, error.message))
-                reporter.settle()
-                reporter.warn(f"esa: {name}: {record.task}, {record.id} left out: {error.message}")
+                leave_out(name, record, error.message)
 
-            asker: Callable[[BenchRecord], BenchReply] = (
-                TextRecordAsker(TextAsker(session, preset), reading)
-                if method == FROM_TEXT
-                else RecordAsker(session, preset, reading)
-            )
-            score = order.benchmark.score
+            asker, score = record_asker(session, method, preset, reading), order.benchmark.score
             if not ask_all(
-                order.shard_records(), asker, score, journal,
+                chain.from_iterable(order.shard_documents()), asker, score, journal,
                 method=method, settings=order.settings(method, preset), until=until,
                 on_left_out=no_room,
             ):  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class BenchRequest:
     markdown: Path | None
     as_json: bool
     joined: tuple[Path, ...] = ()
+    engines: EngineOptions = LOCAL
 
 
 def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, Any]:
@@ -50,3 +52,17 @@ def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, A
         "settings": {"preset": method, "dtype": str(place.dtype), "length": length},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
+
+
+def check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
+    """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
+    from esa_cli.apps.cli import output_paths as files
+    from esa_cli.apps.cli.commands import bench_output as bench_table
+
+    files.check("--markdown", markdown)
+    files.check("--out", out, makes_folders=True)
+    files.apart({"--out": out, "--markdown": markdown})
+    # The journal continues results only; a table of an earlier run may lie among the data, too.
+    if markdown is not None and markdown.is_file() and not bench_table.is_table(markdown):
+        below = (str(path) for path in data.rglob("*"))
+        files.spare("--markdown", markdown, below, "one of the files in --data")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import Shard
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.documents.document import Document
-    from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
+    from esa_cli.apps.engine.ingest_worker import IngestReport
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
@@ -31,6 +29,7 @@ def ingest(
     documents: Documents,
     rows: Rows = "int8",
     shard: Shard = None,
+    engines: EngineOptions = LOCAL,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -42,39 +41,34 @@ def ingest(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
     from esa_cli.system.work_shard import WorkShard
 
     part, reporter = WorkShard.parse(shard), Reporter(quiet)
-    books: list[Book] = []
+    kept: list[IngestReport] = []
+    engines.check()
     try:
         chosen = model.load_preset()
         found = inputs.read(documents, reporter, part)
-        if found.documents:
+        if found.documents and engines.local:
             with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
-                books = [_kept(esa, document, rows, reporter) for document in found.documents]
+                kept = [ingest_document(esa, one, rows, reporter) for one in found.documents]
+        elif found.documents:
+            from esa_cli.storage.library.library_paths import default_root
+
+            worker = IngestWorker(chosen, model, rows, default_root().absolute())
+            with engines.open(reporter, model.device) as engine:
+                kept = ingest_by(engine, worker, found.documents, reporter)
     finally:
         reporter.settle()
     if as_json:
         left_out = [one.as_dict() for one in found.left_out]
-        print_json({"documents": [_as_dict(book) for book in books], "left_out": left_out})
+        print_json({"documents": [one.as_dict() for one in kept], "left_out": left_out})
     else:
-        _print(books)
+        _print(kept)
 
 
-def _kept(esa: Esa, document: Document, rows: str, reporter: Reporter) -> Book:
-    """Its book; says where it was kept before in another way."""
-    book = esa.ingest(document)
-    entry = book.entry
-    if entry is not None and entry.rows not in (rows, "index"):
-        reporter.warn(
-            f"esa: {document.name} is kept with {entry.rows} rows; to keep {rows} ones, "
-            f"`esa library rm {entry.id}` first"
-        )
-    reporter.settle()
-    return book
-
-
-def _print(books: Sequence[Book]) -> None:
+def _print(kept: Sequence[IngestReport]) -> None:
     from esa_cli.apps.cli.terminal import print_table
     from esa_cli.system.machine import size_text, time_text
 
@@ -82,25 +76,12 @@ def _print(books: Sequence[Book]) -> None:
         ("id", "tokens", "size", "read in", "document"),
         [
             (
-                book.entry.id if book.entry else "not kept",
-                f"{book.tokens:,}",
-                size_text(book.entry.nbytes) if book.entry else "",
-                time_text(book.read_s) if book.read_s else "before",
-                book.document.name,
+                one.id or "not kept",
+                f"{one.tokens:,}",
+                "" if one.bytes is None else size_text(one.bytes),
+                time_text(one.read_s) if one.read_s else "before",
+                one.name,
             )
-            for book in books
+            for one in kept
         ],
     )
-
-
-def _as_dict(book: Book) -> dict[str, Any]:
-    return {
-        "id": book.entry.id if book.entry else None,
-        "name": book.document.name,
-        "source": book.document.source,
-        "tokens": book.tokens,
-        "bytes": book.entry.nbytes if book.entry else None,
-        "rows": book.entry.rows if book.entry else None,
-        "read_s": round(book.read_s, 3),
-        "missing": list(book.document.missing),
-    }

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
     from esa_cli.apps.cli.preflight import KnownModel, ModelPlace
+    from esa_cli.apps.cli.progress_display import SelftestDisplay
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.preset import Preset
+    from esa_cli.system.jsonl import Journal
+    from esa_cli.system.work_shard import WorkShard
 
 Test = Annotated[
     str,
@@ -76,6 +80,7 @@ def selftest(
     report: Report = None,
     png: Picture = None,
     shards: ShardOptions = WHOLE,
+    engines: EngineOptions = LOCAL,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -108,7 +113,7 @@ def selftest(
     )
     reporter = Reporter(quiet)
     request = SelftestRequest(
-        settings, model, haystack, time_limit, out, report, png, as_json, shards
+        settings, model, haystack, time_limit, out, report, png, as_json, shards, engines
     )
     try:
         _run(request, chosen, reporter)
@@ -129,7 +134,6 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     from esa_cli.errors import EsaError
     from esa_cli.evaluation.report.result_rows import wrong
     from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
-    from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.system.jsonl import Journal
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
@@ -150,16 +154,7 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
         reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
     listener = SelftestDisplay(reporter, journal.rows)
     try:
-        with quiet_transformers():
-            loaded = model.load(reporter)
-            reporter.settle()
-            from esa_cli.evaluation.selftest.selftest_run import SelftestRun
-
-            engine = SelftestRun(
-                loaded, chosen, request.settings, hay, journal, listener, until, shard
-            )
-            with journal:
-                engine.run()
+        complete = _ask(request, chosen, hay, shard, journal, model, listener, until)
     except (KeyboardInterrupt, EsaError):
         listener.finish()
         if journal.rows:
@@ -167,9 +162,47 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
             reporter.note(f"esa: stopped after {len(journal.rows)} questions{_goes_on(request)}")
         raise
     listener.finish()
-    if engine.stopped:
+    if not complete:
         reporter.note(f"esa: the time limit was reached{_goes_on(request)}")
-    show(request, journal, complete=not engine.stopped)
+    show(request, journal, complete=complete)
+
+
+def _ask(
+    request: SelftestRequest,
+    chosen: Preset,
+    haystack: Haystack,
+    shard: WorkShard,
+    journal: Journal,
+    model: KnownModel,
+    listener: SelftestDisplay,
+    until: float | None,
+) -> bool:
+    """Asks what has no row; False when the time was up before the end."""
+    from esa_cli.models.quiet_transformers import quiet_transformers
+
+    reporter = listener.reporter
+    if not request.engines.local:
+        from esa_cli.apps.engine.selftest_worker import SelftestWorker, selftest_by
+
+        own = (haystack.name, haystack.text) if haystack.text else None
+        worker = SelftestWorker(
+            chosen, request.model, request.settings, own, shard, journal.rows,
+            model.place.dtype_name,
+        )  # fmt: skip
+        with journal, request.engines.open(reporter, request.model.device) as engine:
+            reporter.settle()
+            return selftest_by(engine, worker, journal, listener, until)
+    with quiet_transformers():
+        loaded = model.load(reporter)
+        reporter.settle()
+        from esa_cli.evaluation.selftest.selftest_run import SelftestRun
+
+        run = SelftestRun(
+            loaded, chosen, request.settings, haystack, journal, listener, until, shard
+        )
+        with journal:
+            run.run()
+    return not run.stopped
 
 
 def _goes_on(request: SelftestRequest) -> str:

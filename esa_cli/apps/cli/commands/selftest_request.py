@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import UsageError
@@ -39,6 +40,7 @@ class SelftestRequest:
     png: Path | None = None
     as_json: bool = False
     shards: ShardOptions = WHOLE
+    engines: EngineOptions = LOCAL
 
 
 def check(request: SelftestRequest, chosen: Preset) -> Haystack:
@@ -53,6 +55,7 @@ def check(request: SelftestRequest, chosen: Preset) -> Haystack:
     if "own" in settings.tests and request.haystack is None:
         raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
     _check_files(request)
+    request.engines.check()
     given, seed = request.haystack, settings.seed
     return Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
 

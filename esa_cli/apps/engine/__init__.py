@@ -1,0 +1,1 @@
+"""Tasks of a command, done by several processes that each have a model."""

@@ -1,0 +1,151 @@
+"""`--engine ray` on a real cluster of two actors on this machine, one of which is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import ROOT, TINY, listen
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.timeout(240)]
+
+RAY = ["--engine", "ray", "--workers", "2"]
+MEASURED = {"time", "memory", "timing", "seconds"}
+ACTOR = "ray::WorkerProcess"
+LONGEST_S = 100
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("esa-home")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "ESA_MEMORY_LIMIT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ESA_HOME", str(home))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "esa_cli", *words, *TINY],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What it printed on standard error."""
+    _, err = process.communicate(timeout=LONGEST_S)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    return err
+
+
+def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def actors(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
+    """The actors that are doing a task."""
+    for one in below(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if f"{ACTOR}.do" in " ".join(one.cmdline()):
+                yield one
+
+
+def wait_for_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    until = time.monotonic() + LONGEST_S
+    while time.monotonic() < until:
+        if found := list(actors(process)):
+            return found
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("no actor began a task")
+
+
+def rows(path: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+    return [
+        {key: value for key, value in line.items() if key not in MEASURED}
+        for line in lines
+        if "command" not in line
+    ]
+
+
+def write_documents() -> None:
+    Path("docs").mkdir()
+    for name in "abcd":
+        Path(f"docs/{name}.md").write_text(f"Mill {name} grinds rye. " * 60, "utf-8")
+    asked = [
+        {"question": f"What grinds, {number}?", "documents": [f"docs/{name}.md"]}
+        for number in range(3)
+        for name in "abcd"
+    ]
+    Path("q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), "utf-8")
+
+
+def test_a_batch_loses_nothing_by_a_killed_worker() -> None:
+    write_documents()
+    command = ["batch", "q.jsonl", "--max-new-tokens", "4"]
+    ended(start(*command, "--out", "here.jsonl"))
+    there = start(*command, *RAY, "--out", "there.jsonl")
+    wait_for_actors(there)[0].send_signal(signal.SIGKILL)
+    err = ended(there)
+    assert "a worker died; its task is done again" in err
+    assert "esa: ray: machines 1, workers 2" in err
+    assert rows("there.jsonl") == rows("here.jsonl")
+
+
+def test_an_ingest_loses_nothing_by_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_documents()
+    monkeypatch.setenv("ESA_LIBRARY", "library")
+    process = start("ingest", "docs", *RAY)
+    wait_for_actors(process)[0].send_signal(signal.SIGKILL)
+    assert "a worker died" in ended(process)
+    assert len(list(Path("library/documents").glob("*.doc"))) == 4
+    assert not list(Path("library/claims").glob("*.claim"))
+
+
+def test_a_selftest_is_that_of_one_process() -> None:
+    command = ["selftest", "passkey", "--len", "600", "--samples", "2", "--exact", "--no-dense"]
+    command += ["--methods", "preset,streaming-llm"]
+    ended(start(*command, "--out", "here.jsonl"))
+    ended(start(*command, *RAY, "--out", "there.jsonl"))
+
+    def order(row: dict[str, Any]) -> str:
+        return json.dumps(row)
+
+    assert sorted(map(order, rows("there.jsonl"))) == sorted(map(order, rows("here.jsonl")))
+
+
+def test_ctrl_c_stops_all() -> None:
+    write_documents()
+    process = start("batch", "q.jsonl", "--max-new-tokens", "4", *RAY, "--out", "there.jsonl")
+    wait_for_actors(process)
+    every = below(process)
+    assert len(every) > 2
+    os.kill(process.pid, signal.SIGINT)
+    assert "esa: stopped; the same command goes on" in ended(process, 130)
+    _, alive = psutil.wait_procs(every, timeout=20)
+    assert not alive
