@@ -72,9 +72,9 @@ def _interrupted(leave: bool) -> None:
 def _run(arguments: list[str]) -> int:
     from esa_cli.apps.cli.cli_app import command
 
-    group = command()
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
-        group.main(arguments, prog_name="esa")
+        command().main(arguments, prog_name="esa")
+    group = command(arguments[0] if arguments else None)
     import typer
 
     try:

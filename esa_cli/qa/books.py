@@ -77,9 +77,14 @@ def place_books(books: Sequence[Book]) -> list[PlacedBook]:
     read = [book.prefilled for book in books if book.prefilled]
     rows = text_rows(read) if len(read) == len(books) else _rows_of_text(books)
     return [
-        PlacedBook(replace(book.document, name=name), book.spans, at, book.index, book.words)
+        PlacedBook(_named(book.document, name), book.spans, at, book.index, book.words)
         for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
     ]
+
+
+def _named(document: Document, name: str) -> Document:
+    """The document with this name; itself, with the places of its lines, where it has it."""
+    return document if document.name == name else replace(document, name=name)
 
 
 def _rows_of_text(books: Sequence[Book]) -> list[range]:

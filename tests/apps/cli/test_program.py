@@ -15,6 +15,7 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, TINY, Esa, fail, listen
 
+from esa_cli.apps.cli.cli_app import COMMANDS as COMMANDS_BY_NAME
 from esa_cli.apps.cli.cli_app import command
 
 __all__ = ["cache", "esa", "note", "surroundings"]
@@ -60,6 +61,20 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         # Whoever runs the tests in the background of a shell passes on that SIGINT is ignored.
         preexec_fn=None if os.name == "nt" else listen,
     )
+
+
+def test_a_command_alone_is_as_in_the_whole_program() -> None:
+    for name in COMMANDS_BY_NAME:
+        assert [path for path, _ in walk(command(name))] == [
+            path for path, _ in COMMANDS if path[:1] in ((), (name,))
+        ]
+    code = (
+        "import sys\nfrom esa_cli.apps.cli.cli_app import command\ncommand('ask')\n"
+        "found = [name for name in sys.modules if name.endswith('_command')]\n"
+        "assert found == ['esa_cli.apps.cli.commands.ask_command'], found\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_help_imports_nothing_heavy() -> None:
