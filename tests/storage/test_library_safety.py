@@ -13,7 +13,7 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import LibraryError, ResourceError, UnreadableError
-from esa_cli.storage.library import Entry, Library, checksummed_file, maintenance
+from esa_cli.storage.library import Entry, Library, checksummed_file, library_paths, maintenance
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.storage.library.reservations import NeededFiles
@@ -298,15 +298,13 @@ def test_a_file_that_goes_while_all_are_counted_counts_nothing(
     ingest(library, IDS)
     part = library.root / "segments" / f".{'d' * 40}-none.seg.{'e' * 40}.part"
     part.write_bytes(b"being written")
-    wanted, is_file = library.nbytes - len(b"being written"), Path.is_file
+    wanted = library.nbytes - len(b"being written")
 
-    def gone_then(path: Path) -> bool:
-        found = is_file(path)
-        if path == part:
-            path.unlink()
-        return found
+    def gone_then(path: Path) -> int:
+        part.unlink(missing_ok=True)
+        return library_paths.size_of(path)
 
-    monkeypatch.setattr(Path, "is_file", gone_then)
+    monkeypatch.setattr("esa_cli.storage.library.library.size_of", gone_then)
     assert library.nbytes == wanted
 
 

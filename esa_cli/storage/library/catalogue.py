@@ -21,7 +21,7 @@ from esa_cli.storage.library.manifest_copies import ManifestCopies
 from esa_cli.storage.library.text_index import TextIndex
 from esa_cli.system.progress import Progress
 
-COMMIT_S, MOST_WRITES = 1.0, 32
+COMMIT_S, MOST_WRITES = 1.0, 100
 """Seconds of work that a kill may cost, and most changes that are in memory meanwhile."""
 Write = Callable[[], object]
 """A change of the catalogue, to be called in a transaction."""

@@ -7,7 +7,9 @@
 `catalogue.py` puts them together.
 
 All of it is made from other files, again where it is missing, damaged or older than these. It is
-written in transactions with a write-ahead log, so a kill loses at most what is then made again.
+written in transactions, so a kill loses at most what is then made again; with a rollback journal,
+because a write-ahead log needs memory that processes share, and a library may be used by several
+machines.
 """
 
 from __future__ import annotations
@@ -56,9 +58,8 @@ def catalogue_path(paths: LibraryPaths) -> Path:
 
 
 def catalogue_bytes(paths: LibraryPaths) -> int:
-    """Bytes of the catalogue and its log."""
-    path = catalogue_path(paths)
-    return size_of(path) + size_of(path.with_name(f"{NAME}-wal"))
+    """Bytes of the catalogue."""
+    return size_of(catalogue_path(paths))
 
 
 def file_stamp(path: Path | str) -> str:
@@ -157,8 +158,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     try:
         path.chmod(0o600)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
         _prepare(db)
     except BaseException:
         db.close()
@@ -187,7 +186,7 @@ def _remove(paths: LibraryPaths, damaged: int) -> None:
     path = catalogue_path(paths)
     with paths.locked("catalogue"):
         if _inode(path) == damaged:
-            for suffix in ("", "-wal", "-shm"):
+            for suffix in ("", "-journal"):
                 path.with_name(NAME + suffix).unlink(missing_ok=True)
 
 

@@ -131,10 +131,16 @@ class LibraryPaths:
         return self._files(folder, _WHOLE)
 
     def _files(self, folder: str, *forms: dict[str, re.Pattern[str]]) -> Iterator[Path]:
-        if (self.root / folder).is_dir():
-            for path in sorted((self.root / folder).iterdir()):
-                if any(form[folder].fullmatch(path.name) for form in forms) and path.is_file():
-                    yield path
+        if not (self.root / folder).is_dir():
+            return
+        with os.scandir(self.root / folder) as found:
+            names = [
+                one.name
+                for one in found
+                if any(form[folder].fullmatch(one.name) for form in forms) and one.is_file()
+            ]
+        for name in sorted(names):
+            yield self.root / folder / name
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:

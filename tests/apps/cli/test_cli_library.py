@@ -73,7 +73,7 @@ def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
 def files(root: Path) -> set[str]:
     """The library's files but the mark, catalogue, locks and stamps."""
     found = (path for path in root.rglob("*") if path.is_file() and path.name != MARKER)
-    passed = (".lock", ".used", ".sqlite", ".sqlite-wal", ".sqlite-shm")
+    passed = (".lock", ".used", ".sqlite", ".sqlite-journal")
     return {path.name for path in found if path.suffix not in passed}
 
 
