@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import killed, taken
+from forked import child, ended, killed, taken
 from test_library import WITH, files, ingest, text_of
 
 from esa_cli.errors import LibraryError
@@ -185,6 +185,18 @@ def add_texts(library: Library, count: int) -> None:
             return partial(catalogue.texts.add, text, text_digest(text))
 
         catalogue.in_pieces(one, lambda: left > 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.name == "nt", reason="no fork")
+def test_two_processes_write_at_once(tmp_path: Path) -> None:
+    library = Library(tmp_path / "library")
+    ingest(library, [*range(20)])
+    numbers = [child(partial(add_texts, library, count)) for count in (200, 300)]
+    assert [ended(number) for number in numbers] == [0, 0]
+    assert len(library.entries()) == 1
+    with library.catalogue() as catalogue:
+        assert len(catalogue.texts) == 900
 
 
 @pytest.mark.process

@@ -38,7 +38,7 @@ class FolderReading:
     def read(self, records: Sequence[FileRecord]) -> tuple[list[str], list[FileRecord]]:
         """Reads files whose text is not in the library. Ids of what was read, and the records of
         those that could not be, with why. Raises DiskError, PresetError, ModelError."""
-        known = {entry.text_sha256 for entry in self._library.entries() if not entry.damage}
+        known = self._library.text_digests()
         ids, failed = list[str](), list[FileRecord]()
         for record in records:
             if record.digest in known:

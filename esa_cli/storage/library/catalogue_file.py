@@ -14,6 +14,7 @@ machines.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -155,9 +156,12 @@ def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
+    except OSError as error:
+        raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     try:
-        path.chmod(0o600)
         _prepare(db)
     except BaseException:
         db.close()

@@ -78,6 +78,11 @@ class Library:
         self._paths.check()
         return manifest_copies.read_matching(self._paths, text)
 
+    def text_digests(self) -> set[str]:
+        """Digests of the texts of all documents. Raises LibraryError: as `entries`."""
+        self._paths.check()
+        return with_catalogue(self._paths, lambda db: set(Catalogue(self._paths, db).stored_keys()))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all files in the library."""

@@ -187,7 +187,7 @@ def _check_room(
 
     texts = list(ready.texts)
     if not request.options.keep and ready.resolved.preset.answer.needs_rows:
-        stored = {entry.text_sha256 for entry in library.entries()}
+        stored = library.text_digests()
         new = [one for one in documents if text_digest(one.text) not in stored]
         texts = texts or ready.model.tokenise(new)
         if new:
