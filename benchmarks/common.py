@@ -40,8 +40,9 @@ def answered(text: str, answers: Sequence[str]) -> bool:
 
 
 def tokens(text: str) -> int:
-    """ "24k" -> 24000."""
-    return int(float(text[:-1]) * 1000) if text.lower().endswith("k") else int(text)
+    """ "24k" -> 24000, "1M" -> 1000000."""
+    factor = {"k": 1000, "m": 1_000_000}.get(text[-1:].lower())
+    return int(text) if factor is None else round(float(text[:-1]) * factor)
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
