@@ -16,6 +16,11 @@ from typing import Any
 import psutil
 import pytest
 from command import ROOT, TINY, listen
+from square_worker import SquareWorker
+
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.engine.ray_engine import ray_engine
+from esa_cli.errors import ResourceError
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -39,7 +44,7 @@ def surroundings(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("ESA_HOME", str(home))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -103,6 +108,24 @@ def write_documents() -> None:
         for name in "abcd"
     ]
     Path("q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), "utf-8")
+
+
+def test_each_task_is_done_once_though_a_worker_dies(tmp_path: Path) -> None:
+    with ray_engine(Reporter(quiet=True), 2, "cpu") as engine:
+        done = list(engine.run(SquareWorker(tmp_path), iter(range(20))))
+        assert sorted(done) == [(number, number * number) for number in range(20)]
+        with pytest.raises(ResourceError, match="no root of -2") as raised:
+            list(engine.run(SquareWorker(tmp_path), iter([1, -2])))
+        assert raised.value.hint == "take another"
+        with pytest.raises(ResourceError, match="3 workers died of one task"):
+            list(engine.run(SquareWorker(tmp_path / "none"), iter([3])))
+
+
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    write_documents()
+    err = ended(start("ingest", "docs", *RAY), 2)
+    assert "the Ray cluster cannot be used" in err
 
 
 def test_a_batch_loses_nothing_by_a_killed_worker() -> None:

@@ -62,6 +62,21 @@ def has_answer(record: BenchRecord, method: str, settings: str, journal: Journal
     return row is not None
 
 
+def lacks_answers(
+    records: Iterable[BenchRecord], settings: Mapping[str, str], journal: Journal
+) -> bool:
+    """True if a record has no answer by one of the methods.
+
+    Args:
+        settings: the hash of each method's settings.
+    """
+    return any(
+        not has_answer(record, method, made, journal)
+        for record in records
+        for method, made in settings.items()
+    )
+
+
 def run(
     records: Iterable[BenchRecord],
     ask: Callable[[BenchRecord], BenchReply],

@@ -113,7 +113,7 @@ def test_shards_of_a_benchmark_are_the_benchmark(
         [("qasper", "4")],
     ], "records about one document stay together"
     assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
-    refuse_work(monkeypatch, "session.Session.ask")
+    refuse_work(monkeypatch, "session.Session.__init__")
     done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
     assert done.data["complete"]
     assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))

@@ -96,9 +96,11 @@ def batch(
                     say=lambda text: reporter.warn(f"esa: {text}"),
                 )  # fmt: skip
             return
+        from esa_cli.apps.cli.preflight import prepare
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
         from esa_cli.storage.library.library_paths import default_root
 
+        prepare(chosen, model, reporter, keep=keep)
         if reader is not None and reader.address is not None:
             to = reader.address.url
             reporter.note(f"esa: questions and the passages found are sent to {to}", dim=False)

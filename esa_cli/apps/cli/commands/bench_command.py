@@ -189,6 +189,7 @@ def _ask(
     """Method by method; False when the time was up before the end. `left_out` is added to."""
     from esa_cli.apps.cli import progress_display as progress
     from esa_cli.apps.cli.commands.bench_output import NoRoom
+    from esa_cli.evaluation.bench.bench_runner import lacks_answers
     from esa_cli.evaluation.bench.bench_runner import run as ask_all
     from esa_cli.evaluation.bench.session_asker import record_asker
     from esa_cli.models.quiet_transformers import quiet_transformers
@@ -199,6 +200,9 @@ def _ask(
         reporter.settle()
         reporter.warn(f"esa: {method}: {record.task}, {record.id} left out: {why}")
 
+    settings = {method: order.settings(method, preset) for method, preset in made.items()}
+    if not lacks_answers(chain.from_iterable(order.shard_documents()), settings, journal):
+        return True
     if not request.engines.local:
         from esa_cli.apps.engine.bench_worker import BenchWorker, bench_by
 
@@ -224,7 +228,7 @@ def _ask(
             asker, score = record_asker(session, method, preset, reading), order.benchmark.score
             if not ask_all(
                 chain.from_iterable(order.shard_documents()), asker, score, journal,
-                method=method, settings=order.settings(method, preset), until=until,
+                method=method, settings=settings[method], until=until,
                 on_left_out=no_room,
             ):  # fmt: skip
                 return False

@@ -54,8 +54,10 @@ def ingest(
             with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
                 kept = [ingest_document(esa, one, rows, reporter) for one in found.documents]
         elif found.documents:
+            from esa_cli.apps.cli.preflight import prepare
             from esa_cli.storage.library.library_paths import default_root
 
+            prepare(chosen, model, reporter, keep=True)
             worker = IngestWorker(chosen, model, rows, default_root().absolute())
             with engines.open(reporter, model.device) as engine:
                 kept = ingest_by(engine, worker, found.documents, reporter)
