@@ -309,3 +309,18 @@ def test_ctrl_c_before_a_conversation_ends_the_reading_alone(
     assert capsys.readouterr().err.count("found by its words alone") == 1
     with pytest.raises(KeyboardInterrupt):
         inputs.ingest_or_open(Interrupted("b", False), documents, Reporter())
+
+
+@pytest.mark.usefixtures("terminal")
+def test_of_a_folder_only_the_best_documents_are_read(run: Run) -> None:
+    Path("town").mkdir()
+    for name in ("gate.txt", "boat.txt"):
+        Path(name).rename(Path("town", name))
+    done = run("ask", "town", QUESTION, "--set", "answer.documents=1")
+    assert done.code == 0, done.err
+    assert "searched 2 documents by their words, asking the best 1" in done.err
+    assert NOT_YET in done.err
+    assert [entry.name for entry in Library().entries()] == ["gate.txt"]
+    again = run("ask", "town", QUESTION, "--set", "answer.documents=1")
+    assert "gate.txt was read before" in again.err
+    assert NOT_YET not in again.err
