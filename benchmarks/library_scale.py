@@ -66,12 +66,14 @@ def vocabulary(draw: random.Random) -> list[str]:
 def fact(number: int, words: list[str], draw: random.Random) -> tuple[str, str]:
     """A sentence of document `number`, and the question for it.
 
-    The name and the thing occur in other documents, too.
+    The name and the thing occur in other documents, too; two further words of the question occur in
+    every fourth passage or so, as "year" and "time" do in English.
     """
     names = draw.sample(words[500:5000], 3)
+    common = draw.sample(words[20:200], 2)
     name = " ".join(word.capitalize() for word in names[:2])
     sentence = f"In the year {1000 + number % 900} {name} bought the {names[2]} of the old mill."
-    return sentence, f"When did {name} buy the {names[2]}?"
+    return sentence, f"When did {name} buy the {names[2]} and {common[0]} the {common[1]}?"
 
 
 def documents(number: int, tokens: int, seed: int) -> Iterator[tuple[str, str]]:
