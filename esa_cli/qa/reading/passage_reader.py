@@ -6,6 +6,7 @@ the model's next token. The passages with the highest ones are asked for their m
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -51,12 +52,13 @@ class PassageReading:
         none = self._batch.logits.log_softmax(-1)[:, prompt.unanswered_ids[0]]
         self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
-    def span(self, number: int) -> QuotedSpan | None:
-        """The most probable span of a passage, in its own characters; None: the model has none."""
+    def span(self, number: int, above: float = -math.inf) -> QuotedSpan | None:
+        """The most probable span of a passage, in its own characters; None: the model has none that
+        is likelier than the log-probability `above`."""
         line, reader = self._lines[number], self._reader
         found = most_probable_span(
             line.text, self._batch.logits[number], self._batch.continuation(number),
-            reader.piece, reader.prompt.line_end,
+            reader.piece, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:
             return None

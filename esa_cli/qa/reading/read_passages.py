@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from esa_cli.qa.finding.passage_finder import FoundPassage
 from esa_cli.qa.finding.sentence_windows import sentence_spans
 from esa_cli.qa.reading.passage_prompt import one_line
-from esa_cli.qa.reading.passage_reader import PassageReader, QuotedSpan
+from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ReadPassage:
     """A found passage that has been read.
 
     log_odds: that it tells the answer. score: these plus its weighted score in finding.
-    span: its most probable span, where one was looked for.
+    span: its most probable span, where one was looked for and was better than those before.
     """
 
     found: FoundPassage
@@ -64,13 +65,26 @@ def read_passages(
             odds + prior * one.score for odds, one in zip(reading.log_odds, found, strict=True)
         ]
         order = sorted(range(len(found)), key=lambda n: -scores[n])
-        best = {n: reading.span(n) for n in order[:spans]}
+        best = _spans(reading, order[:spans], scores)
     return ordered(
         [
             ReadPassage(found[n], texts[n], reading.log_odds[n], scores[n], best.get(n))
             for n in order
         ]
     )
+
+
+def _spans(
+    reading: PassageReading, order: Sequence[int], scores: Sequence[float]
+) -> dict[int, QuotedSpan]:
+    """Spans of some passages, each with a higher sum of its log-probability and its passage's score
+    than those before: only the best one counts, and the search for a worse one ends early."""
+    found, most = dict[int, QuotedSpan](), -math.inf
+    for n in order:
+        span = reading.span(n, most - scores[n])
+        if span is not None:
+            found[n], most = span, span.log_probability + scores[n]
+    return found
 
 
 def ordered(passages: Sequence[ReadPassage]) -> list[ReadPassage]:

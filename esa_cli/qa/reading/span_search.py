@@ -8,12 +8,12 @@ UTF-8: a token may end within a character.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from esa_cli.system.content_words import SPACELESS_CHARACTER
@@ -86,12 +86,15 @@ def most_probable_span(
     continuation: NextTokens,
     piece: Callable[[int], bytes],
     line_end: int,
+    above: float = -math.inf,
 ) -> FoundSpan | None:
     """The span that the model answers with the highest probability, or None if none is likely.
 
     Args:
         passage: in one line, as the model read it. first: logits (vocabulary,) of the answer's
             first token. piece: the bytes of a token. line_end: the token that ends an answer.
+        above: the least log-probability that is looked for. A hypothesis only gets less likely as
+            it grows, so the search ends where all are below.
     """
     text = _EncodedPassage(passage)
     live = [_Hypothesis(0.0, b"", text.starts)]
@@ -100,12 +103,11 @@ def most_probable_span(
         grown: list[tuple[float, int, int, _Hypothesis]] = []
         for row, (hypothesis, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
             ended = _ended(text, hypothesis, float(line[line_end]))
-            if ended and (best is None or ended.log_probability > best.log_probability):
-                best = ended
+            if ended and ended.log_probability > above:
+                best, above = ended, ended.log_probability
             grown += _extensions(text.raw, hypothesis, line, piece, row)
         grown.sort(key=lambda entry: -entry[0])
-        least = best.log_probability if best else -torch.inf
-        grown = [entry for entry in grown[:BEAMS] if entry[0] > least]
+        grown = [entry for entry in grown[:BEAMS] if entry[0] > above]
         if not grown:
             break
         live = [entry[3] for entry in grown]

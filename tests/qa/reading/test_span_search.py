@@ -123,6 +123,23 @@ def test_the_log_probability_is_that_of_the_span(passage: str, seed: int) -> Non
     assert min(abs(one - found.log_probability) for one in known) < 1e-4
 
 
+@pytest.mark.parametrize("passage", PASSAGES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bound_ends_the_search_and_changes_nothing_above_it(passage: str, seed: int) -> None:
+    model = RandomModel(seed)
+    found = searched(passage, model)
+    if found is None:
+        return
+    for above in (-100.0, found.log_probability - 0.01, found.log_probability, 0.0):
+        counted = RandomModel(seed)
+        again = most_probable_span(
+            passage, counted.logits(()), counted, PIECES.__getitem__, END, above
+        )
+        assert again == (found if above < found.log_probability else None)
+        if above == 0:
+            assert counted.calls == 0, "no hypothesis is continued"
+
+
 class Wanting(RandomModel):
     """Wants one sequence of tokens, then the end."""
 
