@@ -89,6 +89,13 @@ class Library:
         return sum(map(size_of, self._paths.files()))
 
     @property
+    def synced_files(self) -> int:
+        """How many files `esa sync` has put into it, to be found by their words."""
+        return with_catalogue(
+            self._paths, lambda db: len(Catalogue(self._paths, db).files.synced())
+        )
+
+    @property
     def catalogue_bytes(self) -> int:
         """Bytes of its catalogue, which `nbytes` does not include."""
         return catalogue_bytes(self._paths)

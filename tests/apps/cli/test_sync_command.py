@@ -69,6 +69,8 @@ def test_new_changed_and_removed_files(run: Run) -> None:
     first = run("sync", "town")
     assert first.code == 0
     assert first.out.startswith("3 files: 3 added, 0 changed, 0 removed; ")
+    assert run("library", "list").out.endswith("3 files of `esa sync`, found by their words\n")
+    assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
     again = state(run)
     assert (again["files"], again["added"], again["changed"], again["removed"]) == (3, [], [], [])
     write("harp", "A kiln. " * 9, 2e9)

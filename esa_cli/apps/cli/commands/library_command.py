@@ -44,6 +44,7 @@ def list_(as_json: options.Json = False) -> None:
                 "folder": str(library.root),
                 "bytes": library.nbytes,
                 "catalogue_bytes": library.catalogue_bytes,
+                "synced_files": library.synced_files,
                 "documents": [entry.as_json() for entry in found],
             }
         )
@@ -65,6 +66,8 @@ def list_(as_json: options.Json = False) -> None:
         print(f"{size_text(library.nbytes)} in {library.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; `esa ingest` reads one")
+    if not as_json and (files := library.synced_files):
+        print(f"{files:,} files of `esa sync`, found by their words")
 
 
 @app.command("show")
