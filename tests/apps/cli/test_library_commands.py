@@ -17,7 +17,7 @@ import typer.main
 from test_library import ingest, part_of, used_at
 
 from esa_cli.apps.cli.commands import library_command as commands
-from esa_cli.apps.cli.commands.library_command import facts
+from esa_cli.apps.cli.entry_output import facts
 from esa_cli.errors import EsaError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from esa_cli.apps.cli import options
-from esa_cli.apps.cli.terminal import one_line
+from esa_cli.apps.cli.entry_output import entry_label, facts, table_row
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
@@ -49,19 +48,10 @@ def list_(as_json: options.Json = False) -> None:
             }
         )
     elif found:
-        rows = [
-            (
-                entry.id,
-                f"{entry.tokens:,}",
-                size_text(entry.nbytes),
-                _day(entry.used),
-                str(entry.provenance.get("preset", "")),
-                "" if entry.damage else entry.rows,
-                _label(entry),
-            )
-            for entry in found
-        ]
-        print_table(("id", "tokens", "size", "used", "preset", "rows", "document"), rows)
+        print_table(
+            ("id", "tokens", "size", "used", "preset", "rows", "document"),
+            list(map(table_row, found)),
+        )
         catalogue = size_text(library.catalogue_bytes)
         print(f"{size_text(library.nbytes)} in {library.root}, and its catalogue: {catalogue}")
     else:
@@ -108,7 +98,7 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
         print_json({"documents": rows})
     else:
         for entry, bad in results:
-            print(f"{entry.id}  {_state(bad)}  {_label(entry)}")
+            print(f"{entry.id}  {_state(bad)}  {entry_label(entry)}")
             for error in bad:
                 print(f"    {error.message}")
     _complain(results)
@@ -148,11 +138,11 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
 
     library = Library()
     chosen = _several(library, names)
-    listed = ", ".join(f"{entry.id} ({_label(entry)})" for entry in chosen)
+    listed = ", ".join(f"{entry.id} ({entry_label(entry)})" for entry in chosen)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in chosen:
         freed = size_text(library.remove(entry))
-        print(f"removed {entry.id} ({_label(entry)}), {freed} freed")
+        print(f"removed {entry.id} ({entry_label(entry)}), {freed} freed")
 
 
 @app.command("prune")
@@ -189,7 +179,7 @@ def prune(
         return
     would = "would remove" if dry_run else "removed"
     for entry in done.removed:
-        print(f"{would} {entry.id} ({_label(entry)})")
+        print(f"{would} {entry.id} ({entry_label(entry)})")
     if done.leftovers:
         print(f"{would} {done.leftovers} files that belong to no document")
     freed = "would be freed" if dry_run else "freed"
@@ -210,42 +200,3 @@ def _one(library: Library, name: str) -> Entry:
 
 def _several(library: Library, names: list[str]) -> list[Entry]:
     return list({entry.key: entry for entry in (_one(library, name) for name in names)}.values())
-
-
-def facts(entry: Entry) -> dict[str, str]:
-    """Labels and values of a stored document for people; `--json` has the settings too."""
-    if entry.damage:
-        return {"id": entry.key, "document": _label(entry)}
-    layout = entry.layout
-    shape = f"{layout.layers} layers of {layout.heads} x {layout.dim}, {layout.dtype}"
-    shown = ("name", "rows")  # above
-    known = {
-        key: "; ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for key, value in entry.provenance.items()
-        if key not in shown and value != []
-    }
-    return {
-        "id": entry.key,
-        "document": _label(entry),
-        "size": size_text(entry.nbytes),
-        "tokens": f"{entry.tokens:,}",
-        "characters": f"{entry.characters:,}",
-        "rows": f"index, {layout.width} numbers a token"
-        if entry.rows == "index"
-        else f"{layout.kind}, {shape}",
-        "read": _day(entry.created),
-        "used": _day(entry.used),
-        **known,
-    }
-
-
-def _label(entry: Entry) -> str:
-    """Its name, or what is wrong with it."""
-    if entry.damage:
-        return entry.damage if entry.unreadable else f"damaged: {entry.damage}"
-    return one_line(entry.name) or "without a name"
-
-
-def _day(seconds: float) -> str:
-    """Day and minute; nothing for 0."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
