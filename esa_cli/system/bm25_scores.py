@@ -38,7 +38,8 @@ class Bm25:
         pairs.sort()
         first = numpy.flatnonzero(numpy.diff(pairs, prepend=-1))
         times = numpy.diff(first, append=len(pairs))
-        words, self._texts = numpy.divmod(pairs[first], max(1, texts))
+        words, own = numpy.divmod(pairs[first], max(1, texts))
+        self._texts = own.astype(numpy.int32)
         having = numpy.bincount(words, minlength=vocabulary)
         self._ends = numpy.append(0, having.cumsum())
         # In float64 and then rounded, as bm25s does.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from safetensors.torch import load, save
@@ -74,7 +75,7 @@ class StoredDocument:
         self.text = read_text(paths, entry)
         path = paths.document(key, "tokens")
         tokens = load(checksummed_file.read(path, "tokens", key, digests["tokens"]))
-        self.ids: list[int] = tokens["ids"].tolist()
+        self._ids: Tensor = tokens["ids"]
         self.offsets: Tensor = tokens["offsets"]
         """(n, 2): start and end of each token in `text`, in characters."""
         self.projections = read_fit(paths, entry.fit, key)
@@ -83,6 +84,11 @@ class StoredDocument:
             Segment(paths.segment(name), entry.layout, entry.segment_tokens(i), key)
             for i, name in enumerate(entry.segments)
         ]
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All token ids; a list of a million takes as much memory as a fifth of their index."""
+        return list(self._ids.tolist())
 
     def layers(self, devices: Sequence[torch.device] = ()) -> list[DiskStore]:
         """A store for each layer; see `disk_stores`."""

@@ -12,7 +12,7 @@ Each begins at a multiple of 64 bytes, each section at a multiple of 4,096.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 SEGMENT = 4096
@@ -115,7 +115,7 @@ class Layout:
         return size + (self.segment_bytes(rest) if rest else 0)
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "reduced": list(self.reduced)}
+        return {**vars(self), "reduced": list(self.reduced)}
 
     @staticmethod
     def of_json(data: dict[str, Any]) -> Layout:
