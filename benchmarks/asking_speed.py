@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import ROOT, append_line, chronicle_questions, tokens
+from common import ROOT, append_line, chronicle_questions, token_counter, tokens
 
 from esa_cli.qa.preset import DEFAULT
 from esa_cli.system.machine import peak_memory
@@ -44,12 +44,11 @@ def make_text(path: Path, length: int, facts: list[str], preset: str) -> None:
     """Writes a chronicle of about `length` tokens with the facts spread over it."""
     from esa_cli import models
     from esa_cli.evaluation.tasks.haystack_text import Haystack
+    from esa_cli.models.load import load_tokenizer
     from esa_cli.qa.preset import load
 
-    folder = models.resolve(load(preset).model)
-    from esa_cli.models.resolve import count_tokens
-
-    parts = Haystack.chronicle(0).cut(lambda text: count_tokens(folder, text), length)
+    tokenizer = load_tokenizer(models.resolve(load(preset).model))
+    parts = Haystack.chronicle(0).cut(token_counter(tokenizer), length)
     for number, fact in enumerate(facts):
         parts.insert(round((number + 0.5) / len(facts) * len(parts)), fact)
     path.write_text("\n\n".join(parts), "utf-8")
