@@ -19,9 +19,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -113,6 +115,13 @@ def write_manifests(library: Library, number: int) -> None:
         manifest.write(paths, entry)
 
 
+def list_command(library: Library) -> None:
+    """`esa library list` in a process of its own."""
+    command = [sys.executable, "-m", "esa_cli", "library", "list"]
+    environment = {**os.environ, "ESA_LIBRARY": str(library.root)}
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+
+
 def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -> dict[str, Any]:
     texts, asked, size = folder / "texts", list[tuple[str, str]](), 0
     texts.mkdir()
@@ -141,6 +150,7 @@ def measure(folder: Path, number: int, tokens: int, questions: int, seed: int) -
     time.sleep(2.1)
     row["list_first_s"], _ = timed(library.entries)
     row["list_s"], entries = timed(library.entries)
+    row["list_command_s"], _ = timed(lambda: list_command(library))
     row["lookup_s"], _ = timed(lambda: library.matches(f"{number // 2}.txt"))
     assert len(entries) == number
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

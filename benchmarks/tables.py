@@ -221,6 +221,42 @@ def stored() -> str:
     )
 
 
+def library_scale() -> str:
+    """Generated documents, sizes in MB."""
+    kept = [row for row in rows("library-scale.jsonl") if "tokens" in row]
+    seconds = (
+        "index_s",
+        "index_again_s",
+        "question_s",
+        "slowest_question_s",
+        "list_command_s",
+        "lookup_s",
+    )
+    body = [
+        [
+            f"{row['documents']:,}",
+            f"{row['tokens']:,}",
+            *(f"{row[key] / 1e6:,.1f}" for key in ("text_bytes", "catalogue_bytes")),
+            *(str(row[key]) for key in seconds),
+            f"{row['found']}/{row['questions']}",
+        ]
+        for row in kept
+    ]
+    head = ["documents", "tokens", "text, MB", "catalogue, MB", "index, s", "unchanged, s"]
+    return table([*head, "question, s", "slowest", "list, s", "lookup, s", "among 8"], body)
+
+
+def library_questions() -> str:
+    """Questions of real texts whose part is among the best."""
+    body = []
+    for row in rows("library-scale.jsonl"):
+        for kind in ("plain", "reworded"):
+            if kind in row:
+                shares = [f"{share:.1%}" for share in row[kind]["found_among"].values()]
+                body.append([f"{row['documents']:,}", kind, str(row[kind]["questions"]), *shares])
+    return table(["documents", "kind", "questions", "1", "4", "8", "16"], body)
+
+
 def main() -> None:
     for part in (
         recipe,
@@ -236,6 +272,8 @@ def main() -> None:
         many_documents,
         documents,
         stored,
+        library_scale,
+        library_questions,
         selftests,
     ):
         print(f"{part.__name__}\n\n{part()}\n")
