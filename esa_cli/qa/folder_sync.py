@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from esa_cli.documents.sources import LeftOut, find_any
+from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
@@ -18,7 +18,7 @@ class FolderState:
     """A folder after it was synchronised.
 
     Args:
-        changes: of its files. removed: records of files that are there no more, or are ignored now.
+        changes: of its files. removed: records of files that do not exist any more.
         left_out: files that are no documents.
     """
 
@@ -58,28 +58,55 @@ def sync_folder(
         progress: called with the files done and all files.
 
     Raises:
-        DocumentError: the folder may not be read, or has too many files. LibraryError, DiskError.
+        DocumentError: the folder is not there, may not be read, has too many files, or has none
+            while some are to be forgotten. LibraryError, DiskError.
     """
+    if not os.path.isdir(folder):
+        raise DocumentError(
+            f"{folder} must be a folder, got {_kind(folder)}", "nothing was changed; name a folder"
+        )
     found = find_any(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
-    there = {record.path for record in changes.records}
-    known = [one for one in catalogue.files.below(folder) if one.folder]
-    removed = [one for one in known if one.path not in there]
+    removed = _removed(catalogue, folder, found)
     if prune and removed:
+        if not found.files:
+            raise DocumentError(
+                f"no document is left in {folder}, so nothing is pruned",
+                "check that its disk is there; remove documents with: esa library rm ID",
+            )
         with catalogue.transaction():
             catalogue.files.remove(one.path for one in removed)
         catalogue.drop_unused_texts()
     return FolderState(changes, removed, found.rest(folder))
 
 
-def outdated_entries(state: FolderState, entries: Iterable[Entry]) -> list[Entry]:
+def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
+    """Records of files that do not exist any more. What is below a folder that was left out is not
+    known to be removed."""
+    closed = [os.path.join(path, "") for paths in found.left_out.values() for path in paths]
+
+    def is_removed(one: FileRecord) -> bool:
+        return not os.path.lexists(one.path) and not one.path.startswith(tuple(closed))
+
+    return [one for one in catalogue.files.below(folder) if one.folder and is_removed(one)]
+
+
+def outdated_entries(
+    catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
+) -> list[Entry]:
     """Documents of the library that were read from a file of the folder which was removed, or has
-    another text now."""
-    removed = {one.path for one in state.removed}
-    now = {one.path: one.digest for one in state.changes.readable}
+    another text now, unless another file has their text. Files that have changed since are read
+    again."""
+    entries = list(entries)
+    removed = {one.path for one in state.removed if not os.path.lexists(one.path)}
+    sources = {str(one.provenance.get("source", "")) for one in entries}
+    again = [one.path for one in state.changes.readable if one.path in sources]
+    now = {one.path: one.digest for one in FileIndexing(catalogue).update(again).readable}
+    kept = catalogue.files.kept_digests(removed)
 
     def is_outdated(entry: Entry) -> bool:
         source = str(entry.provenance.get("source", ""))
-        return source in removed or now.get(source, entry.text_sha256) != entry.text_sha256
+        other = source in removed or now.get(source, entry.text_sha256) != entry.text_sha256
+        return other and entry.text_sha256 not in kept
 
     return [entry for entry in entries if not entry.damage and is_outdated(entry)]

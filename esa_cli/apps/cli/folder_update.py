@@ -69,7 +69,8 @@ class FolderUpdate:
         return self
 
     def _pruned(self) -> list[str]:
-        outdated = outdated_entries(self._state, self._library.entries())
+        with self._library.catalogue() as catalogue:
+            outdated = outdated_entries(catalogue, self._state, self._library.entries())
         for entry in outdated:
             self._library.remove(entry)
         return [entry.id for entry in outdated]

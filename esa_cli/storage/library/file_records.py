@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from esa_cli.storage.library.catalogue_file import file_stamp
@@ -71,6 +71,12 @@ class FileRecords:
     def gone(self) -> list[str]:
         """Paths of files that do not exist any more, but those of `esa sync`."""
         return [one.path for one in self._all() if not one.folder and not os.path.exists(one.path)]
+
+    def kept_digests(self, removed: Container[str]) -> set[str]:
+        """Digests of the texts of files, but those removed and those that were asked only and do
+        not exist any more. A file of `esa sync` may be on a disk that is away."""
+        kept = [one for one in self._all() if one.path not in removed]
+        return {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
 
     def digests(self) -> set[str]:
         """Digests of the texts of all files."""

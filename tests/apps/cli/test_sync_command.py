@@ -88,12 +88,67 @@ def test_new_changed_and_removed_files(run: Run) -> None:
     assert state(run)["removed"] == []
 
 
-def test_all_files_may_go(run: Run) -> None:
+def test_an_empty_or_missing_folder_is_not_pruned(run: Run) -> None:
     run("sync", "town")
     for path in Path("town").iterdir():
         path.unlink()
-    assert len(state(run, "--prune")["removed"]) == 3
-    assert found("town") == 0
+    refused = run("sync", "town", "--prune")
+    assert refused.code == 3
+    assert "so nothing is pruned" in refused.err
+    assert found("town") == 3
+    assert len(state(run)["removed"]) == 3
+
+
+def test_a_folder_that_vanishes_is_noticed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changes(folder: str) -> Iterator[None]:
+        Path("town").rename("elsewhere")
+        yield
+
+    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    done = run("sync", "town", "--watch", "--prune")
+    assert done.code == 3
+    assert "town must be a folder, got nothing of that name" in done.err
+    assert found("town") == 3
+
+
+def test_only_files_that_do_not_exist_are_removed(run: Run) -> None:
+    Path("town/shed").mkdir()
+    write("shed/kiln", "The kiln of the town. " * 9)
+    run("sync", "town")
+    write("harp", "")
+    Path("town/.gitignore").write_text("shed/\nanvil.txt\n", "utf-8")
+    assert state(run, "--prune")["removed"] == []
+    Path("town/shed/kiln.txt").unlink()
+    assert state(run, "--prune")["removed"] == []
+    assert found("town") == 4
+    Path("town/anvil.txt").unlink()
+    assert names(state(run, "--prune")["removed"]) == ["anvil"]
+
+
+def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esa_cli.apps.cli.folder_reading import FolderReading
+
+    rows = ("--read", *TINY, "--set", "answer.from=rows")
+    run("sync", "town", *rows)
+    Path("town/loom.txt").rename("town/mill.txt")
+    Path("copy.txt").write_bytes(Path("town/harp.txt").read_bytes())
+    run("ask", "copy.txt", "harp?", *TINY, "--set", "answer.from=text")
+    pruned = state(run, "--prune")
+    assert (names(pruned["removed"]), pruned["pruned"]) == (["loom"], [])
+    real = FolderReading.read
+
+    def read(self: FolderReading, files: Any) -> Any:
+        write("anvil", "A new anvil. " * 9, 3e9)  # after its digest was taken
+        return real(self, files)
+
+    monkeypatch.setattr(FolderReading, "read", read)
+    write("anvil", "An old anvil. " * 9, 2e9)
+    last = state(run, "--prune", *rows)
+    assert len(last["pruned"]) == 1
+    texts = [Library().text(one) for one in Library().entries() if one.name == "anvil.txt"]
+    assert texts == ["A new anvil. " * 9]
 
 
 def test_a_file_that_cannot_be_read_is_one_line(run: Run) -> None:
