@@ -69,7 +69,8 @@ class FileIndexing:
 
     def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
         """Reads the files that are new or have changed, and adds their words. Stopped in the
-        middle, the next update continues. A file that cannot be read gets a record of why.
+        middle, the next update continues. A file that cannot be read gets a record of why; that of
+        one that does not exist any more stays.
 
         Args:
             progress: called with the files done and all files.
@@ -91,14 +92,18 @@ class FileIndexing:
         """Reads a file if it must be; what then is to be written."""
         files, path = self._catalogue.files, os.path.abspath(path)
         known = files.find(path)
-        folder = self._folder or (known.folder if known else "")
+        folder, away = self._folder or (known.folder if known else ""), False
         if known is not None and known.is_current:
             record, text = known._replace(folder=folder), ""
         else:
             record, text = self._opened(path, folder)
-            changes.count(known, record)
+            # A file may be on a disk that is away: what is known of it stays.
+            lost = bool(known and known.digest) and not record.digest
+            away = lost and not os.path.lexists(path)
+            if not away:
+                changes.count(known, record)
         changes.records.append(record)
-        if record == known:
+        if away or record == known:
             return None
 
         def write() -> None:

@@ -120,3 +120,15 @@ def test_records_keep_their_folder(catalogue: Catalogue, tmp_path: Path) -> None
     assert [one.folder for one in catalogue.files.synced()] == [str(tmp_path)]
     assert len(catalogue.files.below(str(tmp_path))) == 1
     assert catalogue.files.below(str(tmp_path / "a")) == []
+
+
+def test_files_of_a_disk_that_is_away_stay_known(catalogue: Catalogue) -> None:
+    Path("disk").mkdir()
+    write("disk/a.txt", "one harp")
+    (first,) = update(catalogue, "disk/a.txt", folder=str(Path("disk").absolute())).records
+    Path("disk").rename("away")
+    assert len(update(catalogue, "disk/a.txt").refused) == 1
+    assert catalogue.files.synced() == [first]
+    Path("away").rename("disk")
+    assert update(catalogue, "disk/a.txt").readable == [first]
+    assert len(catalogue.texts.ranked("harp")) == 1

@@ -14,7 +14,14 @@ from forked import child, ended, killed, taken
 from test_library import WITH, files, ingest, text_of
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, Library, catalogue_file, manifest
+from esa_cli.storage.library import (
+    Entry,
+    FileRecord,
+    Library,
+    catalogue_file,
+    manifest,
+    manifest_copies,
+)
 from esa_cli.storage.library.catalogue_file import NAME
 from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.system.text import text_digest
@@ -170,6 +177,51 @@ def test_a_text_that_cannot_be_read_is_said(library: Library) -> None:
     with library.catalogue() as catalogue:
         (error,) = catalogue.add_stored_texts()
         assert entry.key in error.message
+        assert len(catalogue.texts) == 2
+
+
+def test_rows_that_another_process_dropped_cost_no_files(library: Library) -> None:
+    first, second = library.entries()[:2]
+    with sqlite3.connect(library.root / NAME) as db:
+        stamps = dict(db.execute("SELECT key, stamp FROM manifests"))
+    real = manifest.keys
+    with pytest.MonkeyPatch.context() as patch:  # a listing from before they were stored
+        patch.setattr(manifest_copies.manifest, "keys", lambda paths: real(paths) - {second.key})
+        assert second.key not in {one.key for one in library.entries()}
+    assert second.key in stamps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_copies, "read_all", lambda paths: [])
+        library.remove(first)
+        assert library.prune().leftovers == 0
+    assert library.verify(second) == []
+
+
+def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
+    library.entries()
+    inode = (library.root / NAME).stat().st_ino
+    path, text = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), "one \udce9 harp"
+    record = FileRecord(path, "1", text_digest(text), 3, why=path, folder=str(tmp_path))
+    with library.catalogue() as catalogue, catalogue.transaction():
+        catalogue.texts.add(text, record.digest)
+        catalogue.files.put(record)
+        assert catalogue.files.find(path) == record
+        assert catalogue.files.synced() == catalogue.files.below(str(tmp_path)) == [record]
+        assert len(catalogue.texts.ranked("harp")) == 1
+        catalogue.files.remove([path])
+        assert catalogue.files.find(path) is None
+        catalogue.texts.remove(record.digest)
+    assert library.matches(path) == []
+    assert (library.root / NAME).stat().st_ino == inode, "it is not made again"
+
+
+def test_damaged_words_are_made_again(library: Library) -> None:
+    with library.catalogue() as catalogue:
+        catalogue.add_stored_texts()
+    with sqlite3.connect(library.root / NAME) as db:
+        db.execute("UPDATE texts SET words = x'00'")
+    library.remove(library.entries()[0])
+    with library.catalogue() as catalogue:
+        assert catalogue.add_stored_texts() == []
         assert len(catalogue.texts) == 2
 
 

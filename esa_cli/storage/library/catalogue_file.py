@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from esa_cli.errors import DiskError, LibraryError
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, size_of
+from esa_cli.system.text import has_lone_surrogate
 
 NAME = "catalogue-1.sqlite"
 """With the version of the tables: another version of esa has a file of its own."""
@@ -52,6 +53,26 @@ CREATE TABLE IF NOT EXISTS texts (
 # character counts as a letter.
 _PASSAGES = "CREATE VIRTUAL TABLE passages USING fts5(words, content='', tokenize='ascii')"
 Result = TypeVar("Result")
+Value = TypeVar("Value")
+
+
+class DamagedRowError(sqlite3.DatabaseError):
+    """What a row has cannot be decoded."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
+def sql_text(value: Value) -> Value | bytes:
+    """A value for the catalogue: text with lone surrogates, as of file names that are not UTF-8,
+    as bytes."""
+    if not isinstance(value, str) or value.isascii() or not has_lone_surrogate(value):
+        return value
+    return value.encode("utf-8", "surrogatepass")
+
+
+def of_sql(value: Any) -> Any:
+    """What `sql_text` was given."""
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
 def catalogue_path(paths: LibraryPaths) -> Path:
@@ -204,7 +225,9 @@ def _inode(path: Path) -> int:
 
 def _is_damage(error: sqlite3.Error | UnicodeError) -> bool:
     """Whether the file is to blame: what is in it, or that its tables are not ours."""
-    return isinstance(error, UnicodeError) or _code(error) in _DAMAGED
+    if isinstance(error, UnicodeError):
+        return isinstance(error, UnicodeDecodeError)
+    return _code(error) in _DAMAGED or "Could not decode" in str(error)
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
-from esa_cli.storage.library import checksummed_file, content_names, manifest, manifest_copies
+from esa_cli.storage.library import checksummed_file, content_names, manifest
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.disk_store import disk_stores
 from esa_cli.storage.library.document_files import (
@@ -239,7 +239,7 @@ class Writer:
             for path in (self.paths.document(self.key), self.paths.reservation(self.key)):
                 path.unlink(missing_ok=True)
             # Damaged documents, and those of another version, do not need the new files.
-            there = manifest_copies.read_all(self.paths)
+            there = manifest.read_all(self.paths)
             whole = [one for one in there if one.unreadable or not one.damage]
             kept = needed_files(self.paths, whole, abandoned=True)
             for path in self._new:

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from esa_cli.storage.library.catalogue_file import file_stamp
+from esa_cli.storage.library.catalogue_file import file_stamp, of_sql, sql_text
 
 
 class FileRecord(NamedTuple):
@@ -47,17 +47,20 @@ class FileRecords:
         self._db = db
 
     def find(self, path: str) -> FileRecord | None:
-        rows = self._db.execute(f"SELECT {_COLUMNS} FROM files WHERE path = ?", (path,))
+        rows = self._db.execute(f"SELECT {_COLUMNS} FROM files WHERE path = ?", (sql_text(path),))
         found = rows.fetchone()
-        return FileRecord(*found) if found else None
+        return FileRecord(*map(of_sql, found)) if found else None
 
     def put(self, record: FileRecord) -> None:
         """Adds or replaces the record of a path."""
         marks = ", ".join("?" * len(record))
-        self._db.execute(f"REPLACE INTO files ({_COLUMNS}) VALUES ({marks})", record)
+        self._db.execute(
+            f"REPLACE INTO files ({_COLUMNS}) VALUES ({marks})", tuple(map(sql_text, record))
+        )
 
     def remove(self, paths: Iterable[str]) -> None:
-        self._db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in paths])
+        rows = [(sql_text(path),) for path in paths]
+        self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def below(self, folder: str) -> list[FileRecord]:
         """Those of files in a folder or below it."""
@@ -84,4 +87,4 @@ class FileRecords:
 
     def _all(self) -> list[FileRecord]:
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM files ORDER BY path")
-        return [FileRecord(*row) for row in rows]
+        return [FileRecord(*map(of_sql, row)) for row in rows]

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file, manifest, manifest_copies
+from esa_cli.storage.library import checksummed_file, manifest
 from esa_cli.storage.library.checksummed_file import READ_HINT, sync_folder, write_errors
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
@@ -42,7 +42,7 @@ def remove(paths: LibraryPaths, entry: Entry) -> int:
     """Removes a document and returns the bytes freed. Segments that others need are kept. Raises
     LibraryError: a file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
-        others = [one for one in manifest_copies.read_all(paths) if one.key != entry.key]
+        others = [one for one in manifest.read_all(paths) if one.key != entry.key]
         if entry.damage:  # what it needed is not known: everything that nobody names goes
             doomed = [*paths.whole("segments"), *paths.whole("fits")]
         else:  # damaged documents cannot use them, and another version's have other names
@@ -59,7 +59,7 @@ def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneRes
     ones, then the least recently used. What a running ingest needs is kept. Raises UnreadableError:
     a manifest cannot be read; nothing is changed. LibraryError: a file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
-        there = _readable(manifest_copies.read_all(paths))
+        there = _readable(manifest.read_all(paths))
         left_over = _leftovers(paths, there)
         total = _total(paths, left_over)
         damaged = [one for one in there if one.damage and not one.foreign]

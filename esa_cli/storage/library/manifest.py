@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import checksummed_file
 from esa_cli.storage.library.checksummed_file import READ_HINT, damage_error, read_errors
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
 from esa_cli.storage.library.row_layout import Layout
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
@@ -127,6 +128,25 @@ def _of_payload(paths: LibraryPaths, key: str, payload: bytes) -> Entry:
     layout = Layout.of_json(facts.pop("layout"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **facts)
+
+
+def keys(paths: LibraryPaths) -> set[str]:
+    """Keys of the documents. Raises LibraryError: the folder may not be read."""
+    with read_errors(paths.root):
+        # Not `glob`, which returns nothing for a folder that may not be read.
+        names = os.listdir(paths.documents) if paths.documents.is_dir() else []
+    return {name.partition(".")[0] for name in filter(is_manifest, names)}
+
+
+def read_all(paths: LibraryPaths) -> list[Entry]:
+    """Every document as its file is, the most recently used first; those that cannot be used have
+    `damage`. Raises LibraryError: the folder may not be read."""
+    found = [one for key in keys(paths) if (one := read_or_none(paths, key)) is not None]
+    return last_used_first(found)
+
+
+def last_used_first(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
 def read_or_none(paths: LibraryPaths, key: str) -> Entry | None:

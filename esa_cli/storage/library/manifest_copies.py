@@ -1,20 +1,19 @@
 """Copies of a library's manifests in its catalogue, so that listing thousands opens no file.
 
 A copy is used while its file has the stamp it had when it was read, and its checksum is verified as
-the file's is. Manifests that cannot be used have no copy, and are read each time.
+the file's is. Manifests that cannot be used have no copy, and are read each time. Another process
+may drop a copy that it has not listed, so whoever deletes files reads the manifests themselves.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from dataclasses import replace
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import manifest
-from esa_cli.storage.library.catalogue_file import file_stamp, transaction, with_catalogue
-from esa_cli.storage.library.checksummed_file import read_errors
-from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
+from esa_cli.storage.library.catalogue_file import file_stamp, sql_text, transaction, with_catalogue
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 
 _COLUMNS = "key, stamp, name, source, text_sha256, created, data"
@@ -67,9 +66,10 @@ class ManifestCopies:
 
     def _chosen(self, where: str, values: tuple[str, ...]) -> list[Entry]:
         """Those that a condition chooses, and all that cannot be used."""
-        rows = self._db.execute(f"SELECT key, data FROM manifests {where}", values)
+        chosen = tuple(map(sql_text, values))
+        rows = self._db.execute(f"SELECT key, data FROM manifests {where}", chosen)
         found = [one for key, data in rows if (one := self._entry(key, data)) is not None]
-        return _last_used_first([*found, *self._unusable.values()])
+        return manifest.last_used_first([*found, *self._unusable.values()])
 
     def _entry(self, key: str, data: bytes) -> Entry | None:
         """Of a verified copy; where that is damaged, of the file."""
@@ -81,11 +81,7 @@ class ManifestCopies:
         return replace(entry, used=manifest.last_use(self._paths, key, entry.created))
 
     def _refresh(self) -> None:
-        folder = self._paths.documents
-        with read_errors(self._paths.root):
-            # Not `glob`, which returns nothing for a folder that may not be read.
-            names = os.listdir(folder) if folder.is_dir() else []
-        there = {name.partition(".")[0] for name in filter(is_manifest, names)}
+        there = manifest.keys(self._paths)
         known = dict(self._db.execute("SELECT key, stamp FROM manifests"))
         gone = [(key,) for key in known if key not in there]
         changed = [key for key in there if self._is_stale(key, known.get(key))]
@@ -118,8 +114,5 @@ class ManifestCopies:
                 self._unusable[key] = unusable
             return None
         source = entry.provenance.get("source")
-        return key, stamp, entry.name, source, entry.text_sha256, entry.created, data
-
-
-def _last_used_first(entries: list[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda entry: (-entry.used, entry.key))
+        names = sql_text(entry.name), sql_text(source)
+        return key, stamp, *names, entry.text_sha256, entry.created, data

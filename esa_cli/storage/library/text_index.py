@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from esa_cli.storage.library.catalogue_file import searchable
+from esa_cli.storage.library.catalogue_file import DamagedRowError, searchable
 from esa_cli.system.content_words import content_words, located_words
 
 PASSAGE_WORDS = 150
@@ -75,11 +75,12 @@ class TextIndex:
         assert row is not None
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
         for passage in _passages(text):
+            data = passage.encode("utf-8", "replace")  # it may have lone surrogates
             self._db.execute(
                 "INSERT INTO passages (rowid, words) VALUES (?, ?)",
-                ((row << _SHIFT) + count, passage),
+                ((row << _SHIFT) + count, data.decode()),
             )
-            packed.append(packer.compress(f"{passage}\n".encode()))
+            packed.append(packer.compress(data + b"\n"))
             count += 1
         words = b"".join([*packed, packer.flush()])
         self._db.execute(
@@ -92,7 +93,10 @@ class TextIndex:
             return
         found = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
         for row, words in found.fetchall():
-            passages = zlib.decompress(words).decode().split("\n")[:-1]
+            try:
+                passages = zlib.decompress(words).decode().split("\n")[:-1]
+            except (zlib.error, TypeError, UnicodeDecodeError) as error:
+                raise DamagedRowError(f"the words of text {digest} are damaged") from error
             self._db.executemany(
                 "INSERT INTO passages (passages, rowid, words) VALUES ('delete', ?, ?)",
                 [((row << _SHIFT) + at, passage) for at, passage in enumerate(passages)],
