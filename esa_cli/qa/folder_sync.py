@@ -31,15 +31,17 @@ def check_folder(folder: str, library: Library) -> str:
     """The absolute path of a folder that can be synchronised.
 
     Raises:
-        DocumentError: it is no folder. UsageError: the library is in it.
+        DocumentError: it is no folder. UsageError: the library is in it, or it is in the library.
     """
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder, got {_kind(folder)}", "name a folder")
     path = os.path.abspath(folder)
-    if os.path.realpath(library.root).startswith(os.path.join(os.path.realpath(path), "")):
+    root, real = (os.path.join(os.path.realpath(one), "") for one in (library.root, path))
+    if root.startswith(real) or real.startswith(root):
+        which = "contain" if root.startswith(real) else "be in"
         raise UsageError(
-            f"the folder must not contain the library {library.root}, got {folder}",
-            "point ESA_LIBRARY to a folder elsewhere, or name a folder further down",
+            f"the folder must not {which} the library {library.root}, got {folder}",
+            "point ESA_LIBRARY to a folder elsewhere, or name another folder",
         )
     return path
 

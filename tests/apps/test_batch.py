@@ -23,7 +23,7 @@ import typer.testing
 from fake_asker import FakeAsker, fake_book
 
 from esa_cli.apps.batch.batch_questions import read_questions
-from esa_cli.apps.batch.batch_run import answers_file, run_batch
+from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
 from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import ask_lines
@@ -834,3 +834,21 @@ def test_lines_as_json() -> None:
     assert len(first["evidence"]) == 1
     assert (second["line"], second["error"]) == (2, "it is gone")
     assert wrong == 1
+
+
+def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(
+    write: Write, tmp_path: Path
+) -> None:
+    questions = read_questions(write(q("Who?", "a.txt"), q("Who?", "a.txt")), (), {})
+    go(FakeAsker(), tmp_path / "q.jsonl", tmp_path / "good.jsonl")
+    good = rows(tmp_path / "good.jsonl")[0]
+    bad = {"id": 2, "question": "Who?", "documents": ["a.txt"], "error": "no", "key": good["key"]}
+    for name, row in (("one", good), ("two", bad)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    for order_of in (("one", "two"), ("two", "one")):
+        out = tmp_path / f"{order_of[0]}-first.jsonl"
+        with answers_file(out, questions) as answers:
+            join_answers(answers, questions, [tmp_path / f"{name}.jsonl" for name in order_of])
+        joined = rows(out)
+        assert [row["id"] for row in joined] == [1, 2]
+        assert [row["answer"] for row in joined] == [good["answer"]] * 2

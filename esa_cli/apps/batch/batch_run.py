@@ -43,7 +43,8 @@ def join_answers(
 ) -> None:
     """Takes the rows that `answers` lacks from answers files of other shards.
 
-    With `retry` rows with an error are not taken.
+    With `retry` rows with an error are not taken, nor where there is an answer. Equal questions
+    have one key, so a row gets the id of its question.
 
     Raises:
         UsageError: a file has other contents, or answers of other questions or settings.
@@ -57,11 +58,11 @@ def join_answers(
                     f"{path}, row {number}: these questions and settings do not have its question",
                     "give the questions file, documents and options that it was made with",
                 )
-            if "error" not in row or not answers.retry:
+            if "error" not in row or not (answers.retry or row["key"] in found):
                 found[row["key"]] = row
     for index, one in enumerate(questions):
         if one.key in found and not answers.has(index):
-            answers.add(index, found[one.key])
+            answers.add(index, {**found[one.key], "id": one.id})
 
 
 def run_batch(

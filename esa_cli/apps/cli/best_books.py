@@ -36,6 +36,8 @@ class BestBooks:
         self._make, self._reporter = make, reporter
         self._open: dict[Candidate, Book] = {}
         """The last used last."""
+        self.searched = 0
+        """Documents whose words were searched for the last question, if fewer were opened."""
 
     def books(self, question: str) -> list[Book]:
         """The best documents that can be opened. Raises UsageError: there is none."""
@@ -59,6 +61,7 @@ class BestBooks:
             )
         if not found:
             raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
+        self.searched = len(self._search) if len(found) < len(self._search) else 0
         count = f"{len(self._search):,} documents by their words"
         self._reporter.note(f"esa: searched {count}, asking the best {len(found)}")
         return without_beginnings(found, self._reporter)

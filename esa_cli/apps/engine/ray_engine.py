@@ -151,8 +151,15 @@ def ray_engine(reporter: Reporter, workers: int | None, device: str) -> Iterator
 
     reporter.stage("import", 0, None)
     try:
-        _connect_once(os.environ.get("RAY_ADDRESS", ""))
-        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False)
+        # Without "local" Ray joins any cluster of this machine, whoever started it.
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        _connect_once(address)
+        ray.init(
+            address,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            include_dashboard=False,
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"the Ray cluster cannot be used: {first_line(error)}",

@@ -72,6 +72,7 @@ def test_the_best_files_of_a_folder_are_asked(run: Run, monkeypatch: pytest.Monk
     assert asked.code == 0, asked.err
     assert names(asked)[0] == "3.txt"
     assert len(names(asked)) == 2
+    assert json.loads(asked.out)["searched"] == 10
     assert "searched 10 documents by their words, asking the best 2" in asked.err
     opened = list[str]()
     real = document.file_bytes.from_file
@@ -101,6 +102,7 @@ def test_few_files_are_all_asked(run: Run) -> None:
     asked = run("ask", "town", "How old is the kiln?", "--json", most=10)
     assert len(names(asked)) == 10
     assert "searched" not in asked.err
+    assert "searched" not in json.loads(asked.out)
     assert not Library().exists
 
 

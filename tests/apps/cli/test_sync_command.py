@@ -173,6 +173,11 @@ def test_what_cannot_be_synchronised(run: Run, tmp_path: Path) -> None:
     around = run("sync", str(tmp_path))
     assert around.code == 2
     assert "the folder must not contain the library" in around.err
+    (tmp_path / "library/documents").mkdir(parents=True)
+    for inside in ("library", "library/documents"):
+        refused = run("sync", str(tmp_path / inside))
+        assert refused.code == 2
+        assert "the library" in refused.err
 
 
 def test_synchronised_files_are_asked_with_the_library(run: Run) -> None:

@@ -134,7 +134,9 @@ def _answer(
         books = distinct(books)
         if ways.stdin:
             return _lines(esa, books, best, found, request, reporter)
-        question = OneQuestion(esa, request, found.left_out, reporter, timing)
+        question = OneQuestion(
+            esa, request, found.left_out, reporter, timing, best.searched if best else 0
+        )
         if later and not all(book.read for book in books):
             question.answer_and_read(
                 books,

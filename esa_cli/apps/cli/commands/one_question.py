@@ -24,6 +24,7 @@ class OneQuestion:
 
     Args:
         left_out: of the documents, for the JSON object. timing: with the seconds until now.
+        searched: documents whose words were searched, if fewer were opened.
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class OneQuestion:
         left_out: Sequence[LeftOut],
         reporter: Reporter,
         timing: Timing,
+        searched: int = 0,
     ) -> None:
         self.esa, self.request, self.left_out = esa, request, left_out
-        self.reporter, self.timing = reporter, timing
+        self.reporter, self.timing, self.searched = reporter, timing, searched
 
     def answer(self, books: Sequence[Book]) -> None:
         """Answers about these books as they are, and writes what is asked for."""
@@ -105,7 +107,8 @@ class OneQuestion:
         return reply
 
     def _as_dict(self, reply: Reply, books: Sequence[Book]) -> dict[str, Any]:
-        return as_dict(self.esa, books, reply, self.timing, self.left_out)
+        found = as_dict(self.esa, books, reply, self.timing, self.left_out)
+        return {**found, "searched": self.searched} if self.searched else found
 
     def _report(self, reply: Reply, books: Sequence[Book]) -> None:
         """Last: where the report cannot be written, the answer is there."""
