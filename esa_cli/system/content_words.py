@@ -22,13 +22,13 @@ had he she his her him its i you your my me our we us were been being from about
 should may might must than so
 """
 STOP_WORDS = frozenset(_ENGLISH.split())
-_STEMMER = snowballstemmer.stemmer("english")
+STEMMER = snowballstemmer.stemmer("english")
 
 
 @lru_cache(maxsize=1 << 17)
 def stem(word: str) -> str:
     """The stem of a word in lower case, by the English Snowball stemmer."""
-    return str(_STEMMER.stemWord(word))
+    return str(STEMMER.stemWord(word))
 
 
 def located_words(text: str) -> Iterator[tuple[int, str]]:

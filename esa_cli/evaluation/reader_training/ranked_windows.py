@@ -28,8 +28,8 @@ def read_ranked_windows(folder: Path, texts: Sequence[TrainingText]) -> dict[str
     """The files of these texts by their names; a text may have none.
 
     Raises:
-        DocumentError: the folder has no file of any of the texts, or one is damaged or of another
-            edition of the text.
+        DocumentError: the folder has no file of any of the texts, or one is damaged or has
+            windows outside its text.
     """
     found = {text.name: folder / f"{text.name}.jsonl" for text in texts}
     out = {text.name: _read(found[text.name], text) for text in texts if found[text.name].exists()}
@@ -46,9 +46,11 @@ def _read(path: Path, text: TrainingText) -> RankedWindows:
         content = path.read_bytes()
         rows = [json.loads(line) for line in content.splitlines()]
         windows = {str(row["id"]): [(int(a), int(b)) for a, b in row["windows"]] for row in rows}
-        ends = [end for spans in windows.values() for _, end in spans]
-        if max(ends, default=0) > len(text.text):
-            raise ValueError(f"a window must end in the text of {len(text.text)} characters")
+        for start, end in (span for spans in windows.values() for span in spans):
+            if not 0 <= start < end <= len(text.text):
+                raise ValueError(
+                    f"a window must be within the {len(text.text)} characters, got [{start}, {end})"
+                )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DocumentError(
             f"the windows {path} cannot be read: {error}",

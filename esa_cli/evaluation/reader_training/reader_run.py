@@ -64,7 +64,7 @@ class ReaderRun(TrainingRun):
 
     Args:
         every: minutes of training after which held-out texts are scored, and before it, by the
-            bare model; None only at the end.
+            bare model or with `start`; None only at the end.
         windows: by the text's name, what wrong windows are drawn from; elsewhere it is BM25's best.
         start: the adapter that is trained on; None: a new one.
     """

@@ -23,15 +23,19 @@ from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
 
 AROUND = (4, 32, 128)
-"""Windows before and after each one that late interaction looks at as well: about half a page, some
+"""Windows before and after each one that late interaction looks at as well: about a page, some
 pages and a chapter. A sentence that answers seldom names all that the question does."""
 AROUND_WEIGHT = 0.3
 """Of each of these scores beside the window's own. Of 160 development questions 124, 136 and 144
-have their passage among 3, 8 and 16 without, 130, 143 and 149 with them; 0.2 and 0.4, and half or
+have their passage among 3, 8 and 16 without, 130, 143 and 148 with them; 0.2 and 0.4, and half or
 twice as many windows, are within two."""
+FAR = -1.0
+"""Least of these scores: where nearly all windows of a text see the same largest products, the few
+at its ends that do not would be many standard deviations below."""
 LATE = 3.3
 """Weight of late interaction where the words' score has weight 1: the best windows by words are
-more standard deviations above the mean, and are right less often. Chosen with `answer.prior`."""
+more standard deviations above the mean, and are right less often. Chosen together with an
+`answer.prior` of 0.6, before the scores around a window were added; the prior was chosen again."""
 BY_WORDS = 8
 """One in so many passages is found by its words alone where reduced keys rank the others: one in
 four lost 3 of 144 found passages of the development books, and gained none."""
@@ -160,7 +164,7 @@ class PassageFinder:
         if read:
             every = torch.cat(read)
             own_scores, *around = (standardised(one) for one in torch.cat(found, 1))
-            late = own_scores + reduced.around * torch.stack(around).sum(0)
+            late = own_scores + reduced.around * torch.stack(around).clamp(min=FAR).sum(0)
             out[every] = LATE * (late + beside[every])
         return out
 
@@ -168,11 +172,10 @@ class PassageFinder:
         """Share of the words' weight that counts, `VAGUE` to 1, from their scores (windows,)."""
         if not scores.numel() or scores.max() == scores.min():
             return VAGUE
-        above = scores - scores.min()
-        best, *others = above.argsort(descending=True, stable=True).tolist()
+        best, *others = scores.argsort(descending=True, stable=True).tolist()
         next_best = next((at for at in others if not self._overlap(best, at)), best)
         low, high = SINGLED_OUT
-        ratio = float(above[best]) / max(float(above[next_best]), 1e-9)
+        ratio = float(scores[best]) / max(float(scores[next_best]), 1e-9)
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
     def _overlap(self, one: int, other: int) -> bool:

@@ -102,7 +102,10 @@ class _Numbers(dict[str, list[int]]):
 @cache
 def _version() -> str:
     """A digest of everything that shapes a table beside the text."""
-    found = hashlib.sha256(f"{unicodedata.unidata_version} {version('snowballstemmer')}".encode())
+    # snowballstemmer hands over to PyStemmer where that is installed.
+    stemmer = type(content_words.STEMMER).__module__
+    parts = (unicodedata.unidata_version, version("snowballstemmer"), stemmer)
+    found = hashlib.sha256(" ".join(parts).encode())
     for module in (sentences, sentence_windows, content_words):
         found.update(Path(str(module.__file__)).read_bytes())
     found.update(Path(__file__).read_bytes())

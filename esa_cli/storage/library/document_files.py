@@ -87,7 +87,7 @@ class StoredDocument:
 
     @cached_property
     def ids(self) -> list[int]:
-        """All token ids; a list of a million takes as much memory as a fifth of their index."""
+        """All token ids; a list of a million takes 40 MB."""
         return list(self._ids.tolist())
 
     def layers(self, devices: Sequence[torch.device] = ()) -> list[DiskStore]:

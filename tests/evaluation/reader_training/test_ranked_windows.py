@@ -34,7 +34,9 @@ def test_wrong_windows_are_those_of_the_file(tmp_path: Path) -> None:
     [
         ("{", "cannot be read"),
         ('{"id": "one-1"}', "'windows'"),
-        ('{"id": "one-1", "windows": [[0, 999999]]}', "must end in the text"),
+        ('{"id": "one-1", "windows": [[0, 999999]]}', "must be within the"),
+        ('{"id": "one-1", "windows": [[-5, 3]]}', "must be within the"),
+        ('{"id": "one-1", "windows": [[9, 9]]}', "must be within the"),
     ],
 )
 def test_mistakes(tmp_path: Path, content: str, words: str) -> None:

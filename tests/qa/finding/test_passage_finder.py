@@ -183,6 +183,24 @@ def test_what_is_near_counts_beside_a_window() -> None:
     assert places.index(True) < [one.start <= starts[0] < one.end for one in found].index(True)
 
 
+def test_the_ends_of_a_text_are_found() -> None:
+    """Where all windows but those at the ends see one largest product around them."""
+    told = "The skipper unlocks the way north at nine. "
+    text = (
+        told + "Grey boats lie at the old pier and nobody in the town knows whose. " * 330 + "End."
+    )
+    spans = spans_of(text)
+    keys = torch.zeros(len(spans), 3)
+    keys[:, 0] = 1.0
+    keys[2] = torch.tensor([0.0, 1.0, 0.0])
+    keys[-1] = torch.tensor([0.0, 0.0, 1.0])
+    reduced = ReducedQueries(torch.eye(3)[1:], torch.tensor([0.5, 0.5]))
+    made = PassageFinder([text], [spans], [keys])
+    assert 129 < len(made.index) < 135
+    found = made.find("When?", 8, reduced=reduced)
+    assert any(told.strip() in shown(one, text) for one in found[:2])
+
+
 def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
     keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(FILLER)), 3), dim=1), None]
     reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
@@ -202,6 +220,8 @@ def test_words_count_less_where_they_single_out_no_passage() -> None:
     assert made.singled_out(torch.zeros(0)) == VAGUE
     twice = finder(BOTH, GATE + FILLER)
     assert twice.singled_out(twice.index.scores("Captain Ahab's gate")) < 0.5
+    alike = finder(*(f"The pier {word}. " for word in ("one two", "three", "four five six")))
+    assert alike.singled_out(torch.tensor([0.2830, 0.2834, 0.2843])) == VAGUE
     one = finder(GATE)
     assert one.singled_out(one.index.scores("Captain Ahab's gate")) == VAGUE
 
