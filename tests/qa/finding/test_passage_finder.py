@@ -184,21 +184,22 @@ def test_what_is_near_counts_beside_a_window() -> None:
 
 
 def test_the_ends_of_a_text_are_found() -> None:
-    """Where all windows but those at the ends see one largest product around them."""
+    """Where nearly all windows see one largest product around them, those at the ends do not."""
     told = "The skipper unlocks the way north at nine. "
-    text = (
-        told + "Grey boats lie at the old pier and nobody in the town knows whose. " * 330 + "End."
-    )
-    spans = spans_of(text)
-    keys = torch.zeros(len(spans), 3)
-    keys[:, 0] = 1.0
-    keys[2] = torch.tensor([0.0, 1.0, 0.0])
-    keys[-1] = torch.tensor([0.0, 0.0, 1.0])
-    reduced = ReducedQueries(torch.eye(3)[1:], torch.tensor([0.5, 0.5]))
-    made = PassageFinder([text], [spans], [keys])
-    assert 129 < len(made.index) < 135
-    found = made.find("When?", 8, reduced=reduced)
-    assert any(told.strip() in shown(one, text) for one in found[:2])
+    idle = "Grey boats lie at the old pier and nobody in the town knows whose. "
+    text = f"{told}{idle * 393}End."
+    spans, found = spans_of(text), 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        keys = torch.nn.functional.normalize(torch.randn(len(spans), 8), dim=1)
+        queries = torch.nn.functional.normalize(torch.randn(8, 8), dim=1)
+        keys[[2, 5, 8, -1]] = queries[:4]
+        reduced = ReducedQueries(queries, torch.full((8,), 0.125))
+        made = PassageFinder([text], [spans], [keys])
+        assert 129 < len(made.index) < 135
+        passages = made.find("When?", 7, reduced=reduced)
+        found += any(told.strip() in shown(one, text) for one in passages)
+    assert found >= 11
 
 
 def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
