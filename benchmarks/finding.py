@@ -2,10 +2,10 @@
 
     python benchmarks/finding.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
 
-Prints how many of the answerable questions of `book_questions/` have their passage among 1, 3, 8 and
-16 found ones, by words alone (BM25), by late interaction of the windows, and with what the default
-adds to that one by one. As in the default, one of 8 and two of 16 are of those that words put
-first. Nothing is read again, and no answer is given.
+Prints how many of the answerable questions of `book_questions/` have their passage among 1, 3, 8
+and 16 found ones, by words alone (BM25), by late interaction of the windows, and with what the
+default adds to that one by one. As in the default, one of 8 and two of 16 are of those that words
+put first. Nothing is read again, and no answer is given.
 """
 
 from __future__ import annotations
