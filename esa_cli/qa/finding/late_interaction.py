@@ -16,17 +16,6 @@ TILE = 4096
 cache until they are multiplied."""
 
 
-def window_scores(
-    queries: Tensor, weights: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
-) -> Tensor:
-    """Scores (W,) float32 of windows [first, last) of tokens; -1 for windows without tokens.
-
-    Args:
-        queries: (M, R). weights: (M,) that sum to 1. keys: (N, R). first, last: (W,).
-    """
-    return window_products(queries, keys, first, last) @ weights
-
-
 def window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:

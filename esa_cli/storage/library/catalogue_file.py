@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esa_cli.errors import DiskError, LibraryError
+from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, size_of
 from esa_cli.system.text import has_lone_surrogate
@@ -101,8 +101,8 @@ def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Res
         try:
             with _opened(paths) as db:
                 return work(db)
-        except Exception:  # what is not the file's fault is raised again below
-            pass
+        except (sqlite3.Error, OSError, EsaError):
+            pass  # done without it, as where there is none
     with catalogue_in_memory() as db:
         return work(db)
 

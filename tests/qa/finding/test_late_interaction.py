@@ -10,9 +10,15 @@ from esa_cli.qa.finding import late_interaction
 from esa_cli.qa.finding.late_interaction import (
     products_around,
     window_products,
-    window_scores,
 )
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
+
+
+def window_scores(
+    queries: Tensor, weights: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
+) -> Tensor:
+    """Scores (W,) of windows."""
+    return window_products(queries, keys, first, last) @ weights
 
 
 def test_against_a_loop() -> None:

@@ -27,7 +27,9 @@ class ReaderTrainingRequest:
     examples: Annotated[
         int | None, typer.Option(min=1, help="Train on so many, however long that takes.")
     ] = None
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 16
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Of a new adapter.", show_default="16")
+    ] = None
     lr: Annotated[float, typer.Option(min=0.0, help="The highest learning rate.")] = 6e-4
     batch: Annotated[int, typer.Option(min=1, help="Examples a step.")] = 16
     held_out: Annotated[
@@ -67,6 +69,8 @@ class ReaderTrainingRequest:
         from esa_cli.evaluation.reader_training.reader_run import RESULTS
         from esa_cli.evaluation.training.training_folder import check_folder
 
+        if self.start is not None and self.rank is not None:
+            raise UsageError("--start has the adapter's rank, got --rank, too", "leave out --rank")
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
         files.check("--out", self.folder / "adapter", makes_folders=True)
@@ -79,7 +83,7 @@ class ReaderTrainingRequest:
         return ReaderTrainingSettings(
             minutes=self.minutes,
             examples=self.examples,
-            rank=self.rank,
+            rank=self.rank or ReaderTrainingSettings.rank,
             lr=self.lr,
             batch=self.batch,
             seed=self.seed,
