@@ -53,7 +53,7 @@ def training_attention(model: Any) -> Iterator[None]:
     """A model on the processor computes attention as plain matrix products until the block ends.
 
     The gradients of PyTorch's fused attention are slow there: a step of 16 examples of 180 tokens
-    in bfloat16 took 1.6 times as long (`benchmarks/training_step.py`).
+    in bfloat16 takes 1.4 times as long on two idle cores (`benchmarks/training_step.py`).
     """
     before = model.config._attn_implementation
     on_processor = model.device.type == "cpu"
