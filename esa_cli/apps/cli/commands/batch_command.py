@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +15,18 @@ import typer
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli import output_paths as files
 from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.commands.batch_request import BatchRequest, Begin
 from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.qa.preset import Preset
     from esa_cli.system.ordered_jsonl import OrderedJsonLines
+    from esa_cli.system.work_shard import WorkShard
 
 File = Annotated[
     Path,
@@ -44,9 +48,6 @@ Kept = Annotated[
 Again = Annotated[
     bool, typer.Option("--retry-failed", help="Ask again what got an error the last time.")
 ]
-
-Begin = Callable[[], Callable[[], None]]
-"""Called when the model is there; gives what is called after each row."""
 
 
 @options.command
@@ -71,43 +72,15 @@ def batch(
 
     Exit code 7: some questions got an error in place of an answer.
     """
-    from esa_cli.apps.batch.batch_run import run_batch
-    from esa_cli.apps.batch.schedule import shard_of_questions
-    from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.terminal import Reporter
-
     engines.check()
     chosen = answer.load_preset(model, method=method)
     asking = {**generation.arguments(), "evidence": evidence}
-    settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-    depends = {**asking, **answer.dependencies, "preset": settings}
     reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
+    depends = _dependencies(chosen, {**asking, **answer.dependencies})
     found = check(questions, out, documents or [], depends, reporter)
-    if not shard.whole:
-        every = found[:limit]
-        found, limit = shard_of_questions(every, shard), None
-        reporter.note(f"esa: shard {shard}: {len(found)} of {len(every)} questions", dim=False)
-
-    def ask(answers: OrderedJsonLines, end: int, begin: Begin) -> None:
-        if engines.local:
-            with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
-                run_batch(
-                    asker, found, answers, asking, limit=end, progress=begin(),
-                    say=lambda text: reporter.warn(f"esa: {text}"),
-                )  # fmt: skip
-            return
-        from esa_cli.apps.cli.preflight import prepare
-        from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
-        from esa_cli.storage.library.library_paths import default_root
-
-        prepare(chosen, model, reporter, keep=keep)
-        if reader is not None and reader.address is not None:
-            to = reader.address.url
-            reporter.note(f"esa: questions and the passages found are sent to {to}", dim=False)
-        worker = BatchWorker(chosen, model, keep, reader, asking, default_root().absolute())
-        with engines.open(reporter, model.device) as engine:
-            batch_by(engine, worker, found, answers, end, begin())
-
+    found, limit = _of_shard(found, limit, shard, reporter)
+    request = BatchRequest(chosen, model, keep, reader, asking, found, reporter)
+    ask = request.answer_here if engines.local else partial(request.answer_by, engines)
     try:
         code = run(
             ask, found, out, reporter,
@@ -117,6 +90,26 @@ def batch(
         reporter.settle()
     if code:
         raise typer.Exit(code)
+
+
+def _dependencies(chosen: Preset, others: Mapping[str, Any]) -> dict[str, Any]:
+    """What answers depend on."""
+    settings = chosen.model_dump(mode="json", exclude={"name", "description"})
+    return {**others, "preset": settings}
+
+
+def _of_shard(
+    questions: list[BatchQuestion], limit: int | None, shard: WorkShard, reporter: Reporter
+) -> tuple[list[BatchQuestion], int | None]:
+    """The questions of the shard, and how many of them are asked; None: all."""
+    if shard.whole:
+        return questions, limit
+    from esa_cli.apps.batch.schedule import shard_of_questions
+
+    every = questions[:limit]
+    found = shard_of_questions(every, shard)
+    reporter.note(f"esa: shard {shard}: {len(found)} of {len(every)} questions", dim=False)
+    return found, None
 
 
 def check(
