@@ -93,7 +93,7 @@ class FileIndexing:
         files, path = self._catalogue.files, os.path.abspath(path)
         known = files.find(path)
         folder, away = self._folder or (known.folder if known else ""), False
-        if known is not None and known.is_current:
+        if known is not None and known.is_current and self._has_words(known):
             record, text = known._replace(folder=folder), ""
         else:
             record, text = self._opened(path, folder)
@@ -103,7 +103,7 @@ class FileIndexing:
             if not away:
                 changes.count(known, record)
         changes.records.append(record)
-        if away or record == known:
+        if away or (record == known and not text):
             return None
 
         def write() -> None:
@@ -112,6 +112,10 @@ class FileIndexing:
             files.put(record)
 
         return write
+
+    def _has_words(self, known: FileRecord) -> bool:
+        """False of a record that came back alone, after the catalogue was lost."""
+        return not known.digest or self._catalogue.texts.has(known.digest)
 
     def _opened(self, path: str, folder: str) -> tuple[FileRecord, str]:
         """The record and the text of a file that is read now."""

@@ -79,6 +79,7 @@ def sync_folder(
         with catalogue.transaction():
             catalogue.files.remove(one.path for one in removed)
         catalogue.drop_unused_texts()
+    catalogue.keep_synced(folder)
     return FolderState(changes, removed, found.rest(folder))
 
 

@@ -9,12 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import manifest
-from esa_cli.storage.library.catalogue_file import (
-    catalogue_in_memory,
-    transaction,
-    writable_catalogue,
-)
+from esa_cli.storage.library import manifest, synced_folders
+from esa_cli.storage.library.catalogue_file import catalogue_in_memory, writable_catalogue
+from esa_cli.storage.library.catalogue_tables import transaction
 from esa_cli.storage.library.file_records import FileRecords
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest_copies import ManifestCopies
@@ -49,6 +46,12 @@ class Catalogue:
         for key, digest in ManifestCopies(self._paths, self._db).digests():
             found.setdefault(digest, []).append(key)
         return found
+
+    def keep_synced(self, folder: str) -> None:
+        """Writes the records of a synchronised folder beside the documents, from which they come
+        again if the catalogue is lost. Raises LibraryError, DiskError."""
+        records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
+        synced_folders.write(self._paths, folder, records)
 
     def in_pieces(self, prepare: Callable[[], Write | None], more: Callable[[], bool]) -> None:
         """Calls `prepare` while there is `more`, and what it returns in transactions of about a

@@ -1,10 +1,11 @@
 """The catalogue of a library: one sqlite file of what commands would otherwise scan many files for.
 
     manifests   verified copies of the documents' manifests            (`manifest_copies.py`)
-    files       files that were read, with size, time, text's digest   (`file_records.py`)
+    files       files that were read, with size, time, text's digest   (`file_records.py`);
+                those of `esa sync` are in files of their own, too     (`synced_folders.py`)
     texts, passages   words of texts, each once by its digest          (`text_index.py`)
 
-`catalogue.py` puts them together.
+`catalogue_tables.py` has the tables; `catalogue.py` puts them together.
 
 All of it is made from other files, again where it is missing, damaged or older than these. It is
 written in transactions, so a kill loses at most what is then made again; with a rollback journal,
@@ -20,12 +21,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from esa_cli.errors import DiskError, EsaError, LibraryError
+from esa_cli.storage.library import synced_folders
+from esa_cli.storage.library.catalogue_tables import prepare, restore
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, size_of
-from esa_cli.system.text import has_lone_surrogate
 
 NAME = "catalogue-1.sqlite"
 """With the version of the tables: another version of esa has a file of its own."""
@@ -35,44 +37,7 @@ SETTLED_NS = 2_000_000_000
 """A file that changed within so many nanoseconds before it was read may change again with the same
 time stamp, and is read again the next time."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-_TABLES = """
-CREATE TABLE IF NOT EXISTS manifests (
-    key TEXT PRIMARY KEY, stamp TEXT, name TEXT, source TEXT, text_sha256 TEXT, created REAL,
-    data BLOB);
-CREATE INDEX IF NOT EXISTS manifest_names ON manifests (name);
-CREATE INDEX IF NOT EXISTS manifest_sources ON manifests (source);
-CREATE INDEX IF NOT EXISTS manifest_texts ON manifests (text_sha256);
-CREATE TABLE IF NOT EXISTS files (
-    path TEXT PRIMARY KEY, stamp TEXT, digest TEXT, bytes INTEGER, why TEXT, hint TEXT,
-    folder TEXT DEFAULT '');
-CREATE INDEX IF NOT EXISTS file_digests ON files (digest);
-CREATE TABLE IF NOT EXISTS texts (
-    id INTEGER PRIMARY KEY, digest TEXT UNIQUE, characters INTEGER, passages INTEGER, words BLOB);
-"""
-# Contentless: the words are in `texts`, compressed. ASCII: stems have no capitals, and every other
-# character counts as a letter.
-_PASSAGES = "CREATE VIRTUAL TABLE passages USING fts5(words, content='', tokenize='ascii')"
 Result = TypeVar("Result")
-Value = TypeVar("Value")
-
-
-class DamagedRowError(sqlite3.DatabaseError):
-    """What a row has cannot be decoded."""
-
-    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-
-
-def sql_text(value: Value) -> Value | bytes:
-    """A value for the catalogue: text with lone surrogates, as of file names that are not UTF-8,
-    as bytes."""
-    if not isinstance(value, str) or value.isascii() or not has_lone_surrogate(value):
-        return value
-    return value.encode("utf-8", "surrogatepass")
-
-
-def of_sql(value: Any) -> Any:
-    """What `sql_text` was given."""
-    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
 def catalogue_path(paths: LibraryPaths) -> Path:
@@ -129,29 +94,8 @@ def writable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
 def catalogue_in_memory() -> Iterator[sqlite3.Connection]:
     """An empty catalogue that ends with its block."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        _prepare(db)
+        prepare(db)
         yield db
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Everything that the block writes, or nothing."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
-def searchable(db: sqlite3.Connection) -> bool:
-    """Whether this Python's sqlite3 has full-text search (FTS5)."""
-    try:
-        db.execute("SELECT rowid FROM passages LIMIT 0")
-    except sqlite3.OperationalError:
-        return False
-    return True
 
 
 @contextmanager
@@ -160,12 +104,12 @@ def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
     path = catalogue_path(paths)
     before = _inode(path)
     try:
-        db = _connect(path)
+        db = _connect(paths)
     except (sqlite3.Error, UnicodeError) as error:
         if not _is_damage(error):
             raise
         _remove(paths, before)
-        db = _connect(path)
+        db = _connect(paths)
     with closing(db):
         opened = _inode(path)
         try:
@@ -176,30 +120,20 @@ def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
             raise
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(paths: LibraryPaths) -> sqlite3.Connection:
+    path = catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
     except OSError as error:
         raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     try:
-        _prepare(db)
+        prepare(db)
+        restore(db, lambda: synced_folders.read_all(paths))
     except BaseException:
         db.close()
         raise
     return db
-
-
-def _prepare(db: sqlite3.Connection) -> None:
-    db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA cache_size = -65536")
-    db.executescript(_TABLES)
-    if not searchable(db):
-        try:
-            db.execute(_PASSAGES)
-        except sqlite3.OperationalError as error:
-            if "no such module" not in str(error) and "already exists" not in str(error):
-                raise
 
 
 def _remove(paths: LibraryPaths, damaged: int) -> None:

@@ -10,7 +10,8 @@ import sqlite3
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from esa_cli.storage.library.catalogue_file import file_stamp, of_sql, sql_text
+from esa_cli.storage.library.catalogue_file import file_stamp
+from esa_cli.storage.library.catalogue_tables import of_sql, sql_text
 
 
 class FileRecord(NamedTuple):

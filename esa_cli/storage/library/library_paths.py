@@ -7,12 +7,14 @@
                           and, of a token index, KEY.words, which is made again where it is missing
     segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
     fits/FIT.fit          the projections that the reduced keys of these segments were made with
+    folders/NAME.folder   the records of a folder that `esa sync` keeps in the library
     claims/KEY.claim      a reservation: the segments that an unfinished ingest needs
     locks/                one for ingesting each document, and `library.lock` for short changes
 
 A file is written as `.NAME.OWNER.part` beside its place. Lock files are never removed: that would
 let two processes in where one waits. Only files with names of these forms are listed, counted and
-removed. KEY and the first part of a segment's NAME are 40 hexadecimal digits, FIT is 24.
+removed. KEY, the first part of a segment's NAME and a folder's NAME are 40 hexadecimal digits, FIT
+is 24.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ _NAMES = {
     "segments": rf"{_KEY}-(?:{_FIT}|none)\.seg",
     "fits": rf"{_FIT}\.fit",
     "claims": rf"{_KEY}\.claim",
+    "folders": rf"{_KEY}\.folder",
 }
 FOLDERS = (*_NAMES, "locks")
 _WHOLE = {folder: re.compile(name) for folder, name in _NAMES.items()}
@@ -73,7 +76,7 @@ class LibraryPaths:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.documents, self.segments, self.fits, self.reservations, self.locks = (
+        self.documents, self.segments, self.fits, self.reservations, self.folders, self.locks = (
             root / name for name in FOLDERS
         )
 
@@ -117,6 +120,9 @@ class LibraryPaths:
 
     def fit(self, name: str) -> Path:
         return self.fits / f"{name}.fit"
+
+    def synced_folder(self, name: str) -> Path:
+        return self.folders / f"{name}.folder"
 
     def reservation(self, key: str) -> Path:
         return self.reservations / f"{key}.claim"

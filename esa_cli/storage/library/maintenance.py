@@ -128,6 +128,8 @@ def _leftovers(paths: LibraryPaths, there: list[Entry]) -> list[Path]:
     def used(path: Path) -> bool:
         if path.suffix == ".part":
             return paths.is_locked(path.name.split(".")[-2])
+        if path.parent == paths.folders:
+            return True
         if path.parent in (paths.segments, paths.fits):
             return kept.needs(path)
         finished = path.parent == paths.documents and path.stem in keys

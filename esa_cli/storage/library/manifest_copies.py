@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import manifest
-from esa_cli.storage.library.catalogue_file import file_stamp, sql_text, transaction, with_catalogue
+from esa_cli.storage.library.catalogue_file import file_stamp, with_catalogue
+from esa_cli.storage.library.catalogue_tables import sql_text, transaction
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 

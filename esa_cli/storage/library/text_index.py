@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from esa_cli.storage.library.catalogue_file import DamagedRowError, searchable
+from esa_cli.storage.library.catalogue_tables import DamagedRowError, searchable
 from esa_cli.system.content_words import content_words, located_words
 
 PASSAGE_WORDS = 150
@@ -64,10 +64,14 @@ class TextIndex:
         """Digests of the texts that it has."""
         return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
 
+    def has(self, digest: str) -> bool:
+        """Whether it has a text, or cannot have any."""
+        found = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,)).fetchone()
+        return found is not None or not self.searchable
+
     def add(self, text: str, digest: str) -> None:
         """Adds a text unless it is there."""
-        known = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,)).fetchone()
-        if known or not self.searchable:
+        if self.has(digest):
             return
         row = self._db.execute(
             "INSERT INTO texts (digest, characters) VALUES (?, ?)", (digest, len(text))

@@ -21,6 +21,7 @@ from esa_cli.system import folder_changes
 
 __all__ = ["cache", "surroundings"]
 Run = Callable[..., Result]
+TEXT = "answer.from=text"
 
 
 @pytest.fixture
@@ -86,6 +87,35 @@ def test_new_changed_and_removed_files(run: Run) -> None:
     assert names(state(run, "--prune")["removed"]) == ["loom"]
     assert found("loom") == 0
     assert state(run)["removed"] == []
+
+
+def test_a_lost_catalogue_comes_back_from_the_other_files(run: Run) -> None:
+    run("sync", "town")
+    Path("town/loom.txt").unlink()
+    run("sync", "town")
+    (Library().root / catalogue_file.NAME).unlink()
+    assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
+    asked = run("ask", "--library", "Where is the harp?", *TINY, "--json", "--set", TEXT)
+    assert json.loads(asked.out)["documents"][0]["name"] == "harp.txt"
+    (Library().root / catalogue_file.NAME).unlink()
+    again = state(run)
+    assert (again["added"], again["changed"], names(again["removed"])) == ([], [], ["loom"])
+    assert (found("harp"), found("loom")) == (1, 0), "words of what exists are made again"
+    run("library", "prune")
+    assert names(state(run, "--prune")["removed"]) == ["loom"]
+    (Library().root / catalogue_file.NAME).unlink()
+    assert state(run)["removed"] == []
+
+
+def test_a_damaged_record_of_a_folder_is_written_again(run: Run) -> None:
+    run("sync", "town")
+    (path,) = (Library().root / "folders").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    (Library().root / catalogue_file.NAME).unlink()
+    assert Library().synced_files == 0
+    assert len(state(run)["added"]) == 3
+    assert path.read_bytes() == whole
 
 
 def test_an_empty_or_missing_folder_is_not_pruned(run: Run) -> None:
