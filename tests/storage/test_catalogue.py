@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -237,6 +238,47 @@ def add_texts(library: Library, count: int) -> None:
             return partial(catalogue.texts.add, text, text_digest(text))
 
         catalogue.in_pieces(one, lambda: left > 0)  # type: ignore[arg-type]
+
+
+def test_words_that_a_file_needs_by_now_stay(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = text_digest(TEXTS[0])
+    with library.catalogue() as first, library.catalogue() as second:
+        with first.transaction():
+            first.texts.add(TEXTS[0], digest)
+        begin = first.transaction
+
+        def late() -> AbstractContextManager[None]:
+            with second.transaction():
+                second.files.put(FileRecord("/town/a.txt", "1", digest, 3))
+            return begin()
+
+        monkeypatch.setattr(first, "transaction", late)
+        assert first.drop_unused_texts() == 0
+        assert second.texts.has(digest)
+
+
+def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None:
+    digest = text_digest(TEXTS[0])
+
+    def use(number: int) -> int:
+        record, lost = FileRecord(f"/town/{number}.txt", "1", digest, 3), 0
+        with library.catalogue() as catalogue:
+            for _ in range(25):
+                with catalogue.transaction():
+                    catalogue.texts.add(TEXTS[0], digest)
+                    catalogue.files.put(record)
+                lost += not catalogue.texts.has(digest)
+                with catalogue.transaction():
+                    catalogue.files.remove([record.path])
+                catalogue.drop_unused_texts()
+        return lost
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(use, range(4))) == [0] * 4
+    with library.catalogue() as catalogue:
+        assert len(catalogue.texts) == 0
 
 
 @pytest.mark.process

@@ -96,11 +96,12 @@ class Catalogue:
     def drop_unused_texts(self) -> int:
         """Removes the words of texts of no document and no file; how many texts these were."""
         self.stored_keys()
-        unused = [digest for (digest,) in self._db.execute(_UNUSED)]
-        if unused:
-            with self.transaction():
-                for digest in unused:
-                    self.texts.remove(digest)
+        if self._db.execute(_UNUSED).fetchone() is None:
+            return 0
+        with self.transaction():  # within it no other process can begin to use one
+            unused = [digest for (digest,) in self._db.execute(_UNUSED)]
+            for digest in unused:
+                self.texts.remove(digest)
         return len(unused)
 
 
