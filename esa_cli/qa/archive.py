@@ -3,6 +3,7 @@ tokens, its fitted projections, and its provenance."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
+from esa_cli.system.files import resolved_path
 from esa_cli.version import __version__
 
 
@@ -91,6 +93,7 @@ def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
     return {
         "name": document.name,
         "source": document.source,
+        "path": resolved_path(document.source) if os.path.isfile(document.source) else "",
         "bytes": document.bytes,
         "missing": list(document.missing),
         "model": preset.model,

@@ -10,6 +10,7 @@ from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
+from esa_cli.system.files import resolved_path
 from esa_cli.system.progress import Progress
 
 
@@ -101,15 +102,22 @@ def outdated_entries(
     another text now, unless another file has their text. Files that have changed since are read
     again."""
     entries = list(entries)
-    removed = {one.path for one in state.removed if not os.path.lexists(one.path)}
-    sources = {str(one.provenance.get("source", "")) for one in entries}
-    again = [one.path for one in state.changes.readable if one.path in sources]
-    now = {one.path: one.digest for one in FileIndexing(catalogue).update(again).readable}
-    kept = catalogue.files.kept_digests(removed)
+    gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
+    removed = set(map(resolved_path, gone))
+    read_from = set(map(_path, entries))
+    again = [one.path for one in state.changes.readable if resolved_path(one.path) in read_from]
+    records = FileIndexing(catalogue).update(again).readable
+    now = {resolved_path(one.path): one.digest for one in records}
+    kept = catalogue.files.kept_digests(gone)
 
     def is_outdated(entry: Entry) -> bool:
-        source = str(entry.provenance.get("source", ""))
-        other = source in removed or now.get(source, entry.text_sha256) != entry.text_sha256
+        path = _path(entry)
+        other = path in removed or now.get(path, entry.text_sha256) != entry.text_sha256
         return other and entry.text_sha256 not in kept
 
     return [entry for entry in entries if not entry.damage and is_outdated(entry)]
+
+
+def _path(entry: Entry) -> str:
+    """The file that a document was read from; its source, if another version of esa stored it."""
+    return str(entry.provenance.get("path") or entry.provenance.get("source", ""))

@@ -20,6 +20,12 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 """Safetensors gives the system's errno only in its message."""
 
 
+def resolved_path(path: Path | str) -> str:
+    """The absolute path; links of its folders are resolved, not one that it is itself."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
 def _errno(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno

@@ -94,6 +94,7 @@ def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> 
         wanted = {
             "name": "note.txt",
             "source": "/notes/note.txt",
+            "path": "",
             "bytes": len(TEXT),
             "missing": ["a picture"],
             "model": "random:llama",

@@ -31,7 +31,10 @@ def facts(entry: Entry) -> dict[str, str]:
         return {"id": entry.key, "document": entry_label(entry)}
     layout = entry.layout
     shape = f"{layout.layers} layers of {layout.heads} x {layout.dim}, {layout.dtype}"
-    shown = ("name", "rows")  # above
+    path = entry.provenance.get("path")
+    shown = {"name", "rows"}  # above
+    if not path or path == entry.provenance.get("source"):
+        shown.add("path")
     known = {
         key: "; ".join(map(str, value)) if isinstance(value, list) else str(value)
         for key, value in entry.provenance.items()

@@ -107,6 +107,21 @@ def test_a_lost_catalogue_comes_back_from_the_other_files(run: Run) -> None:
     assert state(run)["removed"] == []
 
 
+def test_documents_are_known_by_whatever_path_they_were_read(run: Run, tmp_path: Path) -> None:
+    rows = (*TINY, "--set", "answer.from=rows")
+    (tmp_path / "link").symlink_to(tmp_path / "town")
+    for path in ("town/harp.txt", "link/anvil.txt", "./town/../town/loom.txt"):
+        assert run("ingest", path, *rows).code == 0
+    run("sync", "link")
+    Path("town/harp.txt").unlink()
+    Path("town/anvil.txt").unlink()
+    assert len(state(run, "--prune")["pruned"]) == 0, "the records are those of link/"
+    done = json.loads(run("sync", "link", "--prune", "--json").out)
+    assert names(done["removed"]) == ["anvil", "harp"]
+    assert len(done["pruned"]) == 2
+    assert [entry.name for entry in Library().entries()] == ["loom.txt"]
+
+
 def test_a_damaged_record_of_a_folder_is_written_again(run: Run) -> None:
     run("sync", "town")
     (path,) = (Library().root / "folders").iterdir()
