@@ -67,9 +67,10 @@ class DocumentIngest:
         return [self._rows, self._index] if self._needs_rows else [self._index]
 
     @property
-    def stores(self) -> bool:
-        """Whether something of what is read is stored."""
-        return any(part.stores for part in self.parts)
+    def stored_tokens(self) -> int | None:
+        """Tokens in the library of the document that was read last; None: it is not stored."""
+        counts = [part.stored_tokens for part in self.parts]
+        return max((count for count in counts if count is not None), default=None)
 
     @property
     def _needs_rows(self) -> bool:

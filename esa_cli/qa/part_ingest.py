@@ -55,6 +55,8 @@ class PartIngest(ABC):
     ) -> None:
         self.session, self.facts, self.library, self.keep = session, facts, library, keep
         self.events, self.planner = events, planner
+        self.stored_tokens: int | None = None
+        """Tokens on disk of the document that was made last; None: it is not stored there."""
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
@@ -127,6 +129,7 @@ class PartIngest(ABC):
             hear: told what is done. more: told, too, while another process has the document.
             started: when the ingest began.
         """
+        self.stored_tokens = None
         if not self.stores:
             return self.compute(text, hear, started)
         library, document, form = self.library, text.document, self.form(text)
@@ -142,7 +145,10 @@ class PartIngest(ABC):
                 return there or self.make(text, hear, more, started)
             self.check_memory(tokens)
             self.events.started(document, tokens, library.size_of(tokens, form.layout))
-            entry = self.store(writer, text, hear)
+            try:
+                entry = self.store(writer, text, hear)
+            finally:
+                self.stored_tokens = writer.done
         return self.open(document, entry, time.perf_counter() - started)
 
     def check_memory(self, tokens: int) -> None:

@@ -1,11 +1,12 @@
-"""Division of a command line's words into documents and question."""
+"""Division of a command line's words into documents and question, and hints of its options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from esa_cli.errors import UsageError
+from esa_cli.errors import DiskError, UsageError
 from esa_cli.system.text import has_lone_surrogate
 
 EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
@@ -61,3 +62,14 @@ def _is_file(text: str) -> bool:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # too long for a path, as questions may be
         return False
+
+
+@contextmanager
+def no_keep_hint(keep: bool | None) -> Iterator[None]:
+    """Adds --no-keep to the hint where the library's disk has no space; `keep`: the option."""
+    try:
+        yield
+    except DiskError as error:
+        if keep is False:
+            raise
+        raise DiskError(error.message, f"{error.hint}; --no-keep asks without storing") from error

@@ -3,6 +3,7 @@ read. Tiny random model, and an untrained finder of it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -25,7 +26,8 @@ from esa_cli.documents.document import Document
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.reply import Reply
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Library, checksummed_file
+from esa_cli.storage.library.row_layout import SEGMENT
 
 __all__ = ["cache", "surroundings"]
 
@@ -77,9 +79,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: stream is sys.stdout)
 
 
-def reading_ends_by(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+def reading_ends_by(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], at: int = 0
+) -> None:
+    """The error is raised once `at` tokens are read."""
+
     def progress(self: opening.PrefillDisplay, done: int, total: int) -> None:
-        raise error
+        if done >= at:
+            raise error
 
     monkeypatch.setattr(opening.PrefillDisplay, "progress", progress)
 
@@ -160,11 +167,41 @@ def test_ctrl_c_while_it_is_read_leaves_the_first_answer(
     assert done.code == 130
     assert done.out == run(*ASK, "--read", "never", "--no-keep").out
     said = done.err.splitlines()
-    rest = "" if keep else "; the next reading goes on where this one stopped"
+    nothing = "; nothing of the document is stored yet, so the next reading begins anew"
+    rest = "" if keep else nothing
     assert said[-3] == f"esa: the answer above was found by words alone{rest}"
     assert said[-2:] == ["esa: wrote page.html", "esa: interrupted"]
     assert Path("page.html").exists()
     assert Library().entries() == []
+
+
+@pytest.mark.usefixtures("terminal")
+def test_ctrl_c_says_how_many_tokens_are_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("gate.txt").write_text(GATE * 40, "utf-8")
+    with monkeypatch.context() as patch:
+        reading_ends_by(patch, KeyboardInterrupt, at=SEGMENT)
+        done = run(*ASK)
+    rest = "the next reading goes on after the first 4,096 tokens, which are stored"
+    assert done.err.splitlines()[-2].endswith(f"by words alone; {rest}")
+    assert run(*ASK, "-q").code == 0
+    assert [entry.name for entry in Library().entries()] == ["gate.txt"]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_where_the_disk_is_full_no_keep_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checksummed_file.WholeFile, "write", full)
+    for command in (ASK, (*ASK, "--keep"), (*ASK, "--read", "first"), ("chat", "gate.txt")):
+        done = run(*command)
+        assert done.code == 6
+        assert "No space left" in done.err
+        assert done.err.rstrip().endswith("; --no-keep asks without storing")
+    done = run("ingest", "gate.txt")
+    assert done.code == 6
+    assert "--no-keep" not in done.err
+    assert run(*ASK, "--no-keep").code == 0
 
 
 @pytest.mark.parametrize("terminal", [True, False])

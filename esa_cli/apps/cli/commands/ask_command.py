@@ -53,7 +53,7 @@ def ask(
     """
     from esa_cli.apps.cli.answer_output import Timing
     from esa_cli.apps.cli.output_paths import check
-    from esa_cli.apps.cli.request import check_characters, check_method_alone, split
+    from esa_cli.apps.cli.request import check_characters, check_method_alone, no_keep_hint, split
     from esa_cli.apps.cli.terminal import Reporter
 
     if ways.stdin and ways.report is not None:
@@ -68,7 +68,8 @@ def ask(
     reporter, timing = Reporter(ways.quiet), Timing()
     check("--report", ways.report)
     try:
-        code = _run(request, reporter, timing)
+        with no_keep_hint(ways.keep):
+            code = _run(request, reporter, timing)
     finally:
         reporter.settle()
     if code:
@@ -141,7 +142,7 @@ def _answer(
             question.answer_and_read(
                 books,
                 lambda: [b if b.read else esa.ingest(b.document) for b in books],
-                esa.documents.stores,
+                lambda: esa.documents.stored_tokens,
             )
         else:
             question.answer(books)

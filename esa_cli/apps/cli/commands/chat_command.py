@@ -45,6 +45,7 @@ def chat(
     """
     from esa_cli.apps.cli.answer_output import passage_count
     from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.request import no_keep_hint
     from esa_cli.apps.cli.terminal import Reporter
 
     named = documents or []
@@ -55,7 +56,7 @@ def chat(
     reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
     found = inputs.read(named, reporter).documents
     try:
-        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
+        with no_keep_hint(keep), opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
             run(asker, found, reporter, generation.arguments(), shown, on_terminal=on_terminal)
     finally:
         reporter.settle()

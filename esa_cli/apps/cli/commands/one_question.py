@@ -50,13 +50,17 @@ class OneQuestion:
         self._report(reply, books)
 
     def answer_and_read(
-        self, books: Sequence[Book], read: Callable[[], Sequence[Book]], kept: bool
+        self,
+        books: Sequence[Book],
+        read: Callable[[], Sequence[Book]],
+        stored: Callable[[], int | None],
     ) -> None:
         """Answers at once, reads what has not been read, and shows the answer after that where it
         is another one. What ends the reading leaves the first answer, and its report.
 
         Args:
-            read: reads the books. kept: what is read is stored.
+            read: reads the books. stored: tokens in the library of the document that was read
+                last; None: none are kept.
         """
         reply, reporter = self._streamed(books), self.reporter
         unread = [book.document.name for book in books if not book.read]
@@ -73,8 +77,8 @@ class OneQuestion:
         except BaseException as error:
             reporter.settle()
             if isinstance(error, KeyboardInterrupt):
-                goes_on = "; the next reading goes on where this one stopped" if kept else ""
-                reporter.note(f"esa: the answer above was found by words alone{goes_on}")
+                rest = _next_reading(stored())
+                reporter.note(f"esa: the answer above was found by words alone{rest}")
             self._report(reply, books)
             raise
         if _same(reply, later):
@@ -117,6 +121,15 @@ class OneQuestion:
             write(path, self.esa.report(reply, self.request.question, books))
             if not self.request.options.as_json:
                 self.reporter.note(f"esa: wrote {path}")
+
+
+def _next_reading(stored: int | None) -> str:
+    """Where the next reading of a document begins of which so many tokens are stored."""
+    if stored is None:
+        return ""
+    if stored == 0:
+        return "; nothing of the document is stored yet, so the next reading begins anew"
+    return f"; the next reading goes on after the first {stored:,} tokens, which are stored"
 
 
 def _same(one: Reply, other: Reply) -> bool:
