@@ -42,6 +42,14 @@ ReaderModel = Annotated[
         "--reader-model", metavar="NAME", help="The model of the server; its first by default."
     ),
 ]
+ReaderTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--reader-timeout",
+        metavar="SECONDS",
+        help="The longest an answer of the server may take, or be silent; else 900, or 300.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class AnswerOptions:
     no_adapter: NoAdapter = False
     reader: ReaderName = None
     reader_model: ReaderModel = None
+    reader_timeout: ReaderTimeout = None
 
     @property
     def given(self) -> list[str]:
@@ -77,12 +86,14 @@ class AnswerOptions:
             UsageError, PresetError, ModelError: there cannot be one of this name.
         """
         if self.reader is None:
-            if self.reader_model is not None:
-                raise UsageError("--reader-model needs --reader", "give the server's address")
+            needing = {"model": self.reader_model, "timeout": self.reader_timeout}
+            for name, value in needing.items():
+                if value is not None:
+                    raise UsageError(f"--reader-{name} needs --reader", "give the server's address")
             return None
         from esa_cli.qa.second_model.reader_choice import ReaderChoice
 
-        return ReaderChoice(self.reader, self.reader_model)
+        return ReaderChoice(self.reader, self.reader_model, self.reader_timeout)
 
     def overrides(self) -> list[str]:
         """`key=value` texts for `preset.load`."""

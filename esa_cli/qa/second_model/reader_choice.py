@@ -15,22 +15,35 @@ from esa_cli.system.progress import StageProgress
 if TYPE_CHECKING:
     from esa_cli.qa.second_model.answer_reader import AnswerReader
 
+LONGEST_S = 86_400
+"""The longest time limit that can be set: a day."""
+
 
 class ReaderChoice:
     """A reader that is named, and not opened yet.
 
     Args:
         named: a web address; a preset, of which the model is taken; or a model reference.
-        model: its name on the server; for web addresses alone.
+        model: its name on the server; for web addresses alone, as the next.
+        timeout_s: the longest wait for a whole answer and for its next words; None: those of
+            `ServerReader`.
 
     Raises:
         UsageError, PresetError, ModelError: there cannot be one of this name.
     """
 
-    def __init__(self, named: str, model: str | None = None) -> None:
+    def __init__(
+        self, named: str, model: str | None = None, timeout_s: float | None = None
+    ) -> None:
         self.address: ServerAddress | None = None
         self.ref: models.ModelRef | None = None
-        self.model = model
+        self.model, self.timeout_s = model, timeout_s
+        if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
+            raise UsageError(
+                f"--reader-timeout must be above 0 and at most {LONGEST_S} seconds, "
+                f"got {timeout_s:g}",
+                "leave it out for 900",
+            )
         if is_address(named):
             if importlib.util.find_spec("requests") is None:
                 raise UsageError(
@@ -42,6 +55,10 @@ class ReaderChoice:
             raise UsageError(
                 f"--reader-model is of a server, and --reader {named} is none",
                 "give the model itself to --reader",
+            )
+        if timeout_s is not None:
+            raise UsageError(
+                f"--reader-timeout is of a server, and --reader {named} is none", "leave it out"
             )
         self.ref = _reference(named)
 
@@ -55,7 +72,11 @@ class ReaderChoice:
             return None
         from esa_cli.qa.second_model.server_reader import ServerReader
 
-        return ServerReader(self.address, self.model)
+        if self.timeout_s is None:
+            return ServerReader(self.address, self.model)
+        return ServerReader(
+            self.address, self.model, silence_s=self.timeout_s, whole_s=self.timeout_s
+        )
 
     def open(
         self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None

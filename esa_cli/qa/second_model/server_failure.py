@@ -26,7 +26,8 @@ def no_connection(url: str, error: requests.RequestException, silence_s: float) 
     if silent:
         return ReaderError(
             f"the reader at {url} was silent for {silence_s:g} s",
-            "ask again when its model is loaded, or choose a smaller one by --reader-model",
+            "ask again when its model is loaded, choose a smaller one by --reader-model, or give a "
+            "longer --reader-timeout",
         )
     if isinstance(error, requests.exceptions.SSLError):
         return ReaderError(

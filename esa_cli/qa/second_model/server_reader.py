@@ -124,7 +124,8 @@ class ServerReader:
                 if time.monotonic() > until:
                     raise ReaderError(
                         f"the reader at {self.address.url} took longer than {self.whole_s:g} s",
-                        "choose a smaller model by --reader-model, or a lower --max-new-tokens",
+                        "choose a smaller model by --reader-model, a lower --max-new-tokens, or a "
+                        "longer --reader-timeout",
                     )
                 yield line
 

@@ -14,6 +14,7 @@ from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.reply import Evidence, Turn
 from esa_cli.qa.second_model import server_connection
 from esa_cli.qa.second_model.answer_reader import Sampling
+from esa_cli.qa.second_model.reader_choice import ReaderChoice
 from esa_cli.qa.second_model.reader_prompt import SYSTEM
 from esa_cli.qa.second_model.server_address import ServerAddress
 from esa_cli.qa.second_model.server_reader import ServerReader
@@ -166,6 +167,17 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     assert caught.value.exit_code == 5
     tries = len(server.seen) - 1
     assert tries == (4 if mode in ("busy", "down", "drop") else 1)
+
+
+def test_a_time_limit_is_for_silence_and_for_the_whole(start: Start) -> None:
+    server = start("stream")
+    one = ReaderChoice(server.url, timeout_s=0.3).connect()
+    assert isinstance(one, ServerReader)
+    for mode, words in (("silent", "was silent for 0.3 s"), ("trickle", "took longer than 0.3 s")):
+        server.modes[:] = [mode]
+        with pytest.raises(ReaderError, match=words) as caught:
+            ask(one)
+        assert "longer --reader-timeout" in caught.value.hint
 
 
 @pytest.mark.parametrize(
