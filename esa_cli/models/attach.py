@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
 
@@ -67,7 +66,7 @@ class Attachment:
 
     Args:
         model: a causal language model of transformers, see `SUPPORTED`.
-        method: what caches of this attachment run, unless `EsaCache.begin` gives another.
+        method: what caches of this attachment run, unless `use` or `EsaCache.begin` give another.
 
     Raises:
         ModelError: the model cannot be supported, with the reason; or is attached already.
@@ -116,6 +115,10 @@ class Attachment:
             self._attention = Attention(method, self.rope, self.scale, len(self._modules))
         return self._attention
 
+    def use(self, method: Method) -> None:
+        """Runs another method in the caches made from now on; those there are keep theirs."""
+        self.method = method
+
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
         return EsaCache(self.forward_pass, self.method, len(self._modules), store)
@@ -143,12 +146,7 @@ class Attachment:
     def __enter__(self) -> Attachment:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
 

@@ -76,7 +76,8 @@ class Session(Prefill):
             check_same_fit(self._read_by, new)
         for document in self._opened:
             check_reduced_keys(document, new)
-        self.method = self.attachment.method = new
+        self.method = new
+        self.attachment.use(new)
         self.cache.begin(QueryState(), new)
         self.preset = resolved.preset
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)

@@ -311,6 +311,16 @@ def test_a_turn_may_run_another_method(make_model: ModelFactory) -> None:
         close(model(ids, past_key_values=cache).logits, want)
 
 
+def test_new_caches_run_the_method_in_use(make_model: ModelFactory) -> None:
+    model, ids = make_model("llama"), tokens()
+    want = model(ids).logits
+    with attach(model, selective()) as attached:
+        before = attached.new_cache()
+        attached.use(everything(7, 0))
+        close(model(ids, past_key_values=attached.new_cache()).logits, want)
+        assert not torch.equal(model(ids, past_key_values=before).logits, want)
+
+
 def test_reading_then_asking(make_model: ModelFactory) -> None:
     """In phase PREFILL no chunk selects, in QUESTION all do, in AUTO the last."""
     model, ids = make_model("llama"), tokens()
