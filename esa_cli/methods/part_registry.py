@@ -14,6 +14,11 @@ from esa_cli.errors import PluginError, PresetError
 from esa_cli.system.registry import Registry, nearest
 
 KINDS = ("selector", "score", "compressor", "position")
+RESERVED = {
+    "preset": "the preset as it is",
+    "text": "answers from text",
+}
+"""Names that stand for these where methods are compared, so that no method may have them."""
 T = TypeVar("T", bound=type)
 
 
@@ -43,7 +48,8 @@ def register(
     """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`; see `Part`.
 
     Raises:
-        PluginError: unknown kind, not a dataclass, or the name is taken by another class.
+        PluginError: unknown kind, not a dataclass, or the name is taken by another class; or a
+            selector's is reserved, for it is also a method's.
     """
 
     def keep(cls: T) -> T:
@@ -51,6 +57,8 @@ def register(
             raise PluginError(
                 f"cannot register {name!r}: no such kind {kind!r}", nearest(kind, KINDS)
             )
+        if kind == "selector":
+            check_method_name(name)
         if not dataclasses.is_dataclass(cls):
             raise PluginError(
                 f"{kind} {name!r} is not a dataclass", "put @dataclass(frozen=True) under @register"
@@ -66,6 +74,15 @@ def register(
         return cls
 
     return keep
+
+
+def check_method_name(name: str) -> None:
+    """Raises PluginError for a name of `RESERVED`."""
+    if name in RESERVED:
+        raise PluginError(
+            f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}",
+            f"choose another name; in comparisons {name!r} means {RESERVED[name]}",
+        )
 
 
 def names(kind: str) -> list[str]:

@@ -75,8 +75,9 @@ def recipe(
     """Decorator of the function that returns a method's settings; see `Recipe`.
 
     Raises:
-        PluginError: the name is taken by another function.
+        PluginError: the name is taken by another function, or reserved.
     """
+    registry.check_method_name(name)
 
     def keep(settings: Settings) -> Settings:
         made = Recipe(name, about, source, cost, settings, full, origin_of(settings))
