@@ -8,6 +8,7 @@ from esa_cli.errors import PresetError
 from esa_cli.models.lora_adapter import CONFIG
 from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.finding.token_encoder import MAPS
+from esa_cli.qa.preset import Preset
 from esa_cli.qa.preset_files import shipped_dir
 from esa_cli.system.machine import in_home
 
@@ -19,6 +20,12 @@ def check_adapter(settings: AnswerSettings) -> None:
             adapter_folder(settings.adapter)
         if settings.finder is not None:
             finder_folder(settings.finder)
+
+
+def without_adapter(preset: Preset) -> Preset:
+    """The preset for reading documents alone, which needs the finder and no adapter."""
+    answer = preset.answer.model_copy(update={"adapter": None})
+    return preset.model_copy(update={"answer": answer})
 
 
 def adapter_folder(name: str) -> Path:

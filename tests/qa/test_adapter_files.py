@@ -9,8 +9,9 @@ import pytest
 from esa_cli.errors import PresetError
 from esa_cli.models.lora_adapter import CONFIG
 from esa_cli.qa import adapter_files
-from esa_cli.qa.adapter_files import adapter_folder, check_adapter
+from esa_cli.qa.adapter_files import adapter_folder, check_adapter, without_adapter
 from esa_cli.qa.answer_settings import AnswerSettings
+from esa_cli.qa.preset import load
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,13 @@ def test_a_missing_one_is_named(shipped: Path, name: str) -> None:
 def test_nobody_has_no_home() -> None:
     with pytest.raises(PresetError, match="there is no home folder ~no-such-user-here"):
         adapter_folder("~no-such-user-here/adapter")
+
+
+def test_reading_alone_needs_no_adapter() -> None:
+    chosen = load("tiny-random", ["answer.from=text", "answer.adapter=none", "answer.passages=3"])
+    answer = without_adapter(chosen).answer
+    assert (answer.adapter, answer.passages) == (None, 3)
+    check_adapter(answer)
 
 
 def test_only_answers_from_text_need_one() -> None:

@@ -348,6 +348,16 @@ def test_ctrl_c_before_a_conversation_ends_the_reading_alone(
         inputs.ingest_or_open(Interrupted("b", False), documents, Reporter())
 
 
+def test_reading_alone_needs_no_adapter(run: Run) -> None:
+    missing = ("--set", "answer.adapter=none")
+    assert run("ingest", "gate.txt", *missing).code == 0
+    Path("town").mkdir()
+    Path("boat.txt").rename("town/boat.txt")
+    assert run("sync", "town", "--read", *missing).code == 0
+    assert len(Library().entries()) == 2
+    fail(run(*ASK, *missing), 4, "answer.adapter must be a folder")
+
+
 @pytest.mark.usefixtures("terminal")
 def test_of_a_folder_only_the_best_documents_are_read(run: Run) -> None:
     Path("town").mkdir()

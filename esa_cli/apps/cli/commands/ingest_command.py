@@ -42,13 +42,14 @@ def ingest(
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter, print_json
     from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
+    from esa_cli.qa.adapter_files import without_adapter
     from esa_cli.system.work_shard import WorkShard
 
     part, reporter = WorkShard.parse(shard), Reporter(quiet)
     kept: list[IngestReport] = []
     engines.check()
     try:
-        chosen = model.load_preset()
+        chosen = without_adapter(model.load_preset())
         found = inputs.read(documents, reporter, part)
         if found.documents and engines.local:
             with opened(chosen, model, reporter, keep=True, rows=rows) as esa:

@@ -52,7 +52,10 @@ def sync(
         stack.callback(reporter.settle)
         reading = None
         if read:
-            reading = FolderReading(model.load_preset(), model, library, reporter, stack)
+            from esa_cli.qa.adapter_files import without_adapter
+
+            chosen = without_adapter(model.load_preset())
+            reading = FolderReading(chosen, model, library, reporter, stack)
         update = FolderUpdate(path, library, reading, prune, reporter)
         done = update.run()
         _show(done, as_json)
