@@ -79,8 +79,8 @@ def document_search(
     if len(several) <= most and not (in_library and library.exists):
         yield None
         return
-    kept = (in_library or keep is not False) and library.writable
-    with library.catalogue(kept) as catalogue:
+    kept = in_library or keep is not False
+    with library.search_catalogue() if kept else library.catalogue(False) as catalogue:
         stored = catalogue.stored_keys() if in_library else {}
         synced = [one.path for one in catalogue.files.synced()] if in_library else []
         if len(several) + len(stored) + len(synced) <= most and not synced:

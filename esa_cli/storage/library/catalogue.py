@@ -10,7 +10,11 @@ from functools import partial
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import manifest, synced_folders
-from esa_cli.storage.library.catalogue_file import catalogue_in_memory, writable_catalogue
+from esa_cli.storage.library.catalogue_file import (
+    catalogue_in_memory,
+    readable_catalogue,
+    writable_catalogue,
+)
 from esa_cli.storage.library.catalogue_tables import transaction
 from esa_cli.storage.library.file_records import FileRecords
 from esa_cli.storage.library.library_paths import LibraryPaths
@@ -110,6 +114,14 @@ def open_catalogue(paths: LibraryPaths, keep: bool) -> Iterator[Catalogue]:
     """The library's catalogue; an empty one in memory if not `keep`. Raises LibraryError,
     DiskError: it cannot be written."""
     with writable_catalogue(paths) if keep else catalogue_in_memory() as db:
+        yield Catalogue(paths, db)
+
+
+@contextmanager
+def search_catalogue(paths: LibraryPaths) -> Iterator[Catalogue]:
+    """The library's catalogue, to be searched; where it cannot be written, a copy. Raises
+    LibraryError: the folder is no library, or may not be read. DiskError."""
+    with readable_catalogue(paths) as db:
         yield Catalogue(paths, db)
 
 

@@ -19,13 +19,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from esa_cli.errors import DiskError, EsaError, LibraryError
 from esa_cli.storage.library import synced_folders
-from esa_cli.storage.library.catalogue_tables import prepare, restore
+from esa_cli.storage.library.catalogue_tables import DamagedRowError, prepare, restore
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, size_of
 
@@ -60,16 +60,30 @@ def file_stamp(path: Path | str) -> str:
 
 
 def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Result]) -> Result:
-    """What `work` returns of the catalogue; where there is no library yet or it cannot be
-    written, of an empty one in memory. `work` may run twice."""
-    if (paths.root / MARKER).is_file():
-        try:
-            with _opened(paths) as db:
-                return work(db)
-        except (sqlite3.Error, OSError, EsaError):
-            pass  # done without it, as where there is none
-    with catalogue_in_memory() as db:
-        return work(db)
+    """What `work` returns of the catalogue; where it cannot be written, of a copy that ends with
+    this call, and where there is no library yet, of an empty one. `work` may run twice."""
+    if not (paths.root / MARKER).is_file():
+        with catalogue_in_memory() as db:
+            return work(db)
+    try:
+        with _opened(paths) as db:
+            return work(db)
+    except (sqlite3.Error, OSError, EsaError):
+        with catalogue_copy(paths) as db:
+            return work(db)
+
+
+def change_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], object]) -> str:
+    """Does `work`, a change after which nothing else depends on the catalogue. Why it could not be
+    done; empty: it was, or the catalogue was damaged and is removed."""
+    try:
+        with _opened(paths) as db:
+            work(db)
+    except (sqlite3.Error, OSError) as error:
+        return str(error) if _inode(catalogue_path(paths)) else ""
+    except EsaError as error:
+        return error.message
+    return ""
 
 
 @contextmanager
@@ -88,6 +102,35 @@ def writable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
             "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
             "the file may be deleted, and is made again",
         ) from error
+
+
+@contextmanager
+def readable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
+    """The catalogue; where it cannot be written, a copy that ends with its block. Raises
+    LibraryError: the folder is no library, or may not be read."""
+    with ExitStack() as stack:
+        try:
+            db = stack.enter_context(writable_catalogue(paths))
+        except EsaError:
+            paths.check()
+            db = stack.enter_context(catalogue_copy(paths))
+        yield db
+
+
+@contextmanager
+def catalogue_copy(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
+    """A copy of the catalogue that ends with its block, in a file without a name where it is large.
+    What cannot be copied is left out, as when it is made again. Raises LibraryError: the folder may
+    not be read."""
+    with closing(sqlite3.connect("", isolation_level=None)) as db:
+        try:
+            _copy(catalogue_path(paths), db)
+            prepare(db)
+        except (sqlite3.Error, UnicodeError):
+            with catalogue_in_memory() as empty:
+                empty.backup(db)
+        restore(db, lambda: synced_folders.read_all(paths))
+        yield db
 
 
 @contextmanager
@@ -118,6 +161,16 @@ def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
             if _is_damage(error):
                 _remove(paths, opened)
             raise
+
+
+def _copy(path: Path, db: sqlite3.Connection) -> None:
+    """Raises sqlite3.Error: the catalogue is not there, may not be read, or is damaged."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as there:
+        there.backup(db)
+    [(found,)] = db.execute("PRAGMA quick_check(1)")
+    if found != "ok":
+        raise DamagedRowError(f"{path} is damaged: {found}")
 
 
 def _connect(paths: LibraryPaths) -> sqlite3.Connection:

@@ -21,7 +21,7 @@ from esa_cli.storage.library import (
     manifest,
     manifest_copies,
 )
-from esa_cli.storage.library.catalogue import Catalogue, open_catalogue, tidy
+from esa_cli.storage.library.catalogue import Catalogue, open_catalogue, search_catalogue, tidy
 from esa_cli.storage.library.catalogue_file import catalogue_bytes, with_catalogue
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, default_root, size_of
@@ -104,6 +104,10 @@ class Library:
         """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
         cannot be written."""
         return open_catalogue(self._paths, keep)
+
+    def search_catalogue(self) -> AbstractContextManager[Catalogue]:
+        """The same; where it cannot be written, a copy. Raises LibraryError, DiskError."""
+        return search_catalogue(self._paths)
 
     def size_of(self, tokens: int, layout: Layout) -> int:
         """Estimated bytes of a document of so many tokens."""
