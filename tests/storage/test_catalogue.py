@@ -137,7 +137,10 @@ def test_a_catalogue_that_cannot_be_written_is_done_without(library: Library) ->
     (library.root / NAME).mkdir()
     assert len(library.entries()) == 3
     library.remove(library.entries()[0])
+    assert "cannot be changed" in library.catalogue_note
+    library.catalogue_note = ""
     assert library.prune().left == library.nbytes
+    assert "cannot be changed" in library.catalogue_note
     with pytest.raises(LibraryError, match="cannot be written"), library.catalogue():
         pass
     with library.catalogue(keep=False) as catalogue:
@@ -221,6 +224,7 @@ def test_damaged_words_are_made_again(library: Library) -> None:
     with sqlite3.connect(library.root / NAME) as db:
         db.execute("UPDATE texts SET words = x'00'")
     library.remove(library.entries()[0])
+    assert library.catalogue_note == "", "its words are gone with the file"
     with library.catalogue() as catalogue:
         assert catalogue.add_stored_texts() == []
         assert len(catalogue.texts) == 2

@@ -73,6 +73,9 @@ class FolderUpdate:
             outdated = outdated_entries(catalogue, self._state, self._library.entries())
         for entry in outdated:
             self._library.remove(entry)
+        if self._library.catalogue_note:
+            self._reporter.warn(f"esa: {self._library.catalogue_note}")
+            self._library.catalogue_note = ""
         return [entry.id for entry in outdated]
 
     @property

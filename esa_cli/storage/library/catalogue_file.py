@@ -86,6 +86,14 @@ def change_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], o
     return ""
 
 
+def stale_note(paths: LibraryPaths, why: str) -> str:
+    """What to tell people where `change_catalogue` could not do its work."""
+    return (
+        f"the catalogue {catalogue_path(paths)} cannot be changed ({why}): words of what was "
+        "removed are still in it, until `esa library prune` can change it, or it is deleted"
+    )
+
+
 @contextmanager
 def writable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
     """The catalogue, for work that is not repeated. Raises LibraryError, DiskError: it cannot be

@@ -7,13 +7,13 @@ file may be removed (except on Windows, where `remove` fails).
 from __future__ import annotations
 
 import os
-import shutil
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esa_cli.errors import DiskError, LibraryError, ResourceError
+from esa_cli.errors import LibraryError, ResourceError
 from esa_cli.storage.library import (
     checksummed_file,
     content_names,
@@ -22,12 +22,17 @@ from esa_cli.storage.library import (
     manifest_copies,
 )
 from esa_cli.storage.library.catalogue import Catalogue, open_catalogue, search_catalogue, tidy
-from esa_cli.storage.library.catalogue_file import catalogue_bytes, with_catalogue
+from esa_cli.storage.library.catalogue_file import (
+    catalogue_bytes,
+    change_catalogue,
+    stale_note,
+    with_catalogue,
+)
 from esa_cli.storage.library.checksummed_file import write_errors
+from esa_cli.storage.library.disk_room import check_room, nearest_folder
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, default_root, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.row_layout import Layout
-from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +54,8 @@ class Library:
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
         self._paths = LibraryPaths(self.root)
+        self.catalogue_note = ""
+        """Why `remove` or `prune` left words in the catalogue, for people; empty: they did not."""
 
     def key(self, identity: str, text: str) -> str:
         """The key of a text that was prefilled with what `identity` names."""
@@ -121,24 +128,11 @@ class Library:
     @property
     def writable(self) -> bool:
         """Whether this user may write its folder, or make it."""
-        return os.access(self._nearest_folder(), os.W_OK)
-
-    def _nearest_folder(self) -> Path:
-        """Its folder, or the nearest above that exists."""
-        folder = self.root.absolute()
-        while not folder.exists():
-            folder = folder.parent
-        return folder
+        return os.access(nearest_folder(self.root), os.W_OK)
 
     def check_room(self, nbytes: int) -> None:
         """Raises DiskError if the disk has less free space."""
-        free = shutil.disk_usage(self._nearest_folder()).free
-        if free < nbytes:
-            raise DiskError(
-                f"the document would take {size_text(nbytes)} in the library {self.root}, and the "
-                f"disk has {size_text(free)} left",
-                "free some space, `esa library prune`, or point ESA_LIBRARY to another disk",
-            )
+        check_room(self.root, nbytes)
 
     @contextmanager
     def write(
@@ -224,7 +218,7 @@ class Library:
         with write_errors(self.root):
             self._paths.make()
         freed = maintenance.remove(self._paths, entry)
-        with_catalogue(self._paths, lambda db: Catalogue(self._paths, db).drop_unused_texts())
+        self._change_catalogue(lambda db: Catalogue(self._paths, db).drop_unused_texts())
         return freed
 
     def prune(
@@ -240,8 +234,12 @@ class Library:
             self._paths.make()
         done = maintenance.prune(self._paths, max_bytes, dry_run)
         if not dry_run:
-            with_catalogue(self._paths, lambda db: tidy(self._paths, db))
+            self._change_catalogue(lambda db: tidy(self._paths, db))
         return done
+
+    def _change_catalogue(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        if why := change_catalogue(self._paths, work):
+            self.catalogue_note = stale_note(self._paths, why)
 
 
 def _busy() -> None:

@@ -16,10 +16,11 @@ import typer
 import typer.main
 from test_library import ingest, part_of, used_at
 
+from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.apps.cli.entry_output import facts
 from esa_cli.errors import EsaError, LibraryError, UsageError
-from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library import Layout, Library, catalogue_file
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
@@ -105,6 +106,25 @@ def test_what_is_damaged_is_listed_verified_and_removed(run: Run, library: Libra
     assert "damaged" in run("show", entry.id)
     assert run("rm", entry.id, "--yes").startswith(f"removed {entry.id}")
     assert [one.key for one in library.entries()] == [other.key]
+
+
+def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
+    run: Run, library: Library, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        ingest(library, [number, *range(20)])
+    (library.root / catalogue_file.NAME).unlink(missing_ok=True)
+    (library.root / catalogue_file.NAME).mkdir()
+    first, second, _ = library.entries()
+    assert main(["library", "rm", first.id, second.id, "--yes"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("removed ") == 2
+    assert err.count("words of what was removed are still in it") == 1
+    assert main(["library", "prune"]) == 0
+    assert "cannot be changed" in capsys.readouterr().err
+    (library.root / catalogue_file.NAME).rmdir()
+    assert main(["library", "prune"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_text_is_shown_to_the_letter(

@@ -143,6 +143,15 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
     for entry in chosen:
         freed = size_text(library.remove(entry))
         print(f"removed {entry.id} ({entry_label(entry)}), {freed} freed")
+    _say_note(library)
+
+
+def _say_note(library: Library) -> None:
+    """Says, once, that words of what was removed are still in the catalogue."""
+    from esa_cli.apps.cli.terminal import Reporter
+
+    if library.catalogue_note:
+        Reporter().warn(f"esa: {library.catalogue_note}")
 
 
 @app.command("prune")
@@ -164,7 +173,9 @@ def prune(
     from esa_cli.system.machine import parse_size
 
     most = None if max_size is None else parse_size(max_size, "--max-size")
-    done = Library().prune(most, dry_run=dry_run)
+    library = Library()
+    done = library.prune(most, dry_run=dry_run)
+    _say_note(library)
     if as_json:
         removed = [entry.as_json() for entry in done.removed]
         print_json(
