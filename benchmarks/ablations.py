@@ -45,7 +45,12 @@ ROWS: list[tuple[str, str, list[str]]] = [
 
 def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Recall of the needles over all questions of a sample."""
-    from esa_cli.evaluation.selftest.needle_recall import IN_VIEW, NeedleRecall, positions, selected
+    from esa_cli.evaluation.selftest.needle_recall import (
+        IN_VIEW,
+        NeedleRecall,
+        positions,
+        selects_facts,
+    )
 
     shares, started = [], time.perf_counter()
     for question in sample.questions:
@@ -59,7 +64,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         "layers_with_half": round(
             sum(share >= IN_VIEW for one in shares for share in one) / len(shares), 1
         ),
-        "selected": sum(selected(one) for one in shares),
+        "selected": sum(selects_facts(one) for one in shares),
         "of": len(shares),
         "layers": [round(layer, 3) for layer in layers],
         "s_per_question": round((time.perf_counter() - started) / len(shares), 2),

@@ -19,7 +19,7 @@ from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
-from esa_cli.evaluation.calibration.activations import collect, uncompressed
+from esa_cli.evaluation.calibration.activations import collect, whole_key_method
 from esa_cli.models import attach as seam
 
 TOKENS = 100
@@ -37,7 +37,7 @@ Model = Any
 
 def read(model: Model, folder: Path, method: Method | None = None, **options: Any) -> Shards:
     shards = open_folder(folder, {"tokens": TOKENS}, wanted=TOKENS)
-    with seam.attach(model, uncompressed(method or selective())) as attachment:
+    with seam.attach(model, whole_key_method(method or selective())) as attachment:
         collect(attachment, IDS, shards, **options)
     return shards
 
@@ -45,7 +45,7 @@ def read(model: Model, folder: Path, method: Method | None = None, **options: An
 def test_uncompressed_changes_nothing_else() -> None:
     method = selective()
     assert method.compressor != NoCompression()
-    plain = uncompressed(method)
+    plain = whole_key_method(method)
     assert plain.compressor == NoCompression()
     assert (plain.window, plain.score, plain.position) == (
         method.window, method.score, method.position,

@@ -17,7 +17,7 @@ from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import advance, make_step
-from esa_cli.evaluation.conformance.random_steps import watched
+from esa_cli.evaluation.conformance.random_steps import observed_step
 from esa_cli.evaluation.conformance.selector_checks import SHAPE
 
 
@@ -307,7 +307,7 @@ def test_make_step_observes_as_attention_does() -> None:
 @pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])
 def test_watched_has_the_log_sum_exp_of_initial_local_and_current(options: dict[str, Any]) -> None:
     step = make_step(middle=9, chunk=3, **{"initial": 2, "local": 4, **options})
-    lse = watched(step).lse
+    lse = observed_step(step).lse
     assert lse is not None
     heads, chunk, _ = step.queries.shape
     keys = reference.plain(step.store.span(0, len(step.store))[0])

@@ -21,7 +21,7 @@ from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
 from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings, moments_of
-from esa_cli.evaluation.calibration.key_recall import HeldOutTokens, limited, recall, spaced
+from esa_cli.evaluation.calibration.key_recall import HeldOutTokens, limited_ks, recall, spaced_rows
 from esa_cli.evaluation.calibration.train_maps import (
     TrainingSettings,
     rank_loss,
@@ -171,21 +171,21 @@ def test_recall_of_held_out_tokens() -> None:
     apart = HeldOutTokens(queries[90:], keys[90:])
     full = apart.scores()
     torch.testing.assert_close(full, queries[90:] @ keys[90:].T)
-    assert recall(full, apart.reduced(Linear(torch.eye(WIDTH), torch.eye(WIDTH))), 5) == 1.0
+    assert recall(full, apart.reduced_scores(Linear(torch.eye(WIDTH), torch.eye(WIDTH))), 5) == 1.0
     one = closed_form(moments_of(queries[:90], keys[:90]), 1)
-    assert recall(full, apart.reduced(one), 5) < 0.9
+    assert recall(full, apart.reduced_scores(one), 5) < 0.9
 
 
 def test_k_is_limited_to_half_of_the_keys() -> None:
-    assert limited([1024, 5], 40) == [5, 20]
-    assert limited([1024, 4096], 40) == [20]
-    assert limited([7], 1) == [1]
+    assert limited_ks([1024, 5], 40) == [5, 20]
+    assert limited_ks([1024, 4096], 40) == [20]
+    assert limited_ks([7], 1) == [1]
 
 
 def test_rows_are_spaced_evenly() -> None:
     rows = torch.arange(100.0)[:, None]
-    assert spaced(rows, 4)[:, 0].tolist() == [0, 33, 66, 99]
-    assert torch.equal(spaced(rows, 100), rows)
+    assert spaced_rows(rows, 4)[:, 0].tolist() == [0, 33, 66, 99]
+    assert torch.equal(spaced_rows(rows, 100), rows)
 
 
 @pytest.fixture

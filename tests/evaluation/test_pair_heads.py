@@ -17,7 +17,7 @@ from torch import Tensor
 from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration import head_votes
-from esa_cli.evaluation.calibration.head_ranking import judge_windows, ranked, span_sums
+from esa_cli.evaluation.calibration.head_ranking import judge_windows, rank_heads, span_sums
 from esa_cli.evaluation.calibration.pair_contexts import (
     PairContext,
     draw_pairs,
@@ -114,8 +114,8 @@ def test_span_sums_are_sums() -> None:
 
 def test_heads_can_be_ranked_by_margin_first() -> None:
     found, margin = torch.tensor([[5, 1]]), torch.tensor([[0.2, 0.9]])
-    assert [one.head for one in ranked(found, found, margin)] == [0, 1]
-    assert [one.head for one in ranked(found, found, margin, by_margin=True)] == [1, 0]
+    assert [one.head for one in rank_heads(found, found, margin)] == [0, 1]
+    assert [one.head for one in rank_heads(found, found, margin, by_margin=True)] == [1, 0]
 
 
 # Pairs and contexts

@@ -25,7 +25,7 @@ from esa_cli.evaluation.calibration.head_ranking import (
     enough,
     judge,
     prefixes,
-    ranked,
+    rank_heads,
     stride_of,
     window_sums,
 )
@@ -126,7 +126,7 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
     found = torch.tensor([[1, 5, 3], [5, 0, 3]])
     margin = torch.tensor([[0.9, 0.6, 0.4], [0.7, 0.0, 0.4]])
     held_out = torch.tensor([[2, 1, 0], [3, 0, 1]])
-    order = ranked(found, held_out, margin)
+    order = rank_heads(found, held_out, margin)
     assert [one.pair for one in order] == [(1, 0), (0, 1), (0, 2), (1, 2), (0, 0), (1, 1)]
     assert (order[0].found, order[0].held_out) == (5, 3)
     assert order[0].margin == pytest.approx(0.7)

@@ -19,7 +19,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest import selftest_run
 from esa_cli.evaluation.selftest.method_comparison import SelectionCounts, selected_passages
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selected, why
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts, why
 from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
 from esa_cli.evaluation.selftest.run_plan import (
     SelftestSettings,
@@ -516,8 +516,8 @@ def test_why() -> None:
     assert why(1.0, [0.0] * 8) == "answered"
     assert why(0.5, [0.0] * 8) == "not selected"
     assert why(0.0, [0.5, 0.5, *[0.0] * 6]) == "selected, not used"
-    assert selected([0.5, 0.5, *[0.0] * 6])
-    assert not selected([0.9, *[0.49] * 7])
+    assert selects_facts([0.5, 0.5, *[0.0] * 6])
+    assert not selects_facts([0.9, *[0.49] * 7])
 
 
 def test_positions_of_characters() -> None:

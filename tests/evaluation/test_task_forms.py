@@ -21,7 +21,7 @@ from esa_cli.evaluation.tasks import (
 )
 from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.key_value_task import places
-from esa_cli.evaluation.tasks.needle_task import answered, load_needles
+from esa_cli.evaluation.tasks.needle_task import answer_score, load_needles
 from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
 from esa_cli.evaluation.tasks.planting import even
 from esa_cli.evaluation.tasks.stable_random import StableRandom
@@ -39,11 +39,11 @@ def test_needles_are_distinct() -> None:
     names: Counter[str] = Counter()
     for needle in needles:
         others = " ".join(f"{one.text} {one.question}" for one in needles if one is not needle)
-        assert answered(needle.text, needle.answers[:1])
-        assert not answered(f"{needle.question} {others}", needle.answers)
+        assert answer_score(needle.text, needle.answers[:1])
+        assert not answer_score(f"{needle.question} {others}", needle.answers)
         names.update(set(re.findall(r"(?<=[a-z] )[A-Z]\w+", needle.text)))
         if needle.number > 16:
-            assert not answered(material, needle.answers), needle.text
+            assert not answer_score(material, needle.answers), needle.text
     assert set(names.values()) == {1}
 
 

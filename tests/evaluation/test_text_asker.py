@@ -17,7 +17,7 @@ from esa_cli import models
 from esa_cli.errors import LengthError, ResourceError, UsageError
 from esa_cli.evaluation.bench.bench_record import BenchRecord
 from esa_cli.evaluation.bench.session_asker import TextRecordAsker
-from esa_cli.evaluation.selftest.evidence_recall import covered, evidence_recall_fields
+from esa_cli.evaluation.selftest.evidence_recall import covered_share, evidence_recall_fields
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
@@ -132,7 +132,7 @@ def test_its_hash_is_of_answer_settings_and_files(folder: Path, tmp_path: Path) 
 )
 def test_a_fact_is_covered_once(passages: list[tuple[int, int]], share: float) -> None:
     fact = Fact("x" * 10, 10, 20, 0.5)
-    assert covered(fact, [evidence(*place) for place in passages]) == share
+    assert covered_share(fact, [evidence(*place) for place in passages]) == share
 
 
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:

@@ -55,7 +55,7 @@ class DataRow:
             raise self.wrong(f"{key!r} must be a text or a list of texts, got {_short(value)}")
         return tuple(self._whole(key, str(v)) for v in values)
 
-    def filled(self, key: str) -> tuple[str, ...]:
+    def filled_texts(self, key: str) -> tuple[str, ...]:
         """The same for texts that are searched in an answer: an empty one would always be found."""
         values = self.texts(key)
         if not all(value.strip() for value in values):

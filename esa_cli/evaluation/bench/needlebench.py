@@ -114,7 +114,7 @@ def _chained(haystack: EssayHaystack, chains: list[dict[str, Any]], length: int)
     for count in CHAIN_NEEDLES:
         some = [chain for chain in chains if chain["derivation_count"] == count]
         for depth in DEPTHS if some else ():
-            for hidden in haystack.chained(some, length - buffer, depth):
+            for hidden in haystack.chained_needles(some, length - buffer, depth):
                 chain = hidden.drawn[0]
                 question = f"\n\nNow, the question is: {chain['question']}{GUIDE}"
                 yield hidden.text, question, (chain["answer"],), {}
@@ -128,7 +128,7 @@ def _needles(folder: Path) -> list[dict[str, Any]]:
         if FORMAT not in asked or asked.count("'") < 2:
             raise row.wrong(f"'retrieval_question' does not say {FORMAT!r}")
         for key in ("needle", "arg1", "arg2"):
-            row.text(key), row.filled(key)
+            row.text(key), row.filled_texts(key)
     if not found:
         raise DocumentError(f"{path} has no English needles", f"official files: {SOURCE}")
     return [row.data for row in found]
@@ -139,7 +139,7 @@ def _chains(folder: Path) -> list[dict[str, Any]]:
     chains = files.array(path)
     for row in chains:
         row.number("derivation_count"), row.text("answer"), row.text("question")
-        row.filled("answer")
+        row.filled_texts("answer")
         row.texts("derivations")
     return [row.data for row in chains]
 

@@ -83,7 +83,7 @@ class EssayHaystack:
             hay = self._hay(essays, length - sum(map(len, ids)))
             yield NeedleText(self._hide(hay, ids, [_at(hay, depth) for depth in depths]), order)
 
-    def chained(
+    def chained_needles(
         self, chains: list[dict[str, Any]], length: int, depth: int
     ) -> Iterator[NeedleText]:
         """A chain's needles from a depth on, a tenth of the text and a needle apart."""

@@ -114,7 +114,7 @@ def _record(row: files.DataRow, task: str) -> BenchRecord:
         before="",
         document=text[:at],
         question=text[at:],
-        answers=row.filled("outputs"),
+        answers=row.filled_texts("outputs"),
         longest=kind.longest,
         prime=prime,
         data={"length": _rounded(row.number("length"))},

@@ -32,7 +32,7 @@ from esa_cli.system.machine import size_text
 from esa_cli.system.progress import Progress
 
 
-def uncompressed(method: Method) -> Method:
+def whole_key_method(method: Method) -> Method:
     """The method, scoring with whole keys."""
     return dataclasses.replace(method, compressor=NoCompression())
 
@@ -81,7 +81,7 @@ def collect(
     """Prefills the tokens that are not stored yet, and stores their activations.
 
     Args:
-        attachment: of a method of `uncompressed`. ids: all tokens, the stored ones included.
+        attachment: of a method of `whole_key_method`. ids: all tokens, the stored ones included.
 
     Raises:
         ResourceError: the disk is too small.

@@ -13,7 +13,7 @@ from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.activation_files import Shards, open_folder, saving_errors
-from esa_cli.evaluation.calibration.activations import collect, uncompressed
+from esa_cli.evaluation.calibration.activations import collect, whole_key_method
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attach import attach
@@ -99,7 +99,7 @@ class CalibrationJob:
                 save_learned(part, maps, metadata)
 
 
-def aimed(name: str, preset: Preset) -> Preset:
+def target_preset(name: str, preset: Preset) -> Preset:
     """The preset with the settings of the method that will use the maps. Raises UsageError: there
     is no such method, or it scores with whole keys."""
     made = method_presets.named(name, preset)
@@ -134,7 +134,7 @@ def open_job(
         **{part: chosen[part] for part in parts},
     }
     shards = open_folder(folder, settings, resume, len(ids))
-    method = uncompressed(resolve(preset).method)
+    method = whole_key_method(resolve(preset).method)
     return CalibrationJob(loaded, preset, method, ids, shards, of_model, settings)
 
 

@@ -13,7 +13,7 @@ from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.evaluation.calibration.fit_maps import FitSettings, fit_once, maps_file
 from esa_cli.evaluation.calibration.key_recall import (
     HeldOutTokens,
-    limited,
+    limited_ks,
     recall,
     relative_error,
 )
@@ -82,7 +82,7 @@ class CalibrationStudy:
         }
 
 
-def held_out(tokens: int) -> int:
+def held_out_count(tokens: int) -> int:
     """The number of tokens at the end that are held out."""
     return round(HELD_OUT * tokens)
 
@@ -102,8 +102,8 @@ def study(
         ranks: R of every layer. ks: limited to half of the held-out keys. device: where maps are
             fitted. progress: called with (layers done, of how many).
     """
-    held = held_out(shards.tokens)
-    used = limited(ks, held)
+    held = held_out_count(shards.tokens)
+    used = limited_ks(ks, held)
     results = {method: MethodRecall() for method in fitting.methods}
     for layer, rank in enumerate(ranks):
         queries, keys = (x.to(device) for x in shards.layer(layer))
@@ -112,7 +112,7 @@ def study(
         for method, result in results.items():
             file = maps_file(shards.folder, layer, rank, method, training)
             maps = fit_once(method, queries[:-held], keys[:-held], rank, training, file)
-            reduced = apart.reduced(maps)
+            reduced = apart.reduced_scores(maps)
             result.recall.append([recall(full, reduced, k) for k in used])
             result.error.append(relative_error(full, reduced))
             result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))

@@ -119,7 +119,7 @@ def judge_windows(sums: Tensor, right: int) -> tuple[Tensor, Tensor]:
     return margins > 0, margins
 
 
-def ranked(
+def rank_heads(
     found: Tensor, held_out: Tensor, margin: Tensor, by_margin: bool = False
 ) -> list[HeadRecord]:
     """All heads, best first: by needles found, then by margin, then by layer and head.

@@ -18,7 +18,7 @@ QUERIES = 512
 """Most held-out queries that recall is measured with, evenly spaced over those there are."""
 
 
-def spaced(x: Tensor, most: int) -> Tensor:
+def spaced_rows(x: Tensor, most: int) -> Tensor:
     """At most `most` rows of x (n, F), evenly spaced."""
     if x.shape[0] <= most:
         return x
@@ -42,11 +42,11 @@ class HeldOutTokens:
 
     def scores(self) -> Tensor:
         """Full scores (Q, n) of the measured queries."""
-        return spaced(self.queries, QUERIES) @ self.keys.T
+        return spaced_rows(self.queries, QUERIES) @ self.keys.T
 
-    def reduced(self, maps: Linear) -> Tensor:
+    def reduced_scores(self, maps: Linear) -> Tensor:
         """Reduced scores (Q, n) of the same queries."""
-        return maps.queries(spaced(self.queries, QUERIES)) @ maps.keys(self.keys).T
+        return maps.queries(spaced_rows(self.queries, QUERIES)) @ maps.keys(self.keys).T
 
 
 def relative_error(full: Tensor, reduced: Tensor) -> float:
@@ -54,6 +54,6 @@ def relative_error(full: Tensor, reduced: Tensor) -> float:
     return float((full - reduced).square().sum() / full.square().sum())
 
 
-def limited(ks: Sequence[int], keys: int) -> list[int]:
+def limited_ks(ks: Sequence[int], keys: int) -> list[int]:
     """The ks, ascending, each at most half of the keys, without repetitions."""
     return sorted({max(1, min(k, keys // 2)) for k in ks})

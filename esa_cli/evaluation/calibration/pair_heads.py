@@ -26,7 +26,7 @@ from esa_cli.evaluation.calibration.head_ranking import (
     enough,
     judge_windows,
     prefixes,
-    ranked,
+    rank_heads,
     span_sums,
 )
 from esa_cli.evaluation.calibration.head_votes import ALL, PrefilledText, prefill, set_sums
@@ -181,7 +181,7 @@ def _compared(
     """Ranks the heads by every other pair, and tries sets of them on the rest."""
     first, second = contexts[::2], contexts[1::2]
     found, margin = totals(trial.votes(one).each() for one in first)
-    sets = prefixes(ranked(found, found, margin, by_margin=True))
+    sets = prefixes(rank_heads(found, found, margin, by_margin=True))
     hits, apart = [], []
     for one in second:
         votes = trial.votes(one, [ALL, own, *sets.values()])
@@ -189,7 +189,7 @@ def _compared(
         apart.append(votes.each())
     all_hits, own_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = ranked(found, totals(apart)[0], margin, by_margin=True)
+    heads = rank_heads(found, totals(apart)[0], margin, by_margin=True)
     count = enough(heads, by_size, max(of_sets))
     lengths = [len(window) for one in contexts for window in one.windows]
     return PairHeads(

@@ -25,7 +25,7 @@ from esa_cli.evaluation.calibration.head_ranking import (
     HeadSet,
     enough,
     prefixes,
-    ranked,
+    rank_heads,
 )
 from esa_cli.evaluation.calibration.head_votes import (
     ALL,
@@ -168,14 +168,14 @@ def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) 
     """Ranks the heads by every other question, and tries sets of them on the rest."""
     first, second = asked[::2], asked[1::2]
     found, margin = totals(one.each() for one in trial.votes(first))
-    sets = prefixes(ranked(found, found, margin))
+    sets = prefixes(rank_heads(found, found, margin))
     hits, apart = [], []
     for one in trial.votes(second, [ALL, *sets.values()]):
         hits.append(one.hits())
         apart.append(one.each())
     all_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = ranked(found, totals(apart)[0], margin)
+    heads = rank_heads(found, totals(apart)[0], margin)
     count = enough(heads, by_size, all_hits)
     return RetrievalHeads(
         heads=heads,

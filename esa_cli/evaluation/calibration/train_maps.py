@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
-from esa_cli.evaluation.calibration.key_recall import spaced
+from esa_cli.evaluation.calibration.key_recall import spaced_rows
 
 Loss = Literal["mse", "rank"]
 
@@ -80,7 +80,7 @@ def train(
 ) -> Linear:
     """Maps of rank R trained on folded queries and keys (n, F) of one layer."""
     cut = max(1, queries.shape[0] - max(1, round(VALIDATION * queries.shape[0])))
-    apart = spaced(queries[cut:], COMPARED), spaced(keys[cut:], COMPARED)
+    apart = spaced_rows(queries[cut:], COMPARED), spaced_rows(keys[cut:], COMPARED)
     queries, keys = queries[:cut], keys[:cut]
     best = _random_maps(queries.shape[1], rank, settings.seed, queries.device)
     lowest = _loss(best, *apart, settings)

@@ -135,7 +135,7 @@ def advance(
     """
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
-        observe(watched(step))
+        observe(observed_step(step))
     if back:
         store.crop(-back)
         for state in step.states.values():
@@ -154,7 +154,7 @@ def advance(
     return step
 
 
-def watched(step: Step) -> Step:
+def observed_step(step: Step) -> Step:
     """The argument of `observe` after the step's chunk attended to I (at `distance`), L and C."""
     return replace(step, low=0, projection=None, lse=_lse(step))
 
@@ -180,7 +180,7 @@ def _fill(
         high = min(low + READ, step.start)
         step.store.append(keys[:, low:high], values[:, low:high])
         if observe is not None:
-            observe(watched(_at(step, low, queries[:, low:high])))
+            observe(observed_step(_at(step, low, queries[:, low:high])))
     step.store.append(keys[:, step.start :], values[:, step.start :])
     _reduce(step)
 

@@ -25,7 +25,7 @@ from esa_cli.evaluation.conformance.purity_checks import (
     one_dimension,
     right_device,
 )
-from esa_cli.evaluation.conformance.random_steps import Observe, advance, make_step, watched
+from esa_cli.evaluation.conformance.random_steps import Observe, advance, make_step, observed_step
 
 TAKEN_BACK = (8, 60, 50)
 """Tokens cropped in turn: the last chunk, half of the document, nearly all that is left."""
@@ -101,7 +101,7 @@ def _tried(
     budget = selector.allowance(step, budget)
     out = selector.select(step, budget)
     if observe is not None:
-        observe(watched(step))
+        observe(observed_step(step))
     return TriedStep(step, twin, budget, out)
 
 

@@ -13,7 +13,7 @@ SHOWN = 3
 """First passages that count as evidence: as many as `esa ask` shows."""
 
 
-def covered(fact: Fact, passages: Sequence[Evidence]) -> float:
+def covered_share(fact: Fact, passages: Sequence[Evidence]) -> float:
     """The share of the fact's characters in the passages, which may overlap."""
     inside = {
         at for one in passages for at in range(max(fact.start, one.start), min(fact.end, one.end))
@@ -32,7 +32,7 @@ def evidence_recall_fields(
     if not facts:
         return {"recall": None, "why": None}
     shown, read = (
-        round(sum(covered(fact, some) for fact in facts) / len(facts), 4)
+        round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
     missed = "selected, not used" if read >= IN_VIEW else "not selected"

@@ -74,7 +74,7 @@ def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
     return NeedleShare((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
 
 
-def selected(shares: Sequence[float]) -> bool:
+def selects_facts(shares: Sequence[float]) -> bool:
     """True if enough layers have the facts in view. shares: of each layer's best head."""
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
@@ -83,7 +83,7 @@ def why(score: float, shares: Sequence[float]) -> str:
     """The reason why a question was missed: the selection, or the model with the fact in view."""
     if score >= 1:
         return "answered"
-    return "selected, not used" if selected(shares) else "not selected"
+    return "selected, not used" if selects_facts(shares) else "not selected"
 
 
 def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:

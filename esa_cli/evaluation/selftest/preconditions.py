@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from esa_cli.errors import LengthError
-from esa_cli.evaluation.selftest.run_plan import prompted
+from esa_cli.evaluation.selftest.run_plan import prompted_preset
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.preset import Preset
@@ -20,7 +20,7 @@ def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> 
     """Checks a document's questions, with each method over rows, against the model's window. Raises
     LengthError: one does not fit beside the selected tokens."""
     for preset in presets:
-        session.use(prompted(preset, sample))
+        session.use(prompted_preset(preset, sample))
         for question in sample.questions:
             with _named(sample, "leave the test out, or lower window.selected with --set"):
                 session.check(question.text, prime=question.prime, max_new_tokens=question.longest)

@@ -122,7 +122,7 @@ def dense_group(preset: Preset) -> MethodGroup:
     return MethodGroup((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
 
 
-def prompted(preset: Preset, sample: TaskSample) -> Preset:
+def prompted_preset(preset: Preset, sample: TaskSample) -> Preset:
     """The preset with the benchmark's prompt, where the sample has one."""
     if sample.after is None:
         return preset

@@ -9,7 +9,7 @@ from typing import Any
 
 from esa_cli.evaluation.selftest.evidence_recall import evidence_recall_fields
 from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, recall_fields
-from esa_cli.evaluation.selftest.run_plan import prompted
+from esa_cli.evaluation.selftest.run_plan import prompted_preset
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.task_sample import Fact, TaskQuestion, TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
@@ -35,7 +35,7 @@ class RowQuestions:
     def __call__(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
         session, recall = self.session, NeedleRecall()
         if self._using is not preset:
-            session.use(prompted(preset, self.sample))
+            session.use(prompted_preset(preset, self.sample))
             self._using = preset
         answer = session.ask(
             question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall

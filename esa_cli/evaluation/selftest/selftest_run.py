@@ -20,7 +20,7 @@ from esa_cli.evaluation.selftest.run_plan import (
     dense_group,
     dense_length,
     groups,
-    prompted,
+    prompted_preset,
 )
 from esa_cli.evaluation.selftest.sample_questions import Ask, RowQuestions, TextQuestions
 from esa_cli.evaluation.selftest.selftest_documents import SelftestDocuments
@@ -201,7 +201,7 @@ class SelftestRun:
     def _fits(self, session: Session, sample: TaskSample, group: MethodGroup) -> bool:
         """True if every question can be asked and answered inside the model's own window."""
         session.clear()
-        session.use(prompted(group.presets[0], sample))
+        session.use(prompted_preset(group.presets[0], sample))
         prompt = session.prompt
         longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
         return len(prompt.document(sample.text)) + longest <= self.preset.context
@@ -212,5 +212,5 @@ class SelftestRun:
         if group.text:
             return self._asker(session).read(sample.text, progress)
         session.clear()
-        session.use(prompted(group.presets[0], sample))
+        session.use(prompted_preset(group.presets[0], sample))
         return read_for(session, self.preset, group, sample.text, progress)

@@ -98,12 +98,12 @@ class Haystack:
         """Numbers of tokens up to the end of each paragraph, as far as the n-th token."""
         ends = self._ends.setdefault(size, [])
         while (not ends or ends[-1] < n) and (len(ends) < len(self._kept) or self._grow()):
-            more = added(size, self._kept[len(ends)], "\n\n")
+            more = added_tokens(size, self._kept[len(ends)], "\n\n")
             ends.append((ends[-1] if ends else 0) + more)
         return ends
 
 
-def added(size: Size, text: str, joint: str) -> int:
+def added_tokens(size: Size, text: str, joint: str) -> int:
     """Tokens that `text` adds after a sentence, since tokenizers may merge the two."""
     return size(f"a.{joint}{text}") - size("a.")
 
@@ -121,7 +121,7 @@ def start_of(paragraph: str, size: Size, n: int, total: int) -> str:
         return ""
 
     def tokens(end: int) -> int:
-        return added(size, paragraph[:end], "\n\n") if end else 0
+        return added_tokens(size, paragraph[:end], "\n\n") if end else 0
 
     near = 0
     for boundary in (SENTENCE, WORD, CHARACTER):

@@ -45,7 +45,7 @@ def load_needles() -> tuple[Needle, ...]:
     )
 
 
-def chosen(request: TaskRequest) -> list[Needle]:
+def chosen_needles(request: TaskRequest) -> list[Needle]:
     """The first needles of the file, one a sample, shuffled by the seed.
 
     The order is the same at every length, so that lengths can be compared needle by needle.
@@ -68,7 +68,7 @@ def ask(needle: Needle, fact: int) -> TaskQuestion:
     return TaskQuestion(key, needle.question, needle.answers, (fact,), LONGEST)
 
 
-def answered(output: str, answers: Sequence[str]) -> float:
+def answer_score(output: str, answers: Sequence[str]) -> float:
     """1 when the output contains one of the answers as whole words, letter case aside."""
     patterns = (rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in answers)
     return float(any(re.search(pattern, output, re.IGNORECASE) for pattern in patterns))
@@ -78,7 +78,7 @@ class SingleNeedle:
     name = "needle"
 
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
-        needles = chosen(request)
+        needles = chosen_needles(request)
         if not request.exact:
             text, facts = document(
                 request, [needle.text for needle in needles], depths_of(request, len(needles))
@@ -91,7 +91,7 @@ class SingleNeedle:
             yield TaskSample(self.name, request.length, index, text, facts, (ask(needle, 0),))
 
     def score(self, question: TaskQuestion, output: str) -> float:
-        return answered(output, question.answers)
+        return answer_score(output, question.answers)
 
 
 def pairs(request: TaskRequest, needles: Sequence[Needle]) -> list[tuple[Needle, float]]:
@@ -115,7 +115,7 @@ class OwnDocument(SingleNeedle):
                 f"the test own needs a document of yours, and {request.haystack.name} is generated",
                 "name a text file",
             )
-        needles = chosen(request)
+        needles = chosen_needles(request)
         sentences = [needle.text for needle in needles]
         text, facts = plant(request.haystack.text, sentences, depths_of(request, len(needles)))
         questions = tuple(ask(needle, fact) for fact, needle in enumerate(needles))

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.haystack_text import added
+from esa_cli.evaluation.tasks.haystack_text import added_tokens
 from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.tasks.task_sample import Fact, TaskRequest
 
@@ -138,7 +138,7 @@ def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> int:
     many as fill a third of the text, at most `most`."""
     if request.exact:
         return 1
-    each = sum(added(request.size, sentence, " ") for sentence in sentences)
+    each = sum(added_tokens(request.size, sentence, " ") for sentence in sentences)
     return max(1, min(most, request.length // (3 * each)))
 
 
@@ -160,7 +160,7 @@ def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:
 def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
     """Tokens of the document that are left for the haystack. Raises UsageError: the sentences would
     fill more than half of the document."""
-    taken = sum(added(request.size, sentence, joint) for sentence in sentences)
+    taken = sum(added_tokens(request.size, sentence, joint) for sentence in sentences)
     if 2 * taken > request.length:
         raise UsageError(
             f"{request.length} tokens are too few for {len(sentences)} planted sentences",

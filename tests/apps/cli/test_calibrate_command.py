@@ -18,7 +18,7 @@ from esa_cli.attention.learned_maps import Learned
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.evaluation.calibration.activation_files import Shards
-from esa_cli.evaluation.calibration.calibration_pipeline import aimed
+from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.fit_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa import method_presets, preset
@@ -291,5 +291,5 @@ def test_the_documented_options_use_the_maps() -> None:
     assert method.compressor == Learned("maps.safetensors")
     assert isinstance(method.selector, TopK)
     assert method.score.features
-    fitted = resolve(aimed("esa", preset.load("smollm2-135m"))).method
+    fitted = resolve(target_preset("esa", preset.load("smollm2-135m"))).method
     assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}

@@ -80,14 +80,14 @@ def _steps(
     )
     from esa_cli.apps.cli.preflight import prepare
     from esa_cli.documents.document import join
-    from esa_cli.evaluation.calibration.calibration_pipeline import aimed, open_job
+    from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.fit_maps import FitSettings
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     given = model.load_preset()
     text = join(inputs.read(texts, reporter).documents)
     ready = prepare(given, model, reporter)
-    chosen = aimed(wanted.aim, given)
+    chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
     job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder, wanted.resume)
     tell_limits(wanted, job, reporter)

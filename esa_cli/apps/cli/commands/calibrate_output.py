@@ -78,14 +78,14 @@ def outcome(
 
 def tell_limits(wanted: CalibrationRequest, job: CalibrationJob, reporter: Reporter) -> None:
     """Notes a --rank beyond the model's dimensions, and a --k beyond half of the held-out keys."""
-    from esa_cli.evaluation.calibration.calibration_study import held_out
-    from esa_cli.evaluation.calibration.key_recall import limited
+    from esa_cli.evaluation.calibration.calibration_study import held_out_count
+    from esa_cli.evaluation.calibration.key_recall import limited_ks
 
     if wanted.rank and wanted.rank > job.width:
         reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")
-    held = held_out(len(job.ids))
+    held = held_out_count(len(job.ids))
     for k in sorted(set(wanted.ks)):
-        (used,) = limited([k], held)
+        (used,) = limited_ks([k], held)
         if used != k:
             reporter.note(f"esa: --k {k}: at most half of the {held} keys held out; k is {used}")
 
