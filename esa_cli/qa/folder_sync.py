@@ -52,12 +52,18 @@ def _kind(path: str) -> str:
 
 
 def sync_folder(
-    catalogue: Catalogue, folder: str, *, prune: bool = False, progress: Progress | None = None
+    catalogue: Catalogue,
+    folder: str,
+    *,
+    prune: bool = False,
+    if_empty: bool = False,
+    progress: Progress | None = None,
 ) -> FolderState:
     """Brings the catalogue up to date with a folder; stopped, the next call continues.
 
     Args:
-        folder: absolute. prune: forget files that were removed.
+        folder: absolute. prune: forget files that were removed; `if_empty`: also where no document
+            is left.
         progress: called with the files done and all files.
 
     Raises:
@@ -72,10 +78,10 @@ def sync_folder(
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
     removed = _removed(catalogue, folder, found)
     if prune and removed:
-        if not found.files:
+        if not found.files and not if_empty:
             raise DocumentError(
                 f"no document is left in {folder}, so nothing is pruned",
-                "check that its disk is there; remove documents with: esa library rm ID",
+                "check that its disk is there; if all were really removed: esa sync --prune-all",
             )
         with catalogue.transaction():
             catalogue.files.remove(one.path for one in removed)

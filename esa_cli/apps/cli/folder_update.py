@@ -18,7 +18,7 @@ class FolderUpdate:
 
     Args:
         folder: absolute. reading: reads documents with a model, too. prune: forget what was
-            removed.
+            removed; `if_empty`: also where no document is left.
     """
 
     def __init__(
@@ -27,10 +27,11 @@ class FolderUpdate:
         library: Library,
         reading: FolderReading | None,
         prune: bool,
+        if_empty: bool,
         reporter: Reporter,
     ) -> None:
         self._folder, self._library, self._reading = folder, library, reading
-        self._prune, self._reporter = prune, reporter
+        self._prune, self._if_empty, self._reporter = prune, if_empty, reporter
         self._state: FolderState
         self._said: set[FileRecord] = set()
         self._removed_before: list[str] = []
@@ -51,7 +52,10 @@ class FolderUpdate:
         if before is None:
             progress = token_progress(self._reporter, label, unit="files")
         with self._library.catalogue() as catalogue:
-            self._state = sync_folder(catalogue, self._folder, prune=self._prune, progress=progress)
+            self._state = sync_folder(
+                catalogue, self._folder,
+                prune=self._prune, if_empty=self._if_empty, progress=progress,
+            )  # fmt: skip
         self._reporter.settle()
         self.failed, self.read_ids = self._state.changes.refused, []
         if self._reading is not None:
@@ -67,6 +71,10 @@ class FolderUpdate:
         self.pruned_ids = self._pruned() if self._prune else []
         self.seconds = time.perf_counter() - started
         return self
+
+    def keeps_if_empty(self) -> None:
+        """From now on nothing is forgotten where no document is left: the disk may go away."""
+        self._if_empty = False
 
     def _pruned(self) -> list[str]:
         with self._library.catalogue() as catalogue:

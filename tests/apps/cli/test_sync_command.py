@@ -140,8 +140,28 @@ def test_an_empty_or_missing_folder_is_not_pruned(run: Run) -> None:
     refused = run("sync", "town", "--prune")
     assert refused.code == 3
     assert "so nothing is pruned" in refused.err
+    assert "esa sync --prune-all" in refused.err
     assert found("town") == 3
     assert len(state(run)["removed"]) == 3
+    assert len(state(run, "--prune-all")["removed"]) == 3
+    assert found("town") == 0
+    assert state(run, "--prune-all")["removed"] == []
+    Path("town").rmdir()
+    assert run("sync", "town", "--prune-all").code == 3
+
+
+def test_pruning_all_is_of_the_first_update(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changes(folder: str) -> Iterator[None]:
+        for path in Path("town").iterdir():
+            path.unlink()
+        yield
+
+    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    Path("town/loom.txt").rename("loom.txt")
+    done = run("sync", "town", "--watch", "--prune-all")
+    assert done.code == 3
+    assert "so nothing is pruned" in done.err
+    assert found("town") == 2
 
 
 def test_a_folder_that_vanishes_is_noticed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,10 @@ Prune = Annotated[
     bool,
     typer.Option("--prune", help="Forget files that were removed, and former versions of files."),
 ]
+PruneAll = Annotated[
+    bool,
+    typer.Option("--prune-all", help="As --prune, and also where no document is left in FOLDER."),
+]
 
 
 @options.command
@@ -31,6 +35,7 @@ def sync(
     watch: Watch = False,
     read: Read = False,
     prune: Prune = False,
+    prune_all: PruneAll = False,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -56,10 +61,11 @@ def sync(
 
             chosen = without_adapter(model.load_preset())
             reading = FolderReading(chosen, model, library, reporter, stack)
-        update = FolderUpdate(path, library, reading, prune, reporter)
+        update = FolderUpdate(path, library, reading, prune or prune_all, prune_all, reporter)
         done = update.run()
         _show(done, as_json)
         if watch:
+            update.keeps_if_empty()
             reporter.note(f"esa: waiting for changes of {folder}, until Ctrl-C")
             for _ in folder_changes(path):
                 done = update.run()
