@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def answer_row(
     reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
 ) -> dict[str, Any]:
-    """The reply, with what documents lack (`missing`) and which files are left out, if any."""
+    """The reply, with what documents lack (`missing`), and which files are left out, if any."""
     missing = lacking(books)
     return {
         "answer": reply.text,

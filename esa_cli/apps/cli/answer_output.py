@@ -131,18 +131,7 @@ def as_dict(
         "selector": chosen.selector["name"],
         "position": chosen.position["name"],
         "window": {key: window[key] for key in ("initial", "selected", "local", "chunk")},
-        "documents": [
-            {
-                "name": book.document.name,
-                "source": book.document.source,
-                "tokens": book.tokens,
-                "id": book.entry.id if book.entry else None,
-                "read": book.read,
-                "read_s": round(book.read_s, 3),
-                "missing": list(book.document.missing),
-            }
-            for book in books
-        ],
+        "documents": asked_documents(books),
         "left_out": [one.as_dict() for one in left_out],
         "tokens": {
             "document": esa.session.document_tokens or sum(book.tokens for book in books),
@@ -152,6 +141,22 @@ def as_dict(
         "timing": {**times, "first_token_s": round(reply.first_token_s, 3)},
         "peak_memory_bytes": peak_memory(str(esa.loaded.device)),
     }
+
+
+def asked_documents(books: Sequence[Book]) -> list[dict[str, Any]]:
+    """The `documents` of a JSON object: those that a question was asked about."""
+    return [
+        {
+            "name": book.document.name,
+            "source": book.document.source,
+            "tokens": book.tokens,
+            "id": book.entry.id if book.entry else None,
+            "read": book.read,
+            "read_s": round(book.read_s, 3),
+            "missing": list(book.document.missing),
+        }
+        for book in books
+    ]
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -127,6 +127,18 @@ def test_each_line_has_documents_of_its_own(run: Run, monkeypatch: pytest.Monkey
     assert "9.txt" in asked.err
 
 
+def test_each_line_says_what_was_searched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
+    monkeypatch.setattr("sys.stdin", lines)
+    asked = run("ask", "town", "--stdin", "--json")
+    assert asked.code == 0, asked.err
+    rows = [json.loads(line) for line in asked.out.splitlines()]
+    assert [row["searched"] for row in rows] == [10, 10]
+    assert [row["documents"][0]["name"] for row in rows] == ["3.txt", "9.txt"]
+    alone = json.loads(run("ask", "town", "How old is the kiln?", "--json").out)
+    assert rows[0]["documents"][0].keys() == alone["documents"][0].keys()
+
+
 def test_the_best_documents_of_the_library_are_asked(run: Run) -> None:
     rows = ("--set", "answer.from=rows")
     assert run("ingest", *(f"town/{at}.txt" for at in range(5)), *rows, "-q").code == 0

@@ -215,6 +215,6 @@ def _lines(
     wrong = ask_lines(
         esa, books, numbered_lines(sys.stdin), sys.stdout, ways.as_json, reporter=reporter,
         options=request.generation.arguments(), shown=ways.passages, left_out=found.left_out,
-        more=None if best is None else best.books,
+        best=best,
     )  # fmt: skip
     return PARTIAL if wrong else 0

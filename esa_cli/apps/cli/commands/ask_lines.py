@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.batch.result_row import answer_row, error_row
-from esa_cli.apps.cli.answer_output import SHOWN, AnswerStream, complain, show_under
+from esa_cli.apps.cli.answer_output import (
+    SHOWN,
+    AnswerStream,
+    asked_documents,
+    complain,
+    show_under,
+)
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.terminal import Reporter, clean
 from esa_cli.apps.cli.terminal import as_json as written
@@ -14,7 +20,9 @@ from esa_cli.errors import EsaError
 from esa_cli.qa.reply import Asker
 
 if TYPE_CHECKING:
+    from esa_cli.apps.cli.best_books import BestBooks
     from esa_cli.documents.document import LeftOut
+    from esa_cli.qa.books import Book
 
 
 def ask_lines(
@@ -28,7 +36,7 @@ def ask_lines(
     options: Mapping[str, Any] | None = None,
     shown: int = SHOWN,
     left_out: Sequence[LeftOut] = (),
-    more: Callable[[str], Sequence[Any]] | None = None,
+    best: BestBooks | None = None,
 ) -> int:
     """Answers every line, and returns how many got no answer.
 
@@ -38,7 +46,7 @@ def ask_lines(
     Args:
         lines: numbers and questions, as `inputs.numbered_lines` gives them.
         options: keyword arguments for `asker.ask`. shown: passages of each answer.
-        left_out: of the documents, for the JSON. more: further books for a question.
+        left_out: of the documents, for the JSON. best: finds further books for a question.
     """
     asking = {**(options or {}), "evidence": shown}
     wrong = 0
@@ -48,7 +56,7 @@ def ask_lines(
         try:
             if isinstance(question, EsaError):
                 raise question
-            about = [*books, *more(question)] if more else books
+            about = [*books, *best.books(question)] if best else books
             found = asker.ask(question, about, on_text=None if as_json else spoken, **asking)
         except EsaError as error:
             wrong += 1
@@ -57,7 +65,8 @@ def ask_lines(
                 where = "" if error is question else f"line {number}: "
                 complain(reporter, f"esa: {where}{error.message}")
         else:
-            row, text, reply = answer_row(found, about, left_out), clean(found.text), found
+            row = {**answer_row(found, about, left_out), **_searched(best, about)}
+            text, reply = clean(found.text), found
         reporter.settle()
         if as_json:
             words = question if isinstance(question, str) else ""
@@ -68,3 +77,11 @@ def ask_lines(
         if reply is not None and not as_json:
             show_under(reply, shown, reporter)
     return wrong
+
+
+def _searched(best: BestBooks | None, about: Sequence[Book]) -> dict[str, Any]:
+    """What a line's JSON has where documents were found by its words: they are its own."""
+    if best is None:
+        return {}
+    searched = {"searched": best.searched} if best.searched else {}
+    return {"documents": asked_documents(about), **searched}
