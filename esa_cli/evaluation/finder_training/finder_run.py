@@ -6,13 +6,14 @@ scores. Until it is finished it has a checkpoint, from which it goes on.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from esa_cli.errors import UsageError
+from esa_cli.errors import ModelError, UsageError
 from esa_cli.evaluation.finder_training.finder_batches import FinderBatches
 from esa_cli.evaluation.finder_training.finder_scores import FinderScores, score_finder
 from esa_cli.evaluation.finder_training.finder_texts import FinderText
@@ -72,12 +73,40 @@ def check_sizes(settings: FinderTrainingSettings, config: Mapping[str, Any] | No
 
 
 @dataclass(frozen=True)
+class StartFinder:
+    """A finder that is trained on; `digest` is the SHA-256 of its files of weights."""
+
+    encoder: TokenEncoder
+    digest: str
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, tokenizer: Any) -> StartFinder:
+        """Raises ModelError: the folder has no finder of this model."""
+        try:
+            encoder = TokenEncoder.load(folder, model, tokenizer)
+        except ModelError as error:
+            hint = "--start must be a folder that `esa train-finder` wrote for this model"
+            raise ModelError(error.message, hint) from error
+        files = (folder / name for name in (WEIGHTS, MAPS))
+        return cls(encoder, hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest())
+
+    def sizes(self, settings: FinderTrainingSettings) -> FinderTrainingSettings:
+        """Settings with the sizes of this finder."""
+        encoder = self.encoder
+        return replace(
+            settings, layers=encoder.layers, first=encoder.first, rank=encoder.adapter.rank,
+            dim=encoder.dim,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class FinderRun(TrainingRun):
     """A model, what its finder is trained on, and where the finder goes.
 
     Args:
-        every: minutes of training after which held-out texts are scored, and before it, by the
-            untrained finder; None only at the end.
+        settings: with the sizes of `start`. every: minutes of training after which held-out texts
+            are scored, and before it, by the untrained finder or `start`; None only at the end.
+        start: the finder that is trained on; None: a new one.
     """
 
     loaded: LoadedModel
@@ -86,6 +115,7 @@ class FinderRun(TrainingRun):
     folder: Path
     settings: FinderTrainingSettings
     every: float | None = None
+    start: StartFinder | None = None
 
     results: ClassVar = RESULTS
     budget: ClassVar = "steps"
@@ -107,6 +137,8 @@ class FinderRun(TrainingRun):
     def _trainer(self, texts: Sequence[FinderText]) -> FinderTrainer:
         settings, loaded = self.settings, self.loaded
         batches = FinderBatches(texts, batch=settings.batch, seed=settings.seed)
+        if self.start is not None:
+            return FinderTrainer(self.start.encoder, batches, settings)
         encoder = TokenEncoder.new(
             loaded.model, loaded.tokenizer, layers=settings.layers, first=settings.first,
             rank=settings.rank, dim=settings.dim, seed=settings.seed,
@@ -125,7 +157,9 @@ class FinderRun(TrainingRun):
         return found
 
     def _inputs(self) -> dict[str, Any]:
-        return {"prompt": PROMPT}
+        if self.start is None:
+            return {"prompt": PROMPT, "start": None}
+        return {"prompt": self.start.encoder.prompt, "start": self.start.digest}
 
     def _facts(self, trainer: FinderTrainer) -> dict[str, Any]:
         return {"passages": sum(len(text.passages) for text in trainer.batches.texts)}

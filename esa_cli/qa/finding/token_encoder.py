@@ -133,6 +133,11 @@ class TokenEncoder:
         return self.maps["key_map"].shape[1]
 
     @property
+    def first(self) -> int:
+        """The first layer, from 0, that the adapter changes."""
+        return min(map(_layer, self.adapter.matrices))
+
+    @property
     def digest(self) -> str:
         """SHA-256 of everything that shapes the keys of a document."""
         found = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())

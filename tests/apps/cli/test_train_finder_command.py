@@ -111,6 +111,21 @@ def test_ctrl_c_leaves_a_checkpoint(
         assert all(torch.equal(cut[key], want[key]) for key in want)
 
 
+def test_a_finder_to_start_from(esa: Esa, tmp_path: Path) -> None:
+    code, _, err = esa(*COMMAND, "--out", "first")
+    assert code == 0, err
+    more = ["train-finder", "pairs", "texts", *TINY, "--start", "first", "--steps", "2"]
+    code, out, err = esa(*more, "--batch", "3", "--out", "second", "--json")
+    assert code == 0, err
+    record = json.loads(out)
+    assert (record["layers"], record["dim"]) == (2, 8)
+    assert (tmp_path / "second" / MAPS).exists()
+    code, out, err = esa(*more, "--rank", "2", "--out", "third")
+    assert (code, out) == (2, "")
+    assert "--start has the finder's sizes, got --rank, too" in err
+    assert not (tmp_path / "third").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -125,6 +140,7 @@ def test_ctrl_c_leaves_a_checkpoint(
         (["pairs", "texts", "--out", "a", *SMALL, "--dim", "998"], 2, "--dim must be at most"),
         (["pairs", "texts", "--out", "a", "--dim", "7"], 2, "--dim must be even, got 7"),
         (["pairs", "texts", "--out", "a", "--batch", "1"], 2, "--batch"),
+        (["pairs", "texts", "--out", "a", "--start", "no"], 5, "esa train-finder"),
     ],
 )
 def test_mistakes(esa: Esa, options: list[str], code: int, words: str, tmp_path: Path) -> None:

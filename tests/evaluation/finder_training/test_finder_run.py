@@ -14,7 +14,7 @@ from reader_pairs import write_text
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.finder_training.finder_batches import FinderBatch
-from esa_cli.evaluation.finder_training.finder_run import FinderRun, check_sizes
+from esa_cli.evaluation.finder_training.finder_run import FinderRun, StartFinder, check_sizes
 from esa_cli.evaluation.finder_training.finder_scores import (
     FinderScores,
     PassageRanks,
@@ -148,6 +148,32 @@ def test_a_resumed_training_is_bit_equal(run: FinderRun, tmp_path: Path) -> None
     other = replace(run, held_out=(), folder=tmp_path / "other", settings=replace(FEW, seed=2))
     other.run(Events())
     assert not same(whole.folder, other.folder)
+
+
+def test_a_finder_is_trained_on(run: FinderRun, tmp_path: Path) -> None:
+    first = replace(run, settings=replace(FEW, rank=3, dim=6), held_out=())
+    first.run(Events())
+    start = StartFinder.load(first.folder, run.loaded.model, run.loaded.tokenizer)
+    settings = start.sizes(replace(FEW, steps=None, minutes=0, layers=1, first=0))
+    assert (settings.layers, settings.first, settings.rank, settings.dim) == (2, 1, 3, 6)
+    kept = replace(run, folder=tmp_path / "kept", settings=settings, start=start)
+    record = kept.run(Events())
+    assert record["start"] == start.digest
+    assert same(first.folder, kept.folder)  # no step: the finder that it starts from
+    on = replace(kept, folder=tmp_path / "on", settings=replace(settings, steps=2))
+    assert on.run(Events())["start"] == start.digest
+    assert not same(first.folder, on.folder)
+
+
+def test_a_training_goes_on_from_its_own_start_only(run: FinderRun, tmp_path: Path) -> None:
+    first = replace(run, held_out=())
+    first.run(Events())
+    start = StartFinder.load(first.folder, run.loaded.model, run.loaded.tokenizer)
+    cut = replace(first, folder=tmp_path / "cut", start=start)
+    with pytest.raises(KeyboardInterrupt):
+        cut.run(Events(2))
+    with pytest.raises(UsageError, match="start"):
+        replace(cut, start=None).run(Events(), resume=True)
 
 
 def test_the_record(run: FinderRun) -> None:

@@ -76,7 +76,7 @@ def _open(
     reporter.stage("import", 0, None)
     from esa_cli.apps.cli.preflight import ModelPlace, inspect_model
     from esa_cli.errors import UsageError
-    from esa_cli.evaluation.finder_training.finder_run import FinderRun, check_sizes
+    from esa_cli.evaluation.finder_training.finder_run import FinderRun, StartFinder, check_sizes
     from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 
     kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())
@@ -86,9 +86,14 @@ def _open(
             "dtype must be float32 or bfloat16 for training, got float16", "add --dtype float32"
         )
     known = inspect_model(chosen, place, reporter)
-    settings = wanted.settings()
-    check_sizes(settings, known.config)
-    return FinderRun(known.load(reporter), kept, held_out, wanted.folder, settings, wanted.every)
+    settings, start = wanted.settings(), None
+    if wanted.start is None:
+        check_sizes(settings, known.config)
+    loaded = known.load(reporter)
+    if wanted.start is not None:
+        start = StartFinder.load(wanted.start, loaded.model, loaded.tokenizer)
+        settings = start.sizes(settings)
+    return FinderRun(loaded, kept, held_out, wanted.folder, settings, wanted.every, start)
 
 
 class FinderTrainingDisplay:

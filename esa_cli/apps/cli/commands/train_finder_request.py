@@ -27,10 +27,24 @@ class FinderTrainingRequest:
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train for so many, however long that takes.")
     ] = None
-    layers: Annotated[int, typer.Option(min=1, help="Of the model that run.")] = 14
-    first: Annotated[int, typer.Option(min=0, help="Of them that the adapter changes.")] = 8
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 32
-    dim: Annotated[int, typer.Option(min=1, help="Numbers of a token's reduced key.")] = 128
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Train this finder on, with its sizes, not a new one."),
+    ] = None
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Of the model that run.", show_default="14")
+    ] = None
+    first: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of them that the adapter changes.", show_default="8"),
+    ] = None
+    rank: Annotated[int | None, typer.Option(min=1, help="Of the adapter.", show_default="32")] = (
+        None
+    )
+    dim: Annotated[
+        int | None,
+        typer.Option(min=1, help="Numbers of a token's reduced key.", show_default="128"),
+    ] = None
     lr: Annotated[
         float,
         typer.Option(min=0.0, help="The highest learning rate; that of the maps is twice it."),
@@ -64,6 +78,9 @@ class FinderTrainingRequest:
         from esa_cli.evaluation.finder_training.finder_run import RESULTS, check_sizes
         from esa_cli.evaluation.training.training_folder import check_folder
 
+        if self.start is not None and (given := self._sizes()):
+            names = ", ".join(f"--{name}" for name in given)
+            raise UsageError(f"--start has the finder's sizes, got {names}, too", "leave that out")
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
         files.check("--out", self.folder / "finder", makes_folders=True)
@@ -76,11 +93,13 @@ class FinderTrainingRequest:
         return FinderTrainingSettings(
             minutes=self.minutes,
             steps=self.steps,
-            layers=self.layers,
-            first=self.first,
-            rank=self.rank,
-            dim=self.dim,
             lr=self.lr,
             batch=self.batch,
             seed=self.seed,
+            **self._sizes(),
         )
+
+    def _sizes(self) -> dict[str, int]:
+        """Those that are given."""
+        sizes = {"layers": self.layers, "first": self.first, "rank": self.rank, "dim": self.dim}
+        return {name: size for name, size in sizes.items() if size is not None}
