@@ -15,10 +15,31 @@ FREE = re.compile(
     re.IGNORECASE,
 )
 REFERS = re.compile(
-    r"\b(?:he|she|it|they|him|her|his|hers|its|them|their|theirs|this|that|these|those|there)\b"
-    r"|^(?:and|but|so|also|why|how so|what about)\b[^?]{0,30}\?*$",
+    r"\b(?:he|she|it|they|him|her|his|hers|its|them|their|theirs|this|that|these|those|there)\b",
     re.IGNORECASE,
 )
+CONTINUES = re.compile(r"^(?:and|but|so|also|why|how so|what about)\b[^?]{0,30}\?*$", re.IGNORECASE)
+"""Short questions that continue the turn before."""
+DUMMIES = re.compile(
+    r"\b(?:"
+    # relative: `the man that sold`; but not `Who told the man that?`
+    r"(?:the|an?|any|every|some|no)\s+\w+\s+that(?=\s+\w)"
+    r"(?!\s+(?:night|morning|day|evening|week|year|time)\b)"
+    r"|(?:one|ones|those|all|anyone|anything|someone|something|everything|nothing)\s+that(?=\s+\w)"
+    # conjunction: `say that the`, `think that Ahab`
+    r"|(?:says?|said|thinks?|thought|knows?|knew|believes?|believed|claims?|claimed|true)\s+that"
+    r"(?=\s+(?:the|an?|(?-i:[A-Z]\w*))\b)"
+    # `Who was it that`, `what time is it`, `was it true`, `how long did it take to`
+    r"|(?:is|was)\s+it\s+that"
+    r"|(?:time|date|day|month|year|season)\s+(?:is|was)\s+it"
+    r"|(?:is|was)\s+it\s+(?:raining|snowing|(?:true|possible)(?:\s+that)?)"
+    r"|it\s+takes?(?=\s+(?:\w+\s+){0,3}to\b)"
+    # `is there a`
+    r"|(?:is|are|was|were)\s+there(?=\s+(?:an?|any|some|no)\b)"
+    r")",
+    re.IGNORECASE,
+)
+"""Words of `REFERS` where grammar needs them, and they refer to nothing before the question."""
 
 
 def wants_free_text(question: str) -> bool:
@@ -28,7 +49,8 @@ def wants_free_text(question: str) -> bool:
 
 def referred_to(question: str, history: Sequence[Turn]) -> str:
     """Words of the turn before that a question refers to (`And where did he live?`), or none."""
-    if not history or not REFERS.search(question):
+    refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
+    if not history or not refers:
         return ""
     last = history[-1]
     return f"{last.question} {last.answer}"

@@ -34,13 +34,31 @@ def test_a_quotation(question: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "question", ["Where did he live?", "And then?", "Why?", "What about Pip?", "Who were THEY?"]
-)
+    "question",
+    [
+        "Where did he live?", "And then?", "Why?", "What about Pip?", "Who were THEY?",
+        "Who told the captain that?", "Is that the captain?", "Was that Ahab?", "Who said that?",
+        "Who found it?", "How long did it take?", "When was it built?", "Who else was there?",
+        "Was it the man that sold his ship?", "What time is it there?", "Did the crew know that?",
+        "Who saw the man that sold it?", "Who beat the crew that night?",
+        "Why did Ahab say that twice?",
+    ],
+)  # fmt: skip
 def test_a_reference_takes_the_last_turn(question: str) -> None:
     assert referred_to(question, BEFORE) == "Who is Ahab? The captain."
     assert referred_to(question, []) == ""
 
 
-@pytest.mark.parametrize("question", ["Who is Starbuck?", "Where is the ship?", "", "?"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Who is Starbuck?", "Where is the ship?", "", "?",
+        "Who is the man that sold the ship?", "Which of the men is the one that died?",
+        "What is a thing that Ahab fears?", "Does Starbuck say that the ship leaks?",
+        "Is it true that Ahab lost a leg?", "Does Pip know that Ahab is mad?",
+        "What time is it in the first chapter?", "Who was it that saw the whale?",
+        "How long does it take the ship to reach Japan?", "Is there a doctor on the ship?",
+    ],
+)  # fmt: skip
 def test_a_question_of_its_own(question: str) -> None:
     assert referred_to(question, BEFORE) == ""
