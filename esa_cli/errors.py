@@ -12,7 +12,7 @@
     ├── PluginError         4   a selector, score, compressor or position encoding is invalid
     ├── ModelError          5   a model is missing, broken or not supported
     │   └── ReaderError         the server that words answers cannot be used
-    └── ResourceError       6   not enough memory or disk space
+    └── ResourceError       6   not enough memory, disk space or machines
         └── DiskError           no space on the library's disk
 
 Every message says what was wrong, and `hint` says what to try.

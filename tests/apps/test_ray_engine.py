@@ -19,7 +19,9 @@ from command import ROOT, TINY, listen
 from square_worker import SquareWorker
 
 from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.engine import actor_pool
 from esa_cli.apps.engine.ray_engine import ray_engine
+from esa_cli.apps.engine.task_engine import WorkerProcess
 from esa_cli.errors import ResourceError
 
 pytest.importorskip("ray")
@@ -119,6 +121,43 @@ def test_each_task_is_done_once_though_a_worker_dies(tmp_path: Path) -> None:
         assert raised.value.hint == "take another"
         with pytest.raises(ResourceError, match="3 workers died of one task"):
             list(engine.run(SquareWorker(tmp_path / "none"), iter([3])))
+
+
+class Said(Reporter):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines = list[str]()
+
+    def warn(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_cluster_that_others_use_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    reporter = Said()
+    with ray_engine(reporter, 1, "cpu") as engine:
+        every = ray.cluster_resources()["CPU"]
+        other = ray.remote(WorkerProcess).options(num_cpus=every).remote(None, str(tmp_path))
+        ray.get(other.ready.remote())
+        monkeypatch.setattr(actor_pool, "NOTICE_S", 1.0)
+        monkeypatch.setattr(actor_pool, "PLACE_S", 4.0)
+        with pytest.raises(ResourceError, match=r"no worker could start in .* 0 cores and 0 GPUs"):
+            list(engine.run(SquareWorker(tmp_path), iter([1, 2])))
+        assert len(reporter.lines) == 1
+        assert "esa: ray: waiting for 1 workers" in reporter.lines[0]
+        monkeypatch.setattr(actor_pool, "PLACE_S", float(LONGEST_S))
+        ray.kill(other)
+        assert sorted(engine.run(SquareWorker(tmp_path), iter([1, 2]))) == [(0, 1), (1, 4)]
+
+
+def test_more_than_the_cluster_has_is_refused() -> None:
+    write_documents()
+    err = ended(start("ingest", "docs", "--engine", "ray", "--workers", "99999"), 6)
+    assert "workers must be at most 10000, got 99999" in err
+    assert "give fewer --workers" in err
 
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

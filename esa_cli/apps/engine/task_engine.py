@@ -90,6 +90,9 @@ class WorkerProcess:
         self._opened = ExitStack()
         self._work: Callable[[Any], Any] | None = None
 
+    def ready(self) -> None:
+        """Tells that the process is up."""
+
     def do(self, task: Any) -> TaskOutcome:
         """Does a task; an EsaError is returned."""
         try:

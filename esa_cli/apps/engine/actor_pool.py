@@ -1,0 +1,123 @@
+"""The actors of one run on a Ray cluster: started when there is work, and used when they are up."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.errors import ResourceError
+
+NOTICE_S = 20.0
+"""Seconds after which it is said that an actor has not started."""
+PLACE_S = 600.0
+"""Seconds without any actor after which the run ends: others use the cluster, or it is broken."""
+
+MOST_DEATHS = 3
+"""Actors that may die of one task."""
+_STARTING = -1
+"""In place of a task's number, of actors that die before they have one."""
+
+
+def actor_errors() -> tuple[type[Exception], ...]:
+    """What Ray raises for an actor that died."""
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError
+
+    return RayActorError, NodeDiedError, OutOfMemoryError
+
+
+class ActorPool:
+    """Actors of one run.
+
+    Args:
+        make: asks the cluster for an actor. needs: what each needs, for people.
+    """
+
+    def __init__(self, make: Callable[[], Any], needs: str, reporter: Reporter) -> None:
+        self._make, self._needs, self._reporter = make, needs, reporter
+        self._made, self._deaths = list[Any](), Counter[int]()
+        self._since, self._said = 0.0, False
+        self.starting: dict[Any, Any] = {}
+        """Actors that are not up yet, by the reference that tells it."""
+        self.idle: list[Any] = []
+
+    def start(self, count: int) -> None:
+        """Starts actors until so many are idle or starting."""
+        if not self.starting:
+            self._since = time.monotonic()
+        while len(self.idle) + len(self.starting) < count:
+            actor = self._make()
+            self._made.append(actor)
+            self.starting[actor.ready.remote()] = actor
+
+    def started(self, reference: Any) -> None:
+        """The reference tells that its actor is up, or has died. Raises ResourceError."""
+        import ray
+
+        actor = self.starting.pop(reference)
+        self._since = time.monotonic()
+        try:
+            ray.get(reference)
+        except actor_errors() as error:
+            self.lost(actor, _STARTING, error)
+        else:
+            del self._deaths[_STARTING]
+            self.idle.append(actor)
+
+    def lost(self, actor: Any, task: int, error: Exception) -> None:
+        """An actor died of the task with this number. Raises ResourceError: too many did."""
+        import ray
+
+        ray.kill(actor)  # it may only be out of reach
+        self._deaths[task] += 1
+        self._since = time.monotonic()
+        if self._deaths[task] >= MOST_DEATHS:
+            lines = str(error).strip().splitlines()
+            why = lines[-1 if "creation task" in lines[0] else 0]
+            when = "at their start" if task == _STARTING else "of one task"
+            raise ResourceError(
+                f"{MOST_DEATHS} workers died {when}: {why}",
+                "memory may be short: try fewer --workers; esa must be the same on all machines",
+            ) from error
+        again = (
+            "another one starts" if task == _STARTING else "its task is done again by another one"
+        )
+        self._reporter.warn(f"esa: a worker died; {again}")
+
+    def check(self, running: int) -> None:
+        """Says, once, that actors are waited for. Raises ResourceError: none came for too long.
+
+        Args:
+            running: how many actors are at work.
+        """
+        waited = time.monotonic() - self._since
+        if not self.starting or waited < NOTICE_S:
+            return
+        if not self._said:
+            self._said = True
+            self._reporter.warn(f"esa: ray: waiting for {self._waiting}")
+        if not running and not self.idle and waited > PLACE_S:
+            raise ResourceError(
+                f"no worker could start in {waited:,.0f} s: waiting for {self._waiting}",
+                "see what else uses the cluster: ray status; then give the same command again",
+            )
+
+    @property
+    def _waiting(self) -> str:
+        import ray
+
+        free = ray.available_resources()
+        return (
+            f"{len(self.starting)} workers of {self._needs} each; the cluster now has "
+            f"{free.get('CPU', 0):g} cores and {free.get('GPU', 0):g} GPUs free"
+        )
+
+    def stop(self) -> None:
+        """Ends all actors."""
+        import ray
+
+        if ray.is_initialized():  # else they have ended, and `kill` would start a cluster
+            for actor in self._made:
+                ray.kill(actor)
