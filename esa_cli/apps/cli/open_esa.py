@@ -17,6 +17,7 @@ from esa_cli.qa.preset import Preset
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
+    from esa_cli.models import LoadedModel
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.planning.plan import Planner
@@ -117,27 +118,18 @@ def opened(
         ready = prepare(ready, options, reporter, keep=keep)
     from esa_cli.storage.library import Library
 
-    ready.planner.check(1)
-    other = None if reader is None else _connect(reader, reporter)
-    loaded = ready.model.load(reporter)
-    if reader is not None and other is None:
-        other = reader.open(options.device, options.dtype, reporter.stage)
-        ready.planner.memory -= other.nbytes
+    loaded, other = _load(ready, options, reader, reporter)
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
     library, display = library or Library(), PrefillDisplay(ready.planner, reporter, reads_later)
-    kept = ready.keeps(keep)
-    if kept and keep is None and not library.writable:
-        reporter.warn(f"esa: what is read is not kept: {library.root} cannot be written")
-        kept = False
     with (
         quiet_transformers(),
         Esa(
             loaded,
             ready.resolved,
             library=library,
-            keep=kept,
+            keep=_keeps(ready, keep, library, reporter),
             rows=rows,
             events=display,
             planner=ready.planner,
@@ -149,6 +141,28 @@ def opened(
             yield esa
         finally:
             display.finished()
+
+
+def _load(
+    ready: Preflight, options: ModelOptions, reader: ReaderChoice | None, reporter: Reporter
+) -> tuple[LoadedModel, AnswerReader | None]:
+    """The model, and the one that words answers, whose memory is taken from the plan."""
+    ready.planner.check(1)
+    other = None if reader is None else _connect(reader, reporter)
+    loaded = ready.model.load(reporter)
+    if reader is not None and other is None:
+        other = reader.open(options.device, options.dtype, reporter.stage)
+        ready.planner.memory -= other.nbytes
+    return loaded, other
+
+
+def _keeps(ready: Preflight, keep: bool | None, library: Library, reporter: Reporter) -> bool:
+    """Whether what is read is stored; a library that cannot be written is said, once."""
+    kept = ready.keeps(keep)
+    if kept and keep is None and not library.writable:
+        reporter.warn(f"esa: what is read is not kept: {library.root} cannot be written")
+        return False
+    return kept
 
 
 def _connect(reader: ReaderChoice, reporter: Reporter) -> AnswerReader | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,20 +12,18 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.bench_request import BenchRequest, check_files, header
+from esa_cli.apps.cli.commands.bench_run import BenchRun
 from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
-from esa_cli.errors import EsaError, LengthError
+from esa_cli.errors import EsaError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.commands.bench_output import NoRoom
-    from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.evaluation.bench import Benchmark, BenchRecord
+    from esa_cli.evaluation.bench import Benchmark
     from esa_cli.evaluation.bench.task_selection import TaskSelection
     from esa_cli.qa.preset import Preset
     from esa_cli.system.jsonl import Journal
-    from esa_cli.system.progress import Progress
 
 Name = Annotated[
     str,
@@ -128,9 +125,9 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
     )  # fmt: skip
     try:
         with journal:
-            complete = _ask(
+            complete = BenchRun(
                 request, order, made, known, journal, reporter, survey.places, until, left_out
-            )
+            ).run()
     except (KeyboardInterrupt, EsaError):
         reporter.settle()
         if journal.rows:
@@ -173,63 +170,3 @@ def _journal(
 
 def _goes_on(request: BenchRequest) -> str:
     return f"; the same command with --out {request.out} goes on" if request.out else ""
-
-
-def _ask(
-    request: BenchRequest,
-    order: TaskSelection,
-    made: dict[str, Preset],
-    known: KnownModel,
-    journal: Journal,
-    reporter: Reporter,
-    places: dict[tuple[str, str], int],
-    until: float | None,
-    left_out: list[NoRoom],
-) -> bool:
-    """Method by method; False when the time was up before the end. `left_out` is added to."""
-    from esa_cli.apps.cli import progress_display as progress
-    from esa_cli.apps.cli.commands.bench_output import NoRoom
-    from esa_cli.evaluation.bench.bench_runner import lacks_answers
-    from esa_cli.evaluation.bench.bench_runner import run as ask_all
-    from esa_cli.evaluation.bench.session_asker import record_asker
-    from esa_cli.models.quiet_transformers import quiet_transformers
-    from esa_cli.qa.session import Session
-
-    def leave_out(method: str, record: BenchRecord, why: str) -> None:
-        left_out.append(NoRoom(method, record.task, record.id, why))
-        reporter.settle()
-        reporter.warn(f"esa: {method}: {record.task}, {record.id} left out: {why}")
-
-    settings = {method: order.settings(method, preset) for method, preset in made.items()}
-    if not lacks_answers(chain.from_iterable(order.shard_documents()), settings, journal):
-        return True
-    if not request.engines.local:
-        from esa_cli.apps.engine.bench_worker import BenchWorker, bench_by
-
-        dtype = known.place.dtype_name
-        worker = BenchWorker(request.name, request.preset, request.model, made, dtype)
-        with request.engines.open(reporter, request.model.device) as engine:
-            reporter.settle()
-            say = reporter.waiting if reporter.live else reporter.throttled()
-            return bench_by(engine, worker, order, journal, until, say, leave_out)
-    with quiet_transformers():
-        loaded = known.load(reporter)
-    reporter.settle()
-    with quiet_transformers(), Session(loaded.model, loaded.tokenizer, request.preset) as session:
-        for method, preset in made.items():
-
-            def reading(record: BenchRecord, method: str = method) -> Progress:
-                place = f"{places[record.task, record.id]} of {len(places)}"
-                return progress.token_progress(reporter, f"{method}: {record.task}, record {place}")
-
-            def no_room(record: BenchRecord, error: LengthError, name: str = method) -> None:
-                leave_out(name, record, error.message)
-
-            asker, score = record_asker(session, method, preset, reading), order.benchmark.score
-            if not ask_all(
-                chain.from_iterable(order.shard_documents()), asker, score, journal,
-                method=method, settings=settings[method], until=until,
-                on_left_out=no_room,
-            ):  # fmt: skip
-                return False
-    return True
