@@ -92,7 +92,7 @@ def check_fits_model(method: Method, model: Any) -> None:
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
         raise PresetError(
-            f"score.heads names layer {last}, and the model has {layers} layers, from 0 on",
+            f"score.heads must name layers below the model's {layers}, got {last}",
             "the heads were found for another model; set score.heads=[]",
         )
 

@@ -84,7 +84,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
     if "name" in data:
         raise PresetError(
-            f"preset {path} has the key 'name', but a preset is named by its file",
+            f"preset {path} must have no key 'name', for a preset is named by its file",
             f"remove the key; this preset's name is {path.stem}",
         )
     return data

@@ -175,10 +175,10 @@ class PromptTokens:
             text = text.strip()
         if not text.strip():
             raise UsageError(
-                "the question is empty", 'for example: esa ask book.txt "Who is Ahab?"'
+                "the question must not be empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
         if has_lone_surrogate(text):
-            raise UsageError("the question is not UTF-8", "type it again in a terminal that is")
+            raise UsageError("the question must be UTF-8", "type it again in a terminal that is")
         between, lead = self._between_turns() if later else (self._between, self._lead)
         pieces = (
             (between, True),

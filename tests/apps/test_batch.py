@@ -819,10 +819,10 @@ def test_a_line_that_is_not_utf8_does_not_end_the_others(
     out, wrong = asked(FakeAsker(), text, True)
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row.get("answer") for row in rows] == ["You asked: one", None, "You asked: three"]
-    assert (rows[1]["question"], rows[1]["error"]) == ("", "line 2: not UTF-8")
+    assert (rows[1]["question"], rows[1]["error"]) == ("", "line 2 must be UTF-8")
     assert wrong == 1
     asked(FakeAsker(), text, False)
-    assert capsys.readouterr().err.count("esa: line 2: not UTF-8") == 1
+    assert capsys.readouterr().err.count("esa: line 2 must be UTF-8") == 1
 
 
 def test_lines_as_json() -> None:

@@ -202,7 +202,7 @@ def test_evidence_in_full(lines: ChatLines, capsys: pytest.CaptureFixture[str]) 
     [
         ("/evidence", "no answer yet"),
         ("/save x.md", "no answer yet"),
-        ("/save", "needs a file name"),
+        ("/save", "/save must name a file"),
         ("/evidence two", "must be a whole number from 1, got 'two'"),
         ("/evidence 0", "must be a whole number from 1, got '0'"),
         ("/savee x", "did you mean /save?"),
@@ -270,7 +270,7 @@ def test_save_takes_no_file_that_was_there(
 ) -> None:
     lines.take("one")
     lines.take("/save a.txt")
-    assert "a.txt exists already" in capsys.readouterr().err
+    assert "/save must name a new file, got " in capsys.readouterr().err
     assert (tmp_path / "a.txt").read_text("utf-8") == "alpha"
     lines.take("/save new.md")
     lines.take("two")
@@ -503,7 +503,7 @@ def test_a_line_that_is_not_utf8_is_named(
     result = command(monkeypatch, asker, b"one\n\xff\xfe\nthree\n", "a.txt")
     assert result.exit_code == 7
     assert [call["question"] for call in asker.calls] == ["one", "three"]
-    assert "line 2: not UTF-8" in result.stderr
+    assert "line 2 must be UTF-8" in result.stderr
 
 
 def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:

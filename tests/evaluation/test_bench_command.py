@@ -208,7 +208,7 @@ def test_no_file_of_the_data_is_written_over(esa: Esa, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
         esa(*words, "--markdown", str(esa.data / "lcc.jsonl"), code=2)
-        assert "is one of the files in --data" in esa.err
+        assert "must not be one of the files in --data" in esa.err
         esa(*words, "--out", str(esa.data / "lcc.jsonl"), code=2)
         assert "not a results file" in esa.err
         esa(*words, "--out", "same.x", "--markdown", "same.x", code=2)

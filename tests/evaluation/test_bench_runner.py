@@ -94,7 +94,7 @@ def test_methods_become_presets() -> None:
     assert made["streaming-llm"].window.selected == 0
     with pytest.raises(UsageError, match="unknown method"):
         order.presets(base, ["streming-llm"], 1000)
-    with pytest.raises(UsageError, match="no method"):
+    with pytest.raises(UsageError, match="--methods must name a method"):
         order.presets(base, [], 1000)
 
 

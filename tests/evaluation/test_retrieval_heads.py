@@ -432,7 +432,7 @@ def test_only_its_own_files_are_written_over(tmp_path: Path) -> None:
     path = tmp_path / "few.yaml"
     refuse_foreign(path, "tiny-random")
     path.write_text("model: mine\n", "utf-8")
-    with pytest.raises(UsageError, match="did not make it"):
+    with pytest.raises(UsageError, match="must be new or a file of"):
         refuse_foreign(path, "tiny-random")
     write(path, "tiny-random", VOTING, ((0, 0),), "")
     refuse_foreign(path, "tiny-random")
@@ -536,7 +536,7 @@ def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> No
         ([*FEW, "--length", "200"], 2, "too few"),
         ([*FEW, "--haystack", "none.txt"], 3, "none.txt"),
         ([*FEW, "--out", "few.txt"], 2, "must name a .yaml file"),
-        ([*FEW, "--out", "mine.yaml"], 2, "did not make it"),
+        ([*FEW, "--out", "mine.yaml"], 2, "must be new or a file of"),
         ([*FEW, "--set", "score.heads=[[0]]"], 4, "pairs"),
     ],
 )

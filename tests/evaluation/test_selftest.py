@@ -312,8 +312,8 @@ def test_no_dense_row_ever_selects(loaded: Any) -> None:
     ("changes", "said"),
     [
         ({"tests": ("needle", "passkey"), "samples": 33}, "at most 32, got 33"),
-        ({"tests": ("needle", "own")}, "needs a document of yours"),
-        ({"lengths": (900, 40)}, "tokens are too few"),
+        ({"tests": ("needle", "own")}, "must be a text of yours"),
+        ({"lengths": (900, 40)}, "length must have room for"),
         ({"methods": ("preset", "ntk")}, "must be a series"),
     ],
 )

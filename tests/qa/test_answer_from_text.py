@@ -318,7 +318,7 @@ def test_what_cannot_be_asked(asker: Esa) -> None:
     books = [book(asker, STORY)]
     with pytest.raises(UsageError, match="no document"):
         asker.ask(QUESTION, [])
-    with pytest.raises(UsageError, match="the question is empty"):
+    with pytest.raises(UsageError, match="the question must not be empty"):
         asker.ask(" \n", books)
     with pytest.raises(UsageError, match="temperature must"):
         asker.ask(QUESTION, books, temperature=-1)

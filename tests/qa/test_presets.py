@@ -201,7 +201,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         ("\tmodel: m", "not valid YAML"),
         ("model: m\ncontext: 9\nmodel: n", "not valid YAML (line 3): 'model' is given twice"),
         ("window:\n  chunk: 8\n  'chunk': 9", "not valid YAML (line 3): 'chunk' is given twice"),
-        ("model: m\nname: mine", "p.yaml has the key 'name'"),
+        ("model: m\nname: mine", "p.yaml must have no key 'name'"),
     ],
 )
 def test_broken_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_key_over_one_of_a_yaml_anchor_is_not_given_twice(tmp_path: Path) -> N
 
 def test_the_name_of_a_file_is_said_where_a_key_claims_another(tmp_path: Path) -> None:
     write(tmp_path / "below.yaml", "name: other\nmodel: m\ncontext: 9000")
-    with pytest.raises(PresetError, match=r"below\.yaml has the key 'name'") as caught:
+    with pytest.raises(PresetError, match=r"below\.yaml must have no key 'name'") as caught:
         preset.load(write(tmp_path / "top.yaml", "extends: below.yaml"))
     assert "is below" in caught.value.hint
 

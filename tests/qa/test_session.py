@@ -156,7 +156,7 @@ def test_nothing_read_and_nothing_asked(session: Session) -> None:
     session.read(TEXT)
     with pytest.raises(UsageError, match="empty"):
         session.ask("  \n")
-    with pytest.raises(UsageError, match="not UTF-8"):
+    with pytest.raises(UsageError, match="must be UTF-8"):
         session.ask("caf\udce9?")
 
 
@@ -497,10 +497,10 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
 
 def test_heads_of_layers_the_model_lacks_are_refused(loaded: Any) -> None:
     settings = [*AGREED, "score.heads=[[0, 0], [7, 1]]"]
-    with pytest.raises(PresetError, match="names layer 7, and the model has 2 layers"):
+    with pytest.raises(PresetError, match="must name layers below the model's 2, got 7"):
         Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", settings))
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        with pytest.raises(PresetError, match="names layer 7"):
+        with pytest.raises(PresetError, match="got 7"):
             session.use(preset.load("tiny-random", settings))
         session.use(preset.load("tiny-random", [*AGREED, "score.heads=[[0, 0], [1, 1]]"]))
 
@@ -625,7 +625,7 @@ def test_a_survey_is_refused_as_a_question_is(loaded: Any) -> None:
         with pytest.raises(UsageError, match="no document has been read"):
             session.survey(QUESTION)
         session.read(TEXT)
-        with pytest.raises(UsageError, match="the question is empty"):
+        with pytest.raises(UsageError, match="the question must not be empty"):
             session.survey(" ")
         with pytest.raises(LengthError, match="the model's window has room"):
             session.survey("Who? " * 200)

@@ -135,13 +135,13 @@ class ChatLines:
 
     def _save(self, rest: str) -> None:
         if not rest:
-            raise UsageError("/save needs a file name", "try /save talk.md")
+            raise UsageError("/save must name a file, got none", "try /save talk.md")
         if not self.talk.record:
             raise UsageError("there is no answer yet", "ask a question first")
         path = Path(rest.strip("\"'")).expanduser()
         output_paths.check("/save", path)
         if path.exists() and path.absolute() not in self._saved:
-            raise UsageError(f"{path} exists already", "give another name")
+            raise UsageError(f"/save must name a new file, got {path}", "give another name")
         talk = self.talk
         output_paths.write(path, transcript(path, talk.asker.name, self.documents, talk.record))
         self._saved.add(path.absolute())

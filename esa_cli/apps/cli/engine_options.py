@@ -43,7 +43,9 @@ class EngineOptions:
     def check(self) -> None:
         """Raises UsageError: the engine is not installed, or has no workers."""
         if self.local and self.workers is not None:
-            raise UsageError("--workers is an option of --engine ray", "add --engine ray")
+            raise UsageError(
+                "--workers must be given with --engine ray, got --engine local", "add --engine ray"
+            )
         if not self.local and importlib.util.find_spec("ray") is None:
             raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
 

@@ -27,12 +27,14 @@ def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
         UsageError: no document, or standard input as a document where the questions come from it.
     """
     if not documents:
-        raise UsageError("no document was given", "name one, for example: esa chat book.txt")
+        raise UsageError(
+            "a document must be named, got none", "name one, for example: esa chat book.txt"
+        )
     if documents.count("-") > 1:
-        raise UsageError("standard input (-) can be read only once")
+        raise UsageError("standard input (-) must be named once, got more", "leave the others out")
     if "-" in documents and questions_on_stdin:
         raise UsageError(
-            "standard input cannot be a document and the questions at once",
+            "standard input (-) must be a document or the questions, got both",
             "save the document to a file, and name that",
         )
 
@@ -152,7 +154,7 @@ def numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:
             text = line
         except UnicodeDecodeError:
             hint = "convert the questions first, as with iconv"
-            yield number, UsageError(f"line {number}: not UTF-8", hint)
+            yield number, UsageError(f"line {number} must be UTF-8", hint)
             continue
         if text.strip():
             yield number, text.rstrip("\r\n")

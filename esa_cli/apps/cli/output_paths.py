@@ -41,7 +41,7 @@ def spare(
         return
     for source in sources:
         if os.path.exists(source) and os.path.samefile(path, source):
-            raise UsageError(f"{option} {path} is {what}", "name another file")
+            raise UsageError(f"{option} must not be {what}, got {path}", "name another file")
 
 
 def apart(options: Mapping[str, Path | None]) -> None:

@@ -208,8 +208,8 @@ def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> Know
     longest = config.get("max_position_embeddings")
     if longest and chosen.context > longest:
         raise PresetError(
-            f"preset {chosen.name}: context = {chosen.context}, but {ref.name} was trained on "
-            f"{longest} tokens",
+            f"preset {chosen.name}: context must be at most the {longest} tokens that {ref.name} "
+            f"was trained on, got {chosen.context}",
             f"use --set context={longest}, and window sizes that fit in it",
         )
     available = machine.available_memory(place.device)

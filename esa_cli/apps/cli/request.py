@@ -25,26 +25,33 @@ def split(
     """
     if lines:
         if "-" in arguments:
-            raise UsageError("standard input (-) cannot be a document and the questions", EXAMPLE)
+            raise UsageError(
+                "standard input (-) must be a document or the questions, got both", EXAMPLE
+            )
         if not arguments and not library:
-            raise UsageError("no document", "for example: esa ask book.txt --stdin < questions.txt")
+            raise UsageError(
+                "a document must be named, got none",
+                "for example: esa ask book.txt --stdin < questions.txt",
+            )
         return list(arguments), ""
     if not arguments:
-        raise UsageError("no document and no question", EXAMPLE)
+        raise UsageError("a document and a question must be given, got neither", EXAMPLE)
     *documents, question = arguments
     if question == "-" or _is_file(question):
         raise UsageError(f"the question is missing: {question} is a document", EXAMPLE)
     if not documents and not library:
         raise UsageError(f"the document is missing, or the question behind {question!r}", EXAMPLE)
     if not question.strip():
-        raise UsageError("the question is empty", EXAMPLE)
+        raise UsageError("the question must not be empty", EXAMPLE)
     return documents, question
 
 
 def check_characters(question: str) -> None:
     """Raises UsageError where a question is not UTF-8."""
     if has_lone_surrogate(question):
-        raise UsageError("the question is not UTF-8", "set the terminal to UTF-8 and type it again")
+        raise UsageError(
+            "the question must be UTF-8", "set the terminal to UTF-8 and type it again"
+        )
 
 
 def check_method_alone(method: str | None, parts: Mapping[str, str | None]) -> None:

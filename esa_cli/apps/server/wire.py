@@ -138,7 +138,7 @@ class ChatRequest(BaseModel):
             texts.insert(0, "")
         *earlier, question = texts
         if not question.strip():
-            raise ApiError(400, "the question is empty", "messages")
+            raise ApiError(400, "the question must not be empty", "messages")
         system = [one.text() for one in self.messages if one.role in ("system", "developer")]
         turns = [Turn(text, "") for text in system if text]
         return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))

@@ -102,7 +102,7 @@ def tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> li
             )
         return there
     if not asked:
-        raise UsageError("no task", f"known: {', '.join(known)}")
+        raise UsageError("--tasks must name a task, got none", f"known: {', '.join(known)}")
     for name in asked:
         if name not in known:
             raise UsageError(f"unknown task {name!r}", nearest(name, known))
@@ -115,7 +115,10 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
     from esa_cli.qa.resolved_preset import resolve
 
     if not methods:
-        raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
+        raise UsageError(
+            "--methods must name a method, got none",
+            "`esa methods` lists all; `preset`: the preset as it is",
+        )
     made = {name: method_presets.compared(name, base, length) for name in methods}
     for preset in made.values():
         resolve(preset)

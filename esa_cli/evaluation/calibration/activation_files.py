@@ -162,7 +162,7 @@ def open_folder(
         empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
         if not empty and not file.is_file():
             raise UsageError(
-                f"{folder} is not a folder of `esa calibrate`", "name another with --work"
+                f"--work must be a folder of `esa calibrate`, got {folder}", "name another"
             )
         if file.is_file() and not resume:
             _empty(folder)

@@ -146,6 +146,5 @@ def refuse_foreign(path: Path) -> None:
         ours = False
     if not ours:
         raise UsageError(
-            f"{path} exists, and `esa calibrate` did not make it",
-            "name another file with --out",
+            f"--out must be new or a file of `esa calibrate`, got {path}", "name another file"
         )

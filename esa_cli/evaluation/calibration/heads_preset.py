@@ -37,11 +37,14 @@ def refuse_foreign(path: Path, given: str) -> None:
         return
     if path.resolve() == find(given).resolve():
         raise UsageError(
-            f"--out {path} is the preset that the new one extends", "name another file"
+            f"--out must be another file than the preset that it extends, got {path}",
+            "name another file",
         )
     with path.open("rb") as file:
         if file.read(len(MARK)) != MARK.encode():
-            raise UsageError(f"{path} exists, and `esa heads` did not make it", "name another file")
+            raise UsageError(
+                f"--out must be new or a file of `esa heads`, got {path}", "name another file"
+            )
 
 
 def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, about: str) -> None:

@@ -64,6 +64,9 @@ class SelftestDocuments:
             return self.haystack
         left = length - (self._own - self.size(self.haystack.text))
         if left < 1:
-            raise UsageError(f"{length:,} tokens are too few for the needles", "")
+            raise UsageError(
+                f"length must have room for the needles, got {length:,} tokens",
+                "ask for a greater one",
+            )
         parts = self.haystack.cut(self.size, left)
         return Haystack.of(self.haystack.name, "\n\n".join(parts))

@@ -60,7 +60,8 @@ class Haystack:
             names = sorted(str(path) for path in found if path.suffix.lower() in SUFFIXES)
             if not names:
                 raise UsageError(
-                    f"the folder {source} has no text files", "put .txt or .md files into it"
+                    f"the haystack's folder must have text files, got {source}",
+                    "put .txt or .md files into it",
                 )
         texts = [document.text.strip("\n") for document in read_documents(names)]
         return cls.of(Path(source).name or source, "\n\n".join(texts))

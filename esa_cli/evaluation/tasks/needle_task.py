@@ -112,7 +112,7 @@ class OwnDocument(SingleNeedle):
     def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
         if not request.haystack.text:
             raise UsageError(
-                f"the test own needs a document of yours, and {request.haystack.name} is generated",
+                f"the haystack of `own` must be a text of yours, got {request.haystack.name}",
                 "name a text file",
             )
         needles = chosen_needles(request)

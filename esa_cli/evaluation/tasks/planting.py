@@ -122,7 +122,7 @@ def _gaps(text: str, places: Sequence[Places], n: int) -> list[int]:
         if len(gaps := place(text)) >= 2 * n:
             return gaps
     raise UsageError(
-        f"the text is too short for {n} planted sentences",
+        f"the text must have room for {n} planted sentences, got less",
         "ask for fewer samples or a greater length",
     )
 
@@ -163,7 +163,8 @@ def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
     taken = sum(added_tokens(request.size, sentence, joint) for sentence in sentences)
     if 2 * taken > request.length:
         raise UsageError(
-            f"{request.length} tokens are too few for {len(sentences)} planted sentences",
+            f"length must have room for {len(sentences)} planted sentences, "
+            f"got {request.length} tokens",
             "ask for fewer samples or a greater length",
         )
     return request.length - taken

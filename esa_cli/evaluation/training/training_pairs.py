@@ -66,7 +66,7 @@ def split_texts(
     names = [text.name for text in texts]
     for name in held_out:
         if name not in names:
-            raise UsageError(f"there is no text {name!r} to hold out", nearest(name, names))
+            raise UsageError(f"--held-out must name a text, got {name!r}", nearest(name, names))
     kept = [text for text in texts if text.name not in held_out]
     if not kept:
         raise UsageError("a text must be left to train on", "hold fewer out")

@@ -66,7 +66,7 @@ def test_a_report_takes_no_documents_place(esa: Esa, note: str, tmp_path: Path) 
     asked = ["ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--report"]
     (tmp_path / "link.md").symlink_to(note)
     for path in (note, "link.md"):
-        fail(esa(*asked, path), 2, "is one of the documents")
+        fail(esa(*asked, path), 2, "must not be one of the documents")
     assert Path(note).read_text() == text
     page.write_text("before")
     (tmp_path / "link.html").symlink_to(page)

@@ -120,7 +120,7 @@ def test_nothing_of_the_persons_own_is_written_over(
     for haystack in ("texts/mine.txt", "texts", "link.txt"):
         for option in ("--report", "--png", "--out"):
             words = ("selftest", "own", "--haystack", haystack, option, str(mine), *SMALL)
-            fail(esa(*words), 2, "is one of the texts of --haystack")
+            fail(esa(*words), 2, "must not be one of the texts of --haystack")
     assert mine.read_bytes() == before
 
 
@@ -338,7 +338,11 @@ def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
     for passage in results["preset"]["passages"]:
         assert text[passage["start"] : passage["end"]] == passage["text"]
     assert results["streaming-llm"]["passages"] == []
-    fail(esa("compare", note, "When?", *TINY, "--quiet", "--methods", ","), 2, "no method")
+    fail(
+        esa("compare", note, "When?", *TINY, "--quiet", "--methods", ","),
+        2,
+        "--methods must name a method",
+    )
 
 
 def test_methods_are_listed_with_source_and_cost(esa: Esa) -> None:

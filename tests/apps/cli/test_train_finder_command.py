@@ -122,7 +122,7 @@ def test_a_finder_to_start_from(esa: Esa, tmp_path: Path) -> None:
     assert (tmp_path / "second" / MAPS).exists()
     code, out, err = esa(*more, "--rank", "2", "--out", "third")
     assert (code, out) == (2, "")
-    assert "--start has the finder's sizes, got --rank, too" in err
+    assert "sizes must be absent with --start, whose finder has them, got --rank" in err
     assert not (tmp_path / "third").exists()
 
 

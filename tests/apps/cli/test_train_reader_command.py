@@ -152,7 +152,7 @@ def test_mistakes(esa: Esa, options: list[str], code: int, words: str, tmp_path:
 def test_a_rank_is_not_given_with_an_adapter_to_start_from(esa: Esa) -> None:
     code, _, err = esa(*COMMAND, "--out", "new", "--start", "other")
     assert code == 2
-    assert "--start has the adapter's rank" in err
+    assert "--rank must be absent with --start" in err
 
 
 def test_a_folder_that_cannot_be_written(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no documents"),
+        ([], "documents or --allow must be given"),
         (["a.txt", "--host", "0.0.0.0"], "needs a token"),
         (["a.txt", "--token", ""], "one word"),
         (["a.txt", "--token", "a b"], "without spaces"),

@@ -115,7 +115,7 @@ WRONG: list[tuple[Any, str]] = [
     ({}, "messages must be a list of at least one message, got None"),
     ({"messages": []}, "messages must be a list"),
     ({"messages": ["x"]}, "messages must be a list of at least one message, got 'x' as item 0"),
-    (user(""), "the question is empty"),
+    (user(""), "the question must not be empty"),
     (user(None), "messages[0].content must be text"),
     (user(IMAGE), "messages[0].content must be text, or a list of texts, got [{"),
     (user(["x"]), "messages[0].content must be text"),

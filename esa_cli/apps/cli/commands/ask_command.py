@@ -57,7 +57,7 @@ def ask(
     from esa_cli.apps.cli.terminal import Reporter
 
     if ways.stdin and ways.report is not None:
-        raise UsageError("--report is of one question", "ask it without --stdin")
+        raise UsageError("--report must be of one question, got --stdin", "ask it without --stdin")
     if ways.read == "never" and ways.keep:
         raise UsageError("--read never has nothing to keep", "give --read never or --keep")
     documents, question = split(arguments or [], library=ways.library, lines=ways.stdin)

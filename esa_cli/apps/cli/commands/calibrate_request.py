@@ -87,7 +87,8 @@ class CalibrationRequest:
         for option, word in {"method": self.method, **asdict(training)}.items():
             if word not in CHOICES.get(option, (word,)):
                 raise UsageError(
-                    f"--{option} {word!r} is unknown", nearest(word, [*CHOICES[option]])
+                    f"--{option} must be one of {', '.join(CHOICES[option])}, got {word!r}",
+                    nearest(word, [*CHOICES[option]]),
                 )
         from esa_cli.evaluation.report.chart import require_matplotlib
 
@@ -117,5 +118,5 @@ class CalibrationRequest:
             if option != "--work":
                 files.check(option, path)
         if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"--work {self.folder} is not a folder", "name another")
+            raise UsageError(f"--work must be a folder, got the file {self.folder}", "name another")
         files.check("--work", self.folder / "parts", makes_folders=True)

@@ -48,7 +48,10 @@ def compare(
     documents, question = split(arguments or [])
     names = options.names(methods)
     if not names:
-        raise UsageError("no method", "`esa methods` lists all; `preset`: the preset as it is")
+        raise UsageError(
+            "--methods must name a method, got none",
+            "`esa methods` lists all; `preset`: the preset as it is",
+        )
     reporter = Reporter(quiet)
     try:
         chosen = model.load_preset()

@@ -97,7 +97,9 @@ def selftest(
     from esa_cli.evaluation.selftest.run_plan import tokens as parse_tokens
 
     if length and lengths:
-        raise UsageError("--len and --lens are both given", "--lens takes one or several")
+        raise UsageError(
+            "one of --len and --lens must be given, got both", "--lens takes one or several"
+        )
     chosen = model.load_preset()
     given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
     settings = SelftestSettings(

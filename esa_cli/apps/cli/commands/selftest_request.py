@@ -47,13 +47,17 @@ def check(request: SelftestRequest, chosen: Preset) -> Haystack:
     """Names, lengths, texts and files, before anything is loaded; the haystack."""
     settings = request.settings
     if not settings.tests or not settings.methods:
-        raise UsageError("no test or no method", f"tests: {', '.join(TASKS)}")
+        raise UsageError(
+            "TEST and --methods must each name one, got none", f"tests: {', '.join(TASKS)}"
+        )
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
         method_presets.compared(name, chosen, max(settings.lengths))
     if "own" in settings.tests and request.haystack is None:
-        raise UsageError("`own` plants needles in your own text", "give it with --haystack FILE")
+        raise UsageError(
+            "--haystack must be a text of yours for the test own, got none", "add --haystack FILE"
+        )
     _check_files(request)
     request.engines.check()
     given, seed = request.haystack, settings.seed

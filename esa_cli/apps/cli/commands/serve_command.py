@@ -115,7 +115,8 @@ def check(wanted: ServeRequest) -> None:
         )
     if not wanted.documents and not wanted.allow:
         raise UsageError(
-            "no documents", "name some, or --allow a folder whose files requests may name"
+            "documents or --allow must be given, got neither",
+            "name some, or --allow a folder whose files requests may name",
         )
     if wanted.documents:
         inputs.check(wanted.documents, questions_on_stdin=False)

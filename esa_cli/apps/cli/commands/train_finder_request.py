@@ -80,7 +80,10 @@ class FinderTrainingRequest:
 
         if self.start is not None and (given := self._sizes()):
             names = ", ".join(f"--{name}" for name in given)
-            raise UsageError(f"--start has the finder's sizes, got {names}, too", "leave that out")
+            raise UsageError(
+                f"sizes must be absent with --start, whose finder has them, got {names}",
+                "leave that out",
+            )
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
         files.check("--out", self.folder / "finder", makes_folders=True)

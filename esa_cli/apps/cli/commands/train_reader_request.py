@@ -70,7 +70,9 @@ class ReaderTrainingRequest:
         from esa_cli.evaluation.training.training_folder import check_folder
 
         if self.start is not None and self.rank is not None:
-            raise UsageError("--start has the adapter's rank, got --rank, too", "leave out --rank")
+            raise UsageError(
+                "--rank must be absent with --start, whose adapter has one", "leave out --rank"
+            )
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
         files.check("--out", self.folder / "adapter", makes_folders=True)
