@@ -436,7 +436,7 @@ def test_only_its_own_files_are_written_over(tmp_path: Path) -> None:
         refuse_foreign(path, "tiny-random")
     write(path, "tiny-random", VOTING, ((0, 0),), "")
     refuse_foreign(path, "tiny-random")
-    with pytest.raises(UsageError, match="that the new one extends"):
+    with pytest.raises(UsageError, match="than the preset that it extends"):
         refuse_foreign(path, str(path))
     with pytest.raises(UsageError, match="--out must name"):
         refuse_foreign(tmp_path / "few.json", "tiny-random")
@@ -533,7 +533,7 @@ def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> No
         ([], 2, "score.name must be vote"),
         ([*FEW, "--length", "long"], 2, "must be a number of tokens"),
         ([*FEW, "--questions", "33"], 2, "32"),
-        ([*FEW, "--length", "200"], 2, "too few"),
+        ([*FEW, "--length", "200"], 2, "room for 32"),
         ([*FEW, "--haystack", "none.txt"], 3, "none.txt"),
         ([*FEW, "--out", "few.txt"], 2, "must name a .yaml file"),
         ([*FEW, "--out", "mine.yaml"], 2, "must be new or a file of"),
