@@ -7,7 +7,8 @@
     ├── DocumentError       3   a document cannot be read, or an output file written
     │   └── LibraryError        the library or a stored document cannot be used
     │       ├── ForeignVersionError   a file of another version of esa
-    │       └── UnreadableError       the system refuses to read a file, which may be intact
+    │       ├── UnreadableError       the system refuses to read a file, which may be intact
+    │       └── RemoteError           a folder at a URL cannot be used
     ├── PresetError         4   a preset, or an override of one, is invalid
     ├── PluginError         4   a selector, score, compressor or position encoding is invalid
     ├── ModelError          5   a model is missing, broken or not supported
@@ -69,6 +70,10 @@ class LibraryError(DocumentError):
 
 class ForeignVersionError(LibraryError):
     """The file was written by another version of esa, and shows no damage."""
+
+
+class RemoteError(LibraryError):
+    """A folder at a URL cannot be used."""
 
 
 class UnreadableError(LibraryError):

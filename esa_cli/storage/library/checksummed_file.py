@@ -99,6 +99,11 @@ def write(path: Path, kind: str, payload: bytes, owner: str) -> str:
     return digest
 
 
+def part_path(path: Path, owner: str) -> Path:
+    """The name of a file of `new_file` until its block ends."""
+    return path.with_name(f".{path.name}.{owner}.part")
+
+
 @contextmanager
 def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
     """A file that appears under its name, flushed to disk, when the block ends without an error.
@@ -106,7 +111,7 @@ def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
     Args:
         owner: the key of the document whose lock the caller holds, so that it has one writer.
     """
-    temp = path.with_name(f".{path.name}.{owner}.part")
+    temp = part_path(path, owner)
     with replacing(path, temp, durable=True), open(temp, "wb", buffering=0) as file:
         yield WholeFile(file)  # type: ignore[misc]
     sync_folder(path.parent)

@@ -118,13 +118,15 @@ class Segment:
     """A mapped segment file. Header and length are checked at once, the rest when it is used.
 
     Args:
-        tokens: the expected number. key: the document's, for messages.
+        tokens: the expected number. key: the document's, for messages. name: the segment's, where
+            the file has another one.
 
     Raises:
         LibraryError: it is missing, damaged, of another version, or another segment's.
     """
 
-    def __init__(self, path: Path, layout: Layout, tokens: int, key: str) -> None:
+    def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
+        self.name = name or path.stem
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
         self._sections = layout.sections(tokens)
         try:
@@ -151,7 +153,7 @@ class Segment:
         facts: dict[str, list[str]] = json.loads(
             checksummed_file.decode(head, "segment", self.path, self.key)
         )
-        wanted = {"name": self.path.stem, "layout": self.layout.as_json(), "tokens": self.tokens}
+        wanted = {"name": self.name, "layout": self.layout.as_json(), "tokens": self.tokens}
         if {key: facts[key] for key in wanted} != wanted:
             raise damage_error(self.path, "it holds another segment than its name says", self.key)
         if size != self._sections[-1].stop:
@@ -177,7 +179,7 @@ class Segment:
             return
         section = self._sections[layer]
         found = _sums(self._view, section.start, self.layout.row_bytes, new.tolist())
-        found ^= _row_salts(self.path.stem, layer, new)
+        found ^= _row_salts(self.name, layer, new)
         sums = self._array[section.sums : section.sums + self.tokens * 8]
         stored = sums.view("<u8")[new]
         if not numpy.array_equal(found, stored):

@@ -127,6 +127,29 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
     assert capsys.readouterr().err == ""
 
 
+def test_documents_go_to_a_url_and_come_back(
+    run: Run, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = (tmp_path.parent / f"{tmp_path.name}-far").as_uri()
+    first, second = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
+    assert run("push", url, first.id).startswith("pushed 1 documents, ")
+    data = json.loads(run("push", url, "--json"))
+    assert (data["url"], data["copied"], data["there"]) == (url, [second.id], 1)
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
+    assert run("pull", url, first.id[:6]).endswith("; 0 were there\n")
+    data = json.loads(run("pull", url, "--json"))
+    assert (data["copied"], data["there"], data["failed"]) == ([second.id], 1, [])
+    assert "good" in run("verify", first.id)
+    (tmp_path / "other" / "documents" / f"{first.key}.doc").unlink()
+    far = tmp_path.parent / f"{tmp_path.name}-far" / "documents" / f"{first.key}.text"
+    far.write_bytes(b"")
+    (tmp_path / "other" / "documents" / f"{first.key}.text").unlink()
+    with pytest.raises(LibraryError, match="1 documents are left out: document"):
+        run("pull", url)
+    with pytest.raises(LibraryError, match="is not a library of esa"):
+        run("pull", "memory://nothing")
+
+
 def test_the_text_is_shown_to_the_letter(
     run: Run, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.entry_output import entry_label, facts, table_row
+from esa_cli.apps.cli.library_transfer import pull, push
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
@@ -63,11 +64,12 @@ def list_(as_json: options.Json = False) -> None:
 @app.command("show")
 def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     """Show what is known of a document, or its text."""
+    from esa_cli.apps.cli.entry_choice import one_entry
     from esa_cli.apps.cli.terminal import print_json, print_table
     from esa_cli.storage.library import Library
 
     library = Library()
-    entry = _one(library, name)
+    entry = one_entry(library, name)
     if as_json:
         more = {"text": library.text(entry)} if text else {}
         print_json({**entry.as_json(), **more})
@@ -87,11 +89,12 @@ def _print_text(text: str) -> None:
 @app.command("verify")
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
+    from esa_cli.apps.cli.entry_choice import several_entries
     from esa_cli.apps.cli.terminal import print_json
     from esa_cli.storage.library import Library
 
     library = Library()
-    chosen = _several(library, names) if names else library.entries()
+    chosen = several_entries(library, names) if names else library.entries()
     results = [(entry, library.verify(entry)) for entry in chosen]
     if as_json:
         rows = [{"id": e.id, "damages": [one.message for one in bad]} for e, bad in results]
@@ -134,10 +137,11 @@ def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
 @app.command("rm")
 def rm(names: Ids, yes: options.Yes = False) -> None:
     """Remove documents from the library; the files they were read from stay."""
+    from esa_cli.apps.cli.entry_choice import several_entries
     from esa_cli.storage.library import Library
 
     library = Library()
-    chosen = _several(library, names)
+    chosen = several_entries(library, names)
     listed = ", ".join(f"{entry.id} ({entry_label(entry)})" for entry in chosen)
     options.confirm_removal("document", f"{listed} from the library", yes)
     for entry in chosen:
@@ -197,17 +201,5 @@ def prune(
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
 
-def _one(library: Library, name: str) -> Entry:
-    from esa_cli.errors import UsageError
-
-    found = library.matches(name)
-    if not found:
-        raise UsageError(f"no document {name} in the library", "see `esa library list`")
-    if len(found) > 1:
-        ids = ", ".join(entry.id for entry in found[:5])
-        raise UsageError(f"{name} fits {len(found)} documents: {ids}", "give an id")
-    return found[0]
-
-
-def _several(library: Library, names: list[str]) -> list[Entry]:
-    return list({entry.key: entry for entry in (_one(library, name) for name in names)}.values())
+app.command("push")(push)
+app.command("pull")(pull)

@@ -1,0 +1,99 @@
+"""`esa library push` and `pull`: documents in a folder at a URL, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from esa_cli.apps.cli import options
+from esa_cli.errors import LibraryError
+from esa_cli.system.machine import size_text
+
+if TYPE_CHECKING:
+    from esa_cli.storage.library.document_transfer import TransferResult
+
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="A folder: a path, file://, s3:// or whatever fsspec has."),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID...]", help="Beginnings of ids, or names; without them all."),
+]
+RemoteIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID...]", help="Beginnings of ids, 4 digits at least; without it all."),
+]
+
+
+def push(
+    url: Url,
+    names: Names = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Copy documents of the library to a folder at a URL, which then is a library, too."""
+    from esa_cli.apps.cli.entry_choice import several_entries
+    from esa_cli.apps.cli.progress_display import token_progress
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.storage.library import Library
+    from esa_cli.storage.library.document_transfer import push as copy
+
+    library, reporter = Library(), Reporter(quiet)
+    entries = several_entries(library, names) if names else library.entries()
+    progress = token_progress(reporter, "documents of the library", unit="documents")
+    try:
+        result = copy(library, url, entries, progress)
+    finally:
+        reporter.settle()
+    _show("pushed", url, result, as_json)
+
+
+def pull(
+    url: Url,
+    ids: RemoteIds = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Copy documents from a folder at a URL into the library, and check every byte."""
+    from esa_cli.apps.cli.progress_display import token_progress
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.storage.library import Library
+    from esa_cli.storage.library.document_transfer import pull as copy
+
+    reporter = Reporter(quiet)
+    progress = token_progress(reporter, "documents of the URL", unit="documents")
+    try:
+        result = copy(Library(), url, ids or (), progress)
+    finally:
+        reporter.settle()
+    _show("pulled", url, result, as_json)
+
+
+def _show(done: str, url: str, result: TransferResult, as_json: bool) -> None:
+    """What was copied, on standard output. Raises LibraryError: some could not be."""
+    import sys
+
+    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.storage.library.remote_folder import without_password
+
+    if as_json:
+        print_json(
+            {
+                "url": without_password(url),
+                "copied": [key[:12] for key in result.copied],
+                "there": result.there,
+                "bytes": result.bytes,
+                "failed": [one.message for one in result.failed],
+            }
+        )
+    else:
+        print(
+            f"{done} {len(result.copied):,} documents, {size_text(result.bytes)}; "
+            f"{result.there:,} were there"
+        )
+    sys.stdout.flush()
+    if result.failed:
+        first, count = result.failed[0], len(result.failed)
+        raise LibraryError(f"{count:,} documents are left out: {first.message}", first.hint)

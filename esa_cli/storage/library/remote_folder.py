@@ -1,0 +1,110 @@
+"""A folder at a URL, through fsspec: a disk, an object store, or another machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import RemoteError, first_line
+
+CHUNK = 1 << 22
+_WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
+"""Protocols by which a file appears when it is complete. By others it is written under another name
+and renamed."""
+
+
+def without_password(url: str) -> str:
+    """A URL as people may see it."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+class RemoteFolder:
+    """Files by their names relative to a URL. Every method raises RemoteError.
+
+    Args:
+        url: as fsspec takes it; a path is one, too.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.shown = without_password(url)
+        with self._errors():
+            import fsspec
+
+            self._fs: Any
+            self._fs, root = fsspec.url_to_fs(url)
+            self._root = str(root).rstrip("/")
+            names = self._fs.protocol
+            self._renames = not _WHOLE & {names, *(() if isinstance(names, str) else names)}
+
+    def exists(self, name: str) -> bool:
+        with self._errors():
+            return bool(self._fs.exists(self._path(name)))
+
+    def is_empty(self) -> bool:
+        """Whether it has nothing, or does not exist."""
+        with self._errors():
+            return not (self._fs.exists(self._root) and self._fs.ls(self._root, detail=False))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of all files below it, by name."""
+        with self._errors():
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root, detail=True)
+            start = len(self._root) + 1
+            return {path[start:]: int(facts["size"]) for path, facts in found.items()}
+
+    def read(self, name: str) -> bytes:
+        return b"".join(self.chunks(name))
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """A file's bytes, piece by piece."""
+        with self._errors():
+            file = self._fs.open(self._path(name), "rb")
+        try:
+            while True:
+                with self._errors():
+                    data = bytes(file.read(CHUNK))
+                if not data:
+                    return
+                yield data
+        finally:
+            file.close()
+
+    def put(self, path: Path, name: str, owner: str) -> None:
+        """Copies a file there; it is whole as soon as it has its name.
+
+        Args:
+            owner: makes the temporary name that of the document.
+        """
+        target = self._path(name)
+        folder, _, last = target.rpartition("/")
+        with self._errors():
+            self._fs.makedirs(folder, exist_ok=True)
+            if self._renames:
+                part = f"{folder}/.{last}.{owner}.part"
+                self._fs.put_file(str(path), part)
+                self._fs.mv(part, target)
+            else:
+                self._fs.put_file(str(path), target)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Every protocol's library raises errors of its own."""
+        try:
+            yield
+        except ImportError as error:
+            raise RemoteError(
+                f"{self.shown} cannot be used: {first_line(error)}",
+                "pip install 'esa-cli[url]', and what the protocol needs, as s3fs for s3://",
+            ) from error
+        except Exception as error:
+            raise RemoteError(
+                f"{self.shown} cannot be used: {first_line(error) or type(error).__name__}",
+                "check the URL, the network and your rights; the same command goes on where it was",
+            ) from error

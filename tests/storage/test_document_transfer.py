@@ -1,0 +1,219 @@
+"""Documents copied to a folder at a URL and back: whole, once, whatever stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from test_library import files, ingest
+
+from esa_cli.errors import LibraryError, RemoteError, UsageError
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.document_transfer import pull, push
+from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.remote_folder import RemoteFolder, without_password
+
+IDS = [*range(40)]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    """Two documents, the first segments of which are the same."""
+    made = Library(tmp_path / "library")
+    ingest(made, IDS)
+    ingest(made, [*IDS, *range(90, 120)])
+    return made
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Library:
+    return Library(tmp_path / "other")
+
+
+@pytest.fixture(params=["memory", "file", "path"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    place = tmp_path / "far away" / "library"
+    yield {"memory": "memory://bucket/library", "file": place.as_uri(), "path": str(place)}[
+        request.param
+    ].replace("%20", " ")
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
+    """Ctrl-C in place of a further call of a method of RemoteFolder."""
+    real, left = getattr(RemoteFolder, name), calls
+
+    def limited(*given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(RemoteFolder, name, limited)
+
+
+def same(one: Library, two: Library) -> bool:
+    """Whether their documents have the same bytes, and are whole."""
+    first, second = (
+        {name: (lib.root / name).read_bytes() for name in files(lib)} for lib in (one, two)
+    )
+    return first == second and all(two.verify(entry) == [] for entry in two.entries())
+
+
+def until_done(stopping: Callable[[pytest.MonkeyPatch], None], work: Callable[[], object]) -> int:
+    """Does work until it is not stopped; how often it was."""
+    for times in range(30):
+        with pytest.MonkeyPatch.context() as patch:
+            stopping(patch)
+            try:
+                work()
+            except KeyboardInterrupt:
+                continue
+        return times
+    raise AssertionError("it never ends")
+
+
+def test_documents_come_back_as_they_were(library: Library, other: Library, url: str) -> None:
+    shown = list[tuple[int, int]]()
+    there = push(library, url, library.entries(), lambda *done: shown.append(done))
+    assert shown == [(1, 2), (2, 2)]
+    assert (len(there.copied), there.there, there.failed) == (2, 0, [])
+    assert (
+        there.bytes
+        == sum(RemoteFolder(url).sizes().values()) - (library.root / MARKER).stat().st_size
+    )
+    back = pull(other, url)
+    assert (sorted(back.copied), back.bytes) == (sorted(there.copied), there.bytes)
+    assert same(library, other)
+    assert not list((other.root / "claims").iterdir())
+    for done in (push(library, url, library.entries()), pull(other, url)):
+        assert (done.copied, done.there, done.bytes) == ([], 2, 0)
+    stored = other.open(other.entries()[0])
+    assert stored.text == library.text(library.entries()[0])
+
+
+def test_chosen_documents(library: Library, other: Library, url: str) -> None:
+    first, second = library.entries()
+    push(library, url, [first])
+    assert pull(other, url).copied == [first.key]
+    push(library, url, [first, second])
+    assert pull(other, url, [second.key[:6].upper()]).copied == [second.key]
+    for wrong in ("zzzz", second.key[:3]):
+        with pytest.raises(UsageError, match="ID must be at least 4 digits of a document"):
+            pull(other, url, [wrong])
+
+
+def test_a_push_that_is_stopped_goes_on(library: Library, other: Library, url: str) -> None:
+    def work() -> None:
+        try:
+            push(library, url, library.entries())
+        finally:
+            pull(other, url)
+            assert all(other.verify(entry) == [] for entry in other.entries())
+
+    assert until_done(lambda patch: stop_after(patch, "put", 2), work) > 2
+    assert same(library, other)
+    assert not [name for name in RemoteFolder(url).sizes() if name.endswith(".part")]
+
+
+def test_a_pull_that_is_stopped_goes_on(library: Library, other: Library, url: str) -> None:
+    push(library, url, library.entries())
+
+    def work() -> None:
+        try:
+            pull(other, url)
+        finally:
+            assert all(other.verify(entry) == [] for entry in other.entries())
+
+    assert until_done(lambda patch: stop_after(patch, "chunks", 3), work) > 1
+    assert same(library, other)
+
+
+def test_a_pull_beside_a_prune(library: Library, other: Library, url: str) -> None:
+    push(library, url, library.entries())
+    real = RemoteFolder.chunks
+
+    def chunks(*given: Any) -> Iterator[bytes]:
+        for chunk in real(*given):
+            assert other.prune().leftovers == 0
+            yield chunk
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteFolder, "chunks", chunks)
+        pull(other, url)
+    assert same(library, other)
+
+
+def test_damage_is_found_before_a_document_exists(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    url = tmp_path / "far"
+    entry = library.entries()[-1]
+    push(library, str(url), [entry])
+    for path in [one for one in url.rglob("*") if one.is_file() and one.name != MARKER]:
+        whole = path.read_bytes()
+        for data in (whole[:-1], bytes([*whole[:-9], whole[-9] ^ 4, *whole[-8:]])):
+            path.write_bytes(data)
+            new = Library(tmp_path / f"new-{path.name}-{len(data)}")
+            (error,) = pull(new, str(url)).failed
+            assert f"document {entry.id} in {url} cannot be used" in error.message
+            assert new.entries() == []
+        path.write_bytes(whole)
+    assert pull(other, str(url)).copied == [entry.key]
+    assert other.verify(other.entries()[0]) == []
+
+
+def test_documents_that_are_damaged_here_are_left_out(library: Library, tmp_path: Path) -> None:
+    whole, broken = library.entries()
+    (library.root / "documents" / f"{broken.key}.doc").write_bytes(b"")
+    (library.root / "documents" / f"{whole.key}.text").unlink()
+    done = push(library, str(tmp_path / "far"), library.entries())
+    assert (len(done.failed), done.copied) == (2, [])
+    assert not list((tmp_path / "far").rglob("*.doc"))
+
+
+def test_the_folder_of_a_disk_is_a_library(library: Library, tmp_path: Path) -> None:
+    push(library, str(tmp_path / "far"), library.entries())
+    far = Library(tmp_path / "far")
+    assert {entry.key for entry in far.entries()} == {entry.key for entry in library.entries()}
+    assert all(far.verify(entry) == [] for entry in far.entries())
+    assert far.prune().leftovers == 0
+    assert ingest(far, IDS).key in {entry.key for entry in library.entries()}
+
+
+def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "letter.txt").write_text("mine", "utf-8")
+    with pytest.raises(RemoteError, match="is not a library of esa, and not empty"):
+        push(library, str(tmp_path / "own"), library.entries())
+    assert len(list((tmp_path / "own").iterdir())) == 1
+    for url in (str(tmp_path / "own"), str(tmp_path / "none"), "memory://none"):
+        with pytest.raises(RemoteError, match="is not a library of esa"):
+            pull(other, url)
+    with pytest.raises(RemoteError, match="Protocol not known: nowhere"):
+        pull(other, "nowhere://bucket/library")
+    assert not other.root.exists()
+    assert files(Library(tmp_path / "none")) == set()
+    assert without_password("sftp://me:secret@host/a") == "sftp://host/a"
+    assert push(Library(tmp_path / "none"), str(tmp_path / "new"), []).copied == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_that_fails_is_the_urls(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any, **more: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", fails)
+    with pytest.raises(RemoteError, match=r"far cannot be used: .*Permission denied") as raised:
+        push(library, str(tmp_path / "far"), library.entries())
+    assert raised.value.exit_code == LibraryError.exit_code == 3
+    assert fsspec.filesystem("memory") is not None
