@@ -84,7 +84,7 @@ def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
         back = back[: fact.start - 1] + back[fact.end :]
     assert back == text
     assert len(sample.questions) == 8
-    with pytest.raises(UsageError, match="document of yours"):
+    with pytest.raises(UsageError, match="must be a text of yours"):
         samples("own")
 
 

@@ -48,7 +48,7 @@ def test_held_out_texts(tmp_path: Path) -> None:
     kept, held_out = split_texts(texts(tmp_path), ["two"])
     assert [text.name for text in kept] == ["one"]
     assert [text.name for text in held_out] == ["two"]
-    with pytest.raises(UsageError, match="no text 'twoo'") as error:
+    with pytest.raises(UsageError, match="must name a text, got 'twoo'") as error:
         split_texts(texts(tmp_path), ["twoo"])
     assert "two" in error.value.hint
     with pytest.raises(UsageError, match="left to train on"):
