@@ -148,6 +148,22 @@ def test_a_catalogue_that_cannot_be_written_is_done_without(library: Library) ->
         assert len(catalogue.texts) == 2
 
 
+def test_a_catalogue_that_cannot_be_written_is_searched_in_a_copy(library: Library) -> None:
+    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
+    with library.catalogue() as catalogue:
+        with catalogue.transaction():
+            catalogue.files.put(record)
+        catalogue.keep_synced("/town")
+    (library.root / NAME).unlink()
+    (library.root / NAME).mkdir()
+    assert library.synced_files == 1
+    with library.search_catalogue() as catalogue:
+        assert catalogue.files.synced() == [record]
+        assert catalogue.add_stored_texts() == []
+        assert len(catalogue.texts) == 3
+    assert list((library.root / NAME).iterdir()) == []
+
+
 def test_looking_makes_no_catalogue(tmp_path: Path) -> None:
     assert Library(tmp_path).entries() == []
     assert list(tmp_path.iterdir()) == []
