@@ -142,6 +142,33 @@ class LoraAdapter:
             for handle in handles:
                 handle.remove()
 
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """The model's weights have the adapter added until the block ends, then their own values.
+
+        Faster than `active` for long texts, as there are no products of small matrices; the sums
+        are rounded to the weights' type. Nothing else may use the model meanwhile. Weights that
+        nothing can be added to (quantised, or on another device than their layer runs) stay, and
+        the block runs as in `active`.
+        """
+        weights = {name: layer.weight for name, layer in self._layers.items()}
+        if not all(one.is_floating_point() and not one.is_meta for one in weights.values()):
+            with self.active():
+                yield
+            return
+        own = {name: one.detach().clone() for name, one in weights.items()}
+        try:
+            for name, weight in weights.items():
+                a, b = (matrix.detach().to(weight.device).float() for matrix in self.matrices[name])
+                weight.data.copy_(own[name].float() + self.scale * (b @ a))
+            yield
+        finally:
+            try:
+                _copy(own, weights)
+            except KeyboardInterrupt:
+                _copy(own, weights)
+                raise
+
     def to(self, like: Tensor) -> LoraAdapter:
         """Moves the matrices to a tensor's device and type, for running."""
         self.matrices = {
@@ -157,6 +184,11 @@ class LoraAdapter:
             return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         return add
+
+
+def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    for name, weight in weights.items():
+        weight.data.copy_(values[name])
 
 
 def _scale(config: Mapping[str, Any]) -> float:

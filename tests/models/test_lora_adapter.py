@@ -12,6 +12,7 @@ from conftest import ModelFactory
 from safetensors.torch import load_file, save_file
 
 from esa_cli.errors import ModelError
+from esa_cli.models import lora_adapter
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 
 
@@ -44,18 +45,47 @@ def test_active_equals_merged_weights_and_leaves_the_model_as_it_was(model: Any)
     with adapter.active():
         adapted = logits(model)
     assert torch.equal(logits(model), before)
-    layers = dict(model.named_modules())
-    with torch.no_grad():
-        for name, (a, b) in adapter.matrices.items():
-            layers[name].weight += adapter.scale * b @ a
     assert not torch.allclose(adapted, before, atol=1e-3)
-    torch.testing.assert_close(logits(model), adapted, atol=1e-4, rtol=1e-4)
+    with adapter.merged():
+        torch.testing.assert_close(logits(model), adapted, atol=1e-4, rtol=1e-4)
+        assert not any(layer._forward_hooks for layer in model.modules())
+    assert torch.equal(logits(model), before)
 
 
-def test_hooks_end_with_an_exception(model: Any) -> None:
+@pytest.mark.parametrize("way", ["active", "merged"])
+def test_an_adapter_ends_with_an_exception(model: Any, way: str) -> None:
     before = logits(model)
-    with pytest.raises(KeyError), random_adapter(model).active():
+    with pytest.raises(KeyError), getattr(random_adapter(model), way)():
         raise KeyError
+    assert torch.equal(logits(model), before)
+
+
+def test_weights_that_nothing_can_be_added_to(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of quantised layers: the adapter is active instead."""
+    before, adapter = logits(model), random_adapter(model)
+    with adapter.active():
+        adapted = logits(model)
+    monkeypatch.setattr(torch.Tensor, "is_floating_point", lambda one: False)
+    with adapter.merged():
+        monkeypatch.undo()
+        assert torch.equal(logits(model), adapted)
+    assert torch.equal(logits(model), before)
+
+
+def test_an_interrupted_end_of_merging_leaves_the_weights(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, copy, calls = logits(model), lora_adapter._copy, []
+
+    def interrupted(values: Any, weights: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        copy(values, weights)
+
+    monkeypatch.setattr(lora_adapter, "_copy", interrupted)
+    with pytest.raises(KeyboardInterrupt), random_adapter(model).merged():
+        pass
     assert torch.equal(logits(model), before)
 
 

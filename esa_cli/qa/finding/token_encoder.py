@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
+from esa_cli.models.block_attention import block_attention
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.partial_forward import hidden_states, padded
 from esa_cli.system.files import replacing
@@ -158,7 +159,8 @@ class TokenEncoder:
         """Reduced queries (B, M, R) of unit length, and weights (B, M) that sum to 1 a question;
         0 at padding. Gradients pass through."""
         sequences = [self._ids(self.prompt.replace("{question}", text)) for text in texts]
-        states, lengths = self._states(sequences)
+        with self.adapter.active():
+            states, lengths = self._states(sequences)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
         # The first two tokens are the prompt's own, before the question.
@@ -169,7 +171,8 @@ class TokenEncoder:
     def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Reduced keys (B, T, R) of unit length of sequences of token ids, each on its own; zeros
         behind the shorter ones. Gradients pass through."""
-        states, _ = self._states(sequences)
+        with self.adapter.active():
+            states, _ = self._states(sequences)
         return self._reduced(states, "key_map")
 
     @torch.inference_mode()
@@ -182,12 +185,14 @@ class TokenEncoder:
         """
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces: list[Tensor] = []
-        for group in _groups(range(first, last, SEGMENT_TOKENS)):
-            begins = [max(0, at - CONTEXT_TOKENS) for at in group]
-            ends = [min(last, at + SEGMENT_TOKENS) for at in group]
-            keys = self.tokens([ids[a:b] for a, b in zip(begins, ends, strict=True)])
-            rows = zip(keys, group, begins, ends, strict=True)
-            pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
+        with self.adapter.merged(), block_attention(self.model):
+            for group in _groups(range(first, last, SEGMENT_TOKENS)):
+                begins = [max(0, at - CONTEXT_TOKENS) for at in group]
+                ends = [min(last, at + SEGMENT_TOKENS) for at in group]
+                states, _ = self._states([ids[a:b] for a, b in zip(begins, ends, strict=True)])
+                keys = self._reduced(states, "key_map")
+                rows = zip(keys, group, begins, ends, strict=True)
+                pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
     def _ids(self, text: str) -> list[int]:
@@ -200,19 +205,16 @@ class TokenEncoder:
         return nn.functional.normalize(states @ self.maps[name], dim=-1)
 
     def _states(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, T, H), zeros at padding, and the lengths (B,)."""
+        """Hidden states (B, T, H), zeros at padding, and lengths (B,), of the model as it is."""
         lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
         width = int(lengths.max())
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
         rows: dict[int, Tensor] = {}
-        with self.adapter.active():
-            for group in _groups(order):
-                found = hidden_states(
-                    self.model, padded([sequences[n] for n in group]), self.layers
-                )
-                for n, one in zip(group, found, strict=True):
-                    kept = one[: len(sequences[n])]
-                    rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
+        for group in _groups(order):
+            found = hidden_states(self.model, padded([sequences[n] for n in group]), self.layers)
+            for n, one in zip(group, found, strict=True):
+                kept = one[: len(sequences[n])]
+                rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
         return torch.stack([rows[n] for n in range(len(sequences))]), lengths
 
 
