@@ -227,6 +227,47 @@ def test_what_is_damaged_is_pruned_before_what_is_good(library: Library) -> None
     assert [one.key for one in done.removed] == [old.key]
 
 
+def make_foreign(library: Library, entry: Entry) -> None:
+    """Gives a document's manifest another format, as a later esa would write."""
+    path = manifest(library, entry)
+    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 99 ", 1))
+
+
+@pytest.mark.parametrize("rotten", [False, True])
+def test_pruning_leaves_another_formats_documents_alone(library: Library, rotten: bool) -> None:
+    kept, old, new = (ingest(library, [*range(at, at + 40)]) for at in (0, 100, 200))
+    for at, entry in enumerate((kept, old, new)):
+        used_at(library, entry, 1000.0 + at)
+    whole = manifest(library, kept).read_bytes()
+    make_foreign(library, kept)
+    if rotten:
+        manifest(library, new).write_bytes(b"rotten")
+    tried = library.prune(library.nbytes - 1, dry_run=True)
+    done = library.prune(library.nbytes - 1)
+    assert [one.key for one in done.removed] == [new.key if rotten else old.key]
+    assert (tried.freed, tried.left) == (done.freed, done.left)
+    assert done.left == library.nbytes
+    assert [one.key for one in done.left_alone] == [kept.key]
+    manifest(library, kept).write_bytes(whole)
+    assert library.verify(kept) == library.verify(old if rotten else new) == []
+
+
+def test_a_size_that_another_formats_documents_exceed_costs_no_other(library: Library) -> None:
+    kept, other = ingest(library, [*range(400)]), ingest(library, OTHERS)
+    part_of(library, [*range(900, 970)], 50)
+    make_foreign(library, kept)
+    before = files(library)
+    for dry_run in (True, False):
+        with pytest.raises(LibraryError, match="nothing was removed, for the size") as raised:
+            library.prune(other.nbytes, dry_run=dry_run)
+        assert f"esa library rm {kept.id}`" in raised.value.hint
+    assert files(library) == before
+    assert library.verify(other) == []
+    (found,) = (one for one in library.entries() if one.foreign)
+    library.remove(found)
+    assert library.prune(library.nbytes).removed == ()
+
+
 def test_a_full_disk_is_left_clean_beside_a_damaged_document(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,9 +225,9 @@ class Library:
         self, max_bytes: int | None = None, *, dry_run: bool = False
     ) -> maintenance.PruneResult:
         """Removes what killed ingests left, then documents until the library takes at most
-        `max_bytes` (None: no document): damaged ones, then the least recently used. Raises
-        LibraryError: a manifest cannot be read, and nothing is changed; or a file cannot be
-        removed."""
+        `max_bytes` (None: no document): damaged ones, then the least recently used. Those of
+        another format stay. Raises LibraryError: a manifest cannot be read, or those of another
+        format take more, and nothing is changed; or a file cannot be removed."""
         with write_errors(self.root):
             if not self.root.is_dir():
                 return maintenance.PruneResult((), 0, 0, 0)

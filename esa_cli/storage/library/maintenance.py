@@ -30,12 +30,14 @@ class PruneResult:
 
     Args:
         leftovers: number of files of unfinished ingests and the like.
+        left_alone: documents of another format, which only `remove` removes.
     """
 
     removed: tuple[Entry, ...]
     leftovers: int
     freed: int
     left: int
+    left_alone: tuple[Entry, ...] = ()
 
 
 def remove(paths: LibraryPaths, entry: Entry) -> int:
@@ -56,10 +58,13 @@ def remove(paths: LibraryPaths, entry: Entry) -> int:
 
 def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneResult:
     """Removes leftovers, then documents until all that is left takes at most `max_bytes`: damaged
-    ones, then the least recently used. What a running ingest needs is kept. Raises UnreadableError:
-    a manifest cannot be read; nothing is changed. LibraryError: a file cannot be removed."""
+    ones, then the least recently used. What a running ingest needs is kept, and so are documents of
+    another format, with every segment that may be theirs. Raises LibraryError: a manifest cannot be
+    read, or documents of another format take more than `max_bytes`, and nothing is changed; or a
+    file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
         there = _readable(manifest.read_all(paths))
+        foreign = [one for one in there if one.foreign]
         left_over = _leftovers(paths, there)
         total = _total(paths, left_over)
         damaged = [one for one in there if one.damage and not one.foreign]
@@ -70,12 +75,15 @@ def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneRes
         else:
             damaged = []
         gone, doomed = _oldest(paths, there, total, max_bytes)
+        left = total - sum(map(size_of, doomed))
+        if foreign and max_bytes is not None and left > max_bytes:
+            raise _too_small(foreign, left, max_bytes)
         gone = [*damaged, *gone]
         freed = sum(map(size_of, [*doomed, *left_over]))
         if not dry_run:
             _delete(paths, [*doomed, *left_over])
-        left = total - sum(map(size_of, doomed)) if dry_run else sum(map(size_of, paths.files()))
-        return PruneResult(tuple(gone), len(left_over), freed, left)
+            left = sum(map(size_of, paths.files()))
+        return PruneResult(tuple(gone), len(left_over), freed, left, tuple(foreign))
 
 
 def _readable(there: list[Entry]) -> list[Entry]:
@@ -90,6 +98,16 @@ def _readable(there: list[Entry]) -> list[Entry]:
     return there
 
 
+def _too_small(foreign: list[Entry], left: int, max_bytes: int) -> LibraryError:
+    """The error where the limit would cost every other document, and still not be met."""
+    ids = " ".join(entry.id for entry in foreign)
+    return LibraryError(
+        f"nothing was removed, for the size to prune to must be at least {left:,} bytes, which "
+        f"documents of another format keep, got {max_bytes:,}",
+        f"use the esa that wrote them, or `esa library rm {ids}` gives them up",
+    )
+
+
 def _total(paths: LibraryPaths, left_over: list[Path]) -> int:
     """Bytes of all files but those."""
     return sum(map(size_of, set(paths.files()) - set(left_over)))
@@ -98,13 +116,14 @@ def _total(paths: LibraryPaths, left_over: list[Path]) -> int:
 def _oldest(
     paths: LibraryPaths, there: list[Entry], total: int, max_bytes: int | None
 ) -> tuple[list[Entry], list[Path]]:
-    """The documents to remove, and their files, each one's manifest first."""
+    """The documents to remove, and their files, each one's manifest first. Those of another format
+    stay: this version cannot tell which segments they need."""
     live = needed_files(paths, [], abandoned=False)
     uses = Counter(name for entry in there for name in entry.segments)
     fits = Counter(entry.fit for entry in there)
     gone: list[Entry] = []
     doomed: list[Path] = []
-    for entry in reversed(there):
+    for entry in (one for one in reversed(there) if not one.foreign):
         if max_bytes is None or total <= max_bytes:
             break
         uses.subtract(entry.segments)

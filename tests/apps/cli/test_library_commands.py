@@ -220,6 +220,17 @@ def test_prune_says_what_it_does(run: Run, library: Library) -> None:
         run("prune", "--max-size", "much")
 
 
+def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> None:
+    kept, old = ingest(library, [*range(40)]), ingest(library, [*range(90, 130)])
+    path = library.root / "documents" / f"{kept.key}.doc"
+    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 99 ", 1))
+    said = run("prune", "--max-size", str(library.nbytes - 1))
+    assert f"removed {old.id}" in said
+    assert f"1 documents of another format are left alone: {kept.id}" in said
+    (left,) = json.loads(run("prune", "--json"))["left_alone"]
+    assert left["id"] == kept.id
+
+
 def test_names_do_not_steer_the_terminal(run: Run, library: Library) -> None:
     with library.write("a" * 40, "w", [1], Layout(1, 1, 1, "float32")) as writer:
         assert isinstance(writer, Writer)

@@ -181,10 +181,10 @@ def prune(
     done = library.prune(most, dry_run=dry_run)
     _say_note(library)
     if as_json:
-        removed = [entry.as_json() for entry in done.removed]
         print_json(
             {
-                "removed": removed,
+                "removed": [entry.as_json() for entry in done.removed],
+                "left_alone": [entry.as_json() for entry in done.left_alone],
                 "leftovers": done.leftovers,
                 "freed_bytes": done.freed,
                 "left_bytes": done.left,
@@ -197,6 +197,9 @@ def prune(
         print(f"{would} {entry.id} ({entry_label(entry)})")
     if done.leftovers:
         print(f"{would} {done.leftovers} files that belong to no document")
+    if done.left_alone:
+        ids = " ".join(entry.id for entry in done.left_alone)
+        print(f"{len(done.left_alone)} documents of another format are left alone: {ids}")
     freed = "would be freed" if dry_run else "freed"
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
