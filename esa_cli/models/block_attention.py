@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 NAME = "esa_blocks"
 BLOCK = 128
@@ -35,6 +33,10 @@ def block_attention(model: Any) -> Iterator[None]:
     if not supports_blocks(model):
         yield
         return
+    # Late: what only finds by words must not wait for transformers.
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
     AttentionInterface.register(NAME, causal_attention)
     AttentionMaskInterface.register(NAME, _no_mask)
     model.set_attn_implementation(NAME)
