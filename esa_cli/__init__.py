@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from esa_cli.models.attach import attach
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
+    from esa_cli.qa.passage_search import Passage
     from esa_cli.qa.preset import load as load_preset
     from esa_cli.qa.reply import Evidence, Reply, Turn
     from esa_cli.qa.session import Answer, Session
@@ -31,6 +32,7 @@ __all__ = [
     "Evidence",
     "Library",
     "Method",
+    "Passage",
     "Reply",
     "Session",
     "Turn",
@@ -49,6 +51,7 @@ _PLACES = {
     "Evidence": ("esa_cli.qa.reply", "Evidence"),
     "Library": ("esa_cli.storage.library", "Library"),
     "Method": ("esa_cli.attention.method", "Method"),
+    "Passage": ("esa_cli.qa.passage_search", "Passage"),
     "Reply": ("esa_cli.qa.reply", "Reply"),
     "Session": ("esa_cli.qa.session", "Session"),
     "Turn": ("esa_cli.qa.reply", "Turn"),

@@ -13,8 +13,8 @@ import esa_cli
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = [
-    "Answer", "Book", "Document", "Esa", "Evidence", "Library", "Method", "Reply", "Session",
-    "Turn", "Window", "__version__", "attach", "load_preset", "read_document",
+    "Answer", "Book", "Document", "Esa", "Evidence", "Library", "Method", "Passage", "Reply",
+    "Session", "Turn", "Window", "__version__", "attach", "load_preset", "read_document",
 ]  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_names_are_those_of_their_modules() -> None:
     from esa_cli.attention import method
     from esa_cli.documents import document
     from esa_cli.models import attach as seam
-    from esa_cli.qa import api, books, preset, reply, session
+    from esa_cli.qa import api, books, passage_search, preset, reply, session
     from esa_cli.storage import library
 
     assert esa_cli.Esa is api.Esa
@@ -48,6 +48,7 @@ def test_names_are_those_of_their_modules() -> None:
     assert esa_cli.read_document is document.read_document
     assert esa_cli.Reply is reply.Reply
     assert esa_cli.Evidence is reply.Evidence
+    assert esa_cli.Passage is passage_search.Passage
     assert esa_cli.Turn is reply.Turn
     assert esa_cli.Session is session.Session
     assert esa_cli.Answer is session.Answer

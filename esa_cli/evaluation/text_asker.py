@@ -16,6 +16,7 @@ from esa_cli.qa.books import Book, PlacedBook, place_books
 from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.ingest import DocumentIngest
+from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.reply import Evidence, Reply
 from esa_cli.qa.session import Session
@@ -37,7 +38,7 @@ class TextAsker:
         self.session, self.preset = session, preset
         self._begin()
         encoder = load_encoder(preset.answer, session.model, session.tokenizer)
-        self._replies = TextReplies(session, None, encoder)
+        self._replies = TextReplies(session, None, PassageSearch(encoder, preset.answer.words))
         self._ingest = DocumentIngest(session, encoder=encoder)
         self._book: Book | None = None
 

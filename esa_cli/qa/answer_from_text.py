@@ -19,10 +19,9 @@ from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.finding.passage_finder import FoundPassage, PassageFinder, ReducedQueries
 from esa_cli.qa.finding.passage_growth import grown
-from esa_cli.qa.finding.reduced_keys import ReducedKeys
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
@@ -62,7 +61,8 @@ class TextAnswers:
 
     Args:
         model, tokenizer: of transformers; the model is bare while it answers. preset: its settings
-            `answer`, and its window. prompt: for free text. encoder: of the finder, or None.
+            `answer`, and its window. prompt: for free text. search: what finds the passages; None:
+            by their words alone.
 
     Raises:
         ModelError: the adapter cannot be read, or is of another model.
@@ -74,11 +74,11 @@ class TextAnswers:
         tokenizer: Any,
         preset: Preset,
         prompt: PromptTokens,
-        encoder: TokenEncoder | None = None,
+        search: PassageSearch | None = None,
     ) -> None:
         settings = preset.answer
         self.model, self.settings, self._prompt = model, settings, prompt
-        self._encoder = encoder
+        self.search = search or PassageSearch()
         self._context = preset.context
         adapter = None
         if settings.adapter is not None:
@@ -88,21 +88,6 @@ class TextAnswers:
             tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
         )
         self._reader = PassageReader(model, passages, adapter, preset.context)
-        self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
-
-    def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
-        """The finder of these books; that of the last ones is kept."""
-        texts = [book.document.text for book in books]
-        keys = [book.index for book in books]
-        if (
-            self._kept is None
-            or texts != self._kept[0]
-            or any(one is not other for one, other in zip(keys, self._kept[1], strict=True))
-        ):
-            spans, words = [book.spans for book in books], [book.words for book in books]
-            finder = PassageFinder(texts, spans, keys, words)
-            self._kept = texts, keys, finder
-        return self._kept[2]
 
     def check(self, question: str, max_new_tokens: int) -> int:
         """Tokens of the question in the preset's prompt, checked to leave room for passages.
@@ -151,7 +136,7 @@ class TextAnswers:
             on_text: called with each piece of the answer's text. write: another model's answer from
                 the passages, best first.
         """
-        finder = self.finder(books)
+        finder = self.search.finder(books)
         read = self._read(question, books, earlier, votes, SPANS if write is None else 0)
         weights = torch.tensor([one.score for one in read]).softmax(0).tolist()
         passages = tuple(one.found for one in read)
@@ -193,15 +178,15 @@ class TextAnswers:
         Args:
             spans: passages of a round whose most probable span is looked for.
         """
-        settings, finder = self.settings, self.finder(books)
+        settings, finder = self.settings, self.search.finder(books)
         texts = [book.document.text for book in books]
 
         def read_round(
             count: int, earlier: str, asked: str, apart: Sequence[FoundPassage] = ()
         ) -> list[ReadPassage]:
             found = finder.find(
-                question, count, earlier=earlier, reduced=self._reduced(asked, books), votes=votes,
-                weight=settings.votes, apart=apart,
+                question, count, earlier=earlier, reduced=self.search.reduced(asked, books),
+                votes=votes, weight=settings.votes, apart=apart,
             )  # fmt: skip
             if settings.grow:
                 found = grown(texts, found, settings.grow)
@@ -221,13 +206,6 @@ class TextAnswers:
             )  # fmt: skip
             read = ordered([*read, *more])
         return read
-
-    def _reduced(self, asked: str, books: Sequence[PlacedBook]) -> ReducedQueries | None:
-        """The reduced queries of a question, where a document has reduced keys."""
-        if self._encoder is None or all(book.index is None for book in books):
-            return None
-        queries, shares = self._encoder.questions([asked])
-        return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self.settings.words)
 
     def _free_text(
         self, question: str, passages: str, streamer: Streamer, most: int, heat: float, top_p: float

@@ -5,8 +5,8 @@
         reply = esa.ask("Who is Ahab?", [book])
         print(reply.text, reply.evidence[0].page)
 
-A book is read on its own, whatever it is asked together with later. With a library it is read once
-for ever; without one it stays in memory. Everything the command line does goes through here.
+A book is read on its own, whatever it is asked together with later: with a library once for ever;
+without one it stays in memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from esa_cli.models.load import choose_device
 from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
+from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.finding.load_encoder import index_sizes, load_encoder
 from esa_cli.qa.ingest import DocumentIngest, Source
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
+from esa_cli.qa.passage_search import COUNT, Passage, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import Reply, Turn
@@ -75,12 +77,13 @@ class Esa:
         self.preset, self.loaded = resolved.preset, loaded
         self.encoder = load_encoder(resolved.preset.answer, loaded.model, loaded.tokenizer)
         self.session = Session(loaded.model, loaded.tokenizer, resolved)
-        self.reader, self._text = reader, text_replies(self.session, reader, self.encoder)
+        self._cached = CachedBooks(self.session)
+        self._search = PassageSearch(self.encoder, resolved.preset.answer.words)
+        self.reader, self._text = reader, text_replies(self.session, reader, self._search)
         self.documents = DocumentIngest(
             self.session, library, keep, rows, events, planner, self.encoder
         )
         self._weights: Tensor | None = None
-        self._open: list[Book] = []
         self._asked: list[Book] = []
 
     @classmethod
@@ -100,9 +103,8 @@ class Esa:
         reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:
-        """Loads a preset and its model, fetching the model if need be.
-
-        Each document is held to the memory there is now before it is read; see `plan`.
+        """Loads a preset and its model, fetching the model if need be. Each document is held to the
+        memory there is now before it is read; see `plan`.
 
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
@@ -122,11 +124,10 @@ class Esa:
         check_adapter(resolved.preset.answer)
         memory = machine.available_memory(place)
         loaded = models.load(resolved.preset.model, device=place, dtype=dtype)
-        config = read_config(loaded.folder)
         other = None if choice is None else choice.open(device, dtype)
-        left = memory - (0 if other is None else other.nbytes)
         planner = Planner(
-            resolved, config, dtype=loaded.dtype, device=place, memory=left,
+            resolved, read_config(loaded.folder), dtype=loaded.dtype, device=place,
+            memory=memory - (0 if other is None else other.nbytes),
             index=index_sizes(resolved.preset.answer),
         )  # fmt: skip
         return cls(
@@ -170,7 +171,7 @@ class Esa:
     def open(self, source: Source) -> Book:
         """A book that can be asked at once: found in the library, else with its text alone, to be
         read by `ingest` later. Where answers need rows, it is read now. Raises: as `ingest`."""
-        self._open = []
+        self._cached.forget()
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
@@ -187,7 +188,7 @@ class Esa:
             DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
             LibraryError: it is in the library, and damaged.
         """
-        self._open = []
+        self._cached.forget()
         return self.documents.ingest(source, progress)
 
     def ask(
@@ -214,14 +215,26 @@ class Esa:
             "seed": seed, "history": history, "on_text": on_text,
         }  # fmt: skip
         if self._text is None:
-            self._use(books)
+            self._cached.use(books)
             made = reply_from_rows(self.session, question, self.placed(books), evidence, **asking)
         else:
             made = self._text.ask(
-                question, self.placed(books), lambda: self._use(books), evidence=evidence, **asking
-            )
+                question, self.placed(books), lambda: self._cached.use(books),
+                evidence=evidence, **asking,
+            )  # fmt: skip
         (reply, self._weights), self._asked = made, books
         return reply
+
+    def find_passages(
+        self, question: str, books: Sequence[Book], count: int | None = COUNT,
+        minimum: float | None = None,
+    ) -> list[Passage]:  # fmt: skip
+        """The passages of some books that fit a question; see `PassageSearch.passages`.
+        Raises UsageError: there is no book, or the question is empty or too long."""
+        if self._text is not None:
+            self._text.check(question, 0)
+        with self.session.attachment.suspended():
+            return self._search.passages(question, self.placed(distinct(books)), count, minimum)
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""
@@ -231,18 +244,6 @@ class Esa:
         if self._weights is None or [id(book) for book in books] != [id(b) for b in self._asked]:
             raise UsageError("a report is of the last answer", "ask about these books first")
         return evidence_page(reply, question, self.placed(books), self._weights)
-
-    def _use(self, books: Sequence[Book]) -> None:
-        if len(books) == len(self._open) and all(
-            mine is yours for mine, yours in zip(self._open, books, strict=True)
-        ):
-            return
-        self._open = []
-        prefilled = [book.prefilled for book in books if book.prefilled]
-        if len(prefilled) < len(books):
-            raise UsageError("a document has not been read", "ingest it first")
-        self.session.open(prefilled)
-        self._open = list(books)
 
     def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
         """These books, each with its place in the cache of a question about them."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.finding.passage_finder import FoundPassage, token_bounds
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.question_form import referred_to
 from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.second_model.answer_reader import (
@@ -28,8 +29,8 @@ class TextReplies:
     """Replies from text of one session.
 
     Args:
-        reader: another model that words the answers; None: the session's own does. encoder: of the
-            finder; None: passages are found by their words alone.
+        reader: another model that words the answers; None: the session's own does. search: what
+            finds the passages; None: by their words alone.
 
     Raises:
         PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
@@ -39,16 +40,16 @@ class TextReplies:
         self,
         session: Session,
         reader: AnswerReader | None = None,
-        encoder: TokenEncoder | None = None,
+        search: PassageSearch | None = None,
     ) -> None:
         self._session, self._reader = session, reader
         self._answers = TextAnswers(
-            session.model, session.tokenizer, session.preset, session.prompt, encoder
+            session.model, session.tokenizer, session.preset, session.prompt, search
         )
 
     def prepare(self, books: Sequence[PlacedBook]) -> None:
         """Makes the finder of these books, which the next question about them uses."""
-        self._answers.finder(books)
+        self._answers.search.finder(books)
 
     def check(self, question: str, max_new_tokens: int) -> None:
         """Checks a question without a document. Raises UsageError, LengthError: as `ask`."""
@@ -139,7 +140,7 @@ class TimedText:
 
 
 def text_replies(
-    session: Session, reader: AnswerReader | None = None, encoder: TokenEncoder | None = None
+    session: Session, reader: AnswerReader | None = None, search: PassageSearch | None = None
 ) -> TextReplies | None:
     """Replies from text, where the session's preset answers so.
 
@@ -149,7 +150,7 @@ def text_replies(
     if session.preset.answer.source != "text":
         return None
     try:
-        return TextReplies(session, reader, encoder)
+        return TextReplies(session, reader, search)
     except BaseException:
         session.close()
         raise

@@ -18,8 +18,8 @@ from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa import answer_from_text, preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.passage_finder import FoundPassage
 from esa_cli.qa.finding.passage_growth import grown
+from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.qa.reply import NOT_TOLD, Reply, Turn

@@ -18,6 +18,7 @@ from torch import Tensor
 from esa_cli.attention.precision import to_float64
 from esa_cli.qa.finding.late_interaction import products_around, window_products
 from esa_cli.qa.finding.lexical_index import LexicalIndex
+from esa_cli.qa.finding.passages_apart import FoundPassage, PassagesApart
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
@@ -65,13 +66,19 @@ class ReducedQueries:
 
 
 @dataclass(frozen=True)
-class FoundPassage:
-    """Characters [start, end) of document number `document`; score: in standard deviations."""
+class WindowScores:
+    """Scores of all windows for one question, (windows,) each.
 
-    document: int
-    start: int
-    end: int
-    score: float
+    Args:
+        total: what ranks them. words: of the question's words alone, in standard deviations.
+        fitting: bool, whether a word of the question is in or around the window, or its document
+            has been read for the finder. read: whether one has been.
+    """
+
+    total: Tensor
+    words: Tensor
+    fitting: Tensor
+    read: bool
 
 
 class PassageFinder:
@@ -124,19 +131,42 @@ class PassageFinder:
             votes: for each document, (n,) of its tokens. weight: of the votes. apart: passages that
                 are overlapped by none of the windows either.
         """
-        scores = self.index.scores(question)
+        scores = self.scores(question, earlier=earlier, reduced=reduced, votes=votes, weight=weight)
+        return self.pick(scores, count, apart)
+
+    def scores(
+        self,
+        question: str,
+        *,
+        earlier: str = "",
+        reduced: ReducedQueries | None = None,
+        votes: Sequence[Tensor] = (),
+        weight: float = 0.0,
+    ) -> WindowScores:
+        """The scores of all windows; the arguments are those of `find`."""
+        words = self.index.scores(question)
         if earlier:
-            scores = scores + 0.5 * self.index.scores(earlier)
-        share = self.singled_out(scores)
-        words = scores = standardised(scores)
+            words = words + 0.5 * self.index.scores(earlier)
+        share, fitting = self.singled_out(words), words > 0
+        total = words = standardised(words)
         read = reduced is not None and any(one is not None for one in self._keys)
         if reduced is not None and read:
-            scores = self._late(reduced, reduced.words * share * words, words)
+            total = self._late(reduced, reduced.words * share * words, words)
+            for own, keys in zip(self._own, self._keys, strict=True):
+                fitting[own] |= keys is not None
         if weight and votes:
-            scores = scores + weight * standardised(self._summed(votes))
-        base = len(apart)
-        found = self._best(scores, scores, base + count - (count // BY_WORDS if read else 0), apart)
-        return self._best(words, scores, base + count, found)[base:]
+            total = total + weight * standardised(self._summed(votes))
+        return WindowScores(total, words, fitting, read)
+
+    def pick(
+        self, scores: WindowScores, count: int, apart: Sequence[FoundPassage] = ()
+    ) -> list[FoundPassage]:
+        """The best `count` windows by their scores; see `find`."""
+        out, base = PassagesApart(apart), len(apart)
+        by_words = count // BY_WORDS if scores.read else 0
+        self._fill(out, scores.total, scores.total, base + count - by_words)
+        self._fill(out, scores.words, scores.total, base + count)
+        return out.passages[base:]
 
     def _summed(self, votes: Sequence[Tensor]) -> Tensor:
         """Votes of each window's tokens, (windows,)."""
@@ -183,22 +213,18 @@ class PassageFinder:
         same = self.index.documents[one] == self.index.documents[other]
         return same and a.start < b.end and b.start < a.end
 
-    def _best(
-        self, by: Tensor, scores: Tensor, count: int, found: Sequence[FoundPassage]
-    ) -> list[FoundPassage]:
-        """`found`, and the best windows by `by` that overlap none before, `count` in all."""
-        out = list(found)
-        if len(out) == count:
-            return out
+    def _fill(self, out: PassagesApart, by: Tensor, scores: Tensor, count: int) -> None:
+        """Adds the best windows by `by` that overlap none before, until there are `count`."""
+        if len(out.passages) == count:
+            return
         for at in by.argsort(descending=True, stable=True).tolist():
-            window, document = self.index.windows[at], self.index.documents[at]
-            if not any(
-                one.document == document and _half(one, window.start, window.end) for one in out
+            window = self.index.windows[at]
+            score, document = float(scores[at]), self.index.documents[at]
+            if (
+                out.add(FoundPassage(document, window.start, window.end, score))
+                and len(out.passages) == count
             ):
-                out.append(FoundPassage(document, window.start, window.end, float(scores[at])))
-                if len(out) == count:
-                    break
-        return out
+                break
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -206,11 +232,6 @@ def standardised(scores: Tensor) -> Tensor:
     if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
     return (scores - scores.mean()) / scores.std()
-
-
-def _half(one: FoundPassage, start: int, end: int) -> bool:
-    shared = min(one.end, end) - max(one.start, start)
-    return 2 * shared >= min(one.end - one.start, end - start)
 
 
 def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:

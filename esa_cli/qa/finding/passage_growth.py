@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from esa_cli.qa.finding.passage_finder import FoundPassage
+from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.sentence_windows import BLANK_LINES, sentence_spans
 from esa_cli.system.content_words import word_count
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from esa_cli.qa.finding.passage_finder import FoundPassage
+from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.sentence_windows import sentence_spans
 from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.qa.reading.passage_reader import PassageReader, PassageReading, QuotedSpan

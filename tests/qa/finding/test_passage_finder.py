@@ -10,12 +10,12 @@ import torch
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import (
     VAGUE,
-    FoundPassage,
     PassageFinder,
     ReducedQueries,
     standardised,
     token_bounds,
 )
+from esa_cli.qa.finding.passages_apart import FoundPassage
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
 GATE = "Captain Ahab opens the northern gate at nine. "

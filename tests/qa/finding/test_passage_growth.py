@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from esa_cli.qa.finding.passage_finder import FoundPassage
 from esa_cli.qa.finding.passage_growth import grown
+from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.sentence_windows import BLANK_LINES, sentence_spans, sentence_windows
 from esa_cli.system.content_words import word_count
 

@@ -6,7 +6,7 @@ import math
 from contextlib import nullcontext
 from typing import Any
 
-from esa_cli.qa.finding.passage_finder import FoundPassage
+from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.reading.passage_reader import QuotedSpan
 from esa_cli.qa.reading.read_passages import ReadPassage, ordered, read_passages
 

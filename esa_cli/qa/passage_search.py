@@ -1,0 +1,120 @@
+"""Passages of books that fit a question, ranked, each with its place; no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from esa_cli.errors import UsageError
+from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries, standardised
+from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
+
+if TYPE_CHECKING:  # it imports the model's library, which words alone do not need
+    from esa_cli.qa.finding.token_encoder import TokenEncoder
+
+COUNT = 8
+ABOVE = 2.0
+"""The least score where all passages are asked for: about one window in thirty has it."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage that fits a question.
+
+    Args:
+        document: the document's name. source: its path. page: from 1, where the document has pages.
+        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
+        start, end: character offsets into the document's extracted text; `text` lies between them.
+        score: standard deviations above the mean of all windows of the documents searched.
+    """
+
+    document: str
+    source: str
+    page: int | None
+    line: int
+    chapter: str | None
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+class PassageSearch:
+    """Finds passages in books; the index of the last books' words is kept.
+
+    Args:
+        encoder: of the preset's finder; None: passages are found by their words alone. words: see
+            `ReducedQueries`.
+    """
+
+    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
+        self._encoder, self._words = encoder, words
+        self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
+
+    def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
+        """The finder of these books; that of the last ones is kept."""
+        texts = [book.document.text for book in books]
+        keys = [book.index for book in books]
+        if (
+            self._kept is None
+            or texts != self._kept[0]
+            or any(one is not other for one, other in zip(keys, self._kept[1], strict=True))
+        ):
+            spans, words = [book.spans for book in books], [book.words for book in books]
+            finder = PassageFinder(texts, spans, keys, words)
+            self._kept = texts, keys, finder
+        return self._kept[2]
+
+    def reduced(self, asked: str, books: Sequence[PlacedBook]) -> ReducedQueries | None:
+        """The reduced queries of a question, where a document has reduced keys."""
+        if self._encoder is None or all(book.index is None for book in books):
+            return None
+        queries, shares = self._encoder.questions([asked])
+        return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
+
+    @torch.inference_mode()
+    def passages(
+        self,
+        question: str,
+        books: Sequence[PlacedBook],
+        count: int | None = COUNT,
+        minimum: float | None = None,
+    ) -> list[Passage]:
+        """The best passages, best first, none overlapping a better one by half of it.
+
+        A document that has not been read for the finder has those with a word of the question in
+        them or around them.
+
+        Args:
+            count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
+                or the best passage's score if that is lower.
+
+        Raises:
+            UsageError: there is no book.
+        """
+        if not books:
+            raise UsageError("no document to search", "name one")
+        finder = self.finder(books)
+        scores = finder.scores(question, reduced=self.reduced(question, books))
+        total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
+        most = len(finder.index) if count is None else count
+        found = finder.pick(replace(scores, total=total), most)
+        best = max((one.score for one in found), default=0.0)
+        if minimum is None:
+            minimum = min(ABOVE, best) if count is None else 0.0
+        kept = [one for one in found if one.score >= minimum and one.score > -torch.inf]
+        kept.sort(key=lambda one: -one.score)
+        return [_placed(books[one.document], one) for one in kept]
+
+
+def _placed(book: PlacedBook, one: FoundPassage) -> Passage:
+    document, place = book.document, book.document.place(one.start)
+    return Passage(
+        document.name, document.source, place.page, place.line, place.chapter,
+        one.start, one.end, document.text[one.start : one.end], one.score,
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Passages of which none overlaps an earlier one by half, compared with a plain loop."""
+
+from __future__ import annotations
+
+import random
+
+from esa_cli.qa.finding.passages_apart import FoundPassage, PassagesApart
+
+
+def by_loop(passages: list[FoundPassage], first: list[FoundPassage]) -> list[FoundPassage]:
+    out = list(first)
+    for one in passages:
+        for other in out:
+            shared = min(one.end, other.end) - max(one.start, other.start)
+            shorter = min(one.end - one.start, other.end - other.start)
+            if one.document == other.document and 2 * shared >= shorter:
+                break
+        else:
+            out.append(one)
+    return out
+
+
+def test_as_a_plain_loop() -> None:
+    draw = random.Random(1)
+    for _ in range(50):
+        passages = []
+        for _ in range(60):
+            start = draw.randrange(300)
+            passages.append(FoundPassage(draw.randrange(2), start, start + draw.randint(1, 60), 0))
+        first, rest = passages[:5], passages[5:]
+        made = PassagesApart(first)
+        added = [made.add(one) for one in rest]
+        assert made.passages == by_loop(rest, first)
+        assert [one for one, new in zip(rest, added, strict=True) if new] == made.passages[5:]

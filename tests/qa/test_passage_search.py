@@ -1,0 +1,125 @@
+"""Passages without an answer: places, scores, minimum. Tiny random model, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models
+from esa_cli.documents.document import Document, Mark
+from esa_cli.errors import LengthError, UsageError
+from esa_cli.qa import preset
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.passage_search import Passage, PassageSearch
+
+FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
+GATE = "Captain Ahab opens the northern gate at nine. "
+STORY = f"{FILLER}\n\n{GATE}{FILLER}"
+QUESTION = "When does Ahab open the gate?"
+
+
+def book(text: str, name: str = "story.txt", **more: Any) -> Book:
+    made = Document(name, text, f"/notes/{name}", "utf-8", len(text), **more)
+    return Book(made, None, torch.zeros(0, 2))
+
+
+def found(question: str, *texts: str, **more: Any) -> list[Passage]:
+    books = [book(text, f"{at}.txt") for at, text in enumerate(texts)]
+    return PassageSearch().passages(question, place_books(books), **more)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def asker(loaded: Any, tmp_path: Path) -> Iterator[Esa]:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1
+    )
+    made.save(tmp_path / "finder", "random:llama")
+    settings = ["answer.from=text", f"answer.finder={tmp_path / 'finder'}"]
+    with Esa(loaded, preset.load("tiny-random", settings)) as esa:
+        yield esa
+
+
+def test_a_passage_has_its_place() -> None:
+    marks = (Mark(0, 1, "Boats"), Mark(len(FILLER) + 2, 2, "Gates"))
+    placed = place_books([book(FILLER, "other.txt"), book(STORY, marks=marks)])
+    best = PassageSearch().passages(QUESTION, placed)[0]
+    assert (best.document, best.source) == ("story.txt", "/notes/story.txt")
+    assert GATE.strip() in best.text
+    assert STORY[best.start : best.end] == best.text
+    line = STORY.count("\n", 0, best.start) + 1
+    starts_before = best.start < len(FILLER)
+    expected = (1, "Boats") if starts_before else (2, "Gates")
+    assert (best.page, best.chapter, best.line) == (*expected, line)
+
+
+def test_scores_are_standard_deviations_best_first() -> None:
+    passages = found(QUESTION, STORY)
+    scores = [one.score for one in passages]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 2
+    assert min(scores) >= 0
+    assert found(QUESTION, STORY, minimum=scores[1]) == passages[:2]
+    assert found(QUESTION, STORY, minimum=scores[0] + 1) == []
+    assert found(QUESTION, STORY, count=1) == passages[:1]
+
+
+def test_all_are_those_of_two_deviations_or_the_best() -> None:
+    every = found(QUESTION, STORY, count=None)
+    assert every
+    assert min(one.score for one in every) >= 2
+    (only,) = found(QUESTION, GATE, count=None)
+    assert (only.score, only.text) == (0, GATE.strip())
+    more = found("boat town", STORY, count=None, minimum=-100.0)
+    assert len(more) > 8
+    assert more[0].start <= STORY.index("boat")
+
+
+def test_without_a_word_of_the_question_nothing_is_found() -> None:
+    assert found("zeppelin", STORY, GATE) == []
+    assert found("who is it", STORY) == []
+    assert {one.document for one in found("Ahab", FILLER, GATE, STORY)} == {"1.txt", "2.txt"}
+    with pytest.raises(UsageError, match="no document"):
+        found("Ahab")
+
+
+def test_what_has_been_read_is_found_as_answers_find_it(asker: Esa) -> None:
+    read, unread = asker.ingest(book(STORY).document), asker.open(book(FILLER, "b").document)
+    assert read.read
+    assert not unread.read
+    passages = asker.find_passages("zeppelin", [read, unread, read], minimum=-100.0)
+    assert {one.document for one in passages} == {"story.txt"}, "the other has no such word"
+    assert len(passages) == 8
+    reply = asker.ask("zeppelin", [read], evidence=8)
+    alone = asker.find_passages(
+        "zeppelin", [read], count=asker.preset.answer.passages, minimum=-9.0
+    )
+    assert {(e.start, e.end) for e in reply.evidence} <= {(one.start, one.end) for one in alone}
+
+
+def test_questions_that_cannot_be_asked(asker: Esa) -> None:
+    books = [asker.open(book(GATE).document)]
+    with pytest.raises(UsageError):
+        asker.find_passages(" ", books)
+    with pytest.raises(LengthError):
+        asker.find_passages("gate " * 2000, books)
+    with pytest.raises(UsageError, match="no document"):
+        asker.find_passages("gate", [])
+
+
+def test_by_words_where_answers_come_from_rows(loaded: Any) -> None:
+    with Esa(loaded, preset.load("tiny-random")) as esa:
+        read = esa.ingest(book(STORY[-2000:] + GATE).document)
+        assert GATE.strip() in esa.find_passages(QUESTION, [read])[0].text
