@@ -1,4 +1,4 @@
-"""A token index as the library stores it: its rows and its identity."""
+"""A token index as the library stores it: its rows, its identity, and its document."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from esa_cli.attention.interfaces import KVStore
+from esa_cli.qa.archive import provenance
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.preset import Preset
+from esa_cli.qa.tokenised_document import TokenisedDocument
+from esa_cli.storage.library import Entry
 from esa_cli.storage.library.disk_store import DiskStore
+from esa_cli.storage.library.entry_writer import Writer
 
 FORMAT = 1
 """Raised when indexes computed by an older version would differ."""
@@ -41,6 +46,17 @@ def append_keys(store: KVStore, keys: Tensor) -> None:
     """Appends reduced keys (n, R) to the one layer of an index."""
     halves = keys.view(keys.shape[0], 2, -1)
     store.append(halves[:, 0][None], halves[:, 1][None])
+
+
+def finish_index(writer: Writer, text: TokenisedDocument, preset: Preset) -> Entry:
+    """Writes the rest of an index, and its document. Raises ResourceError: the disk is full."""
+    document = text.document
+    return writer.finish(
+        text=document.text,
+        offsets=text.offsets,
+        marks=[list(mark) for mark in document.marks],
+        provenance=provenance(document, preset, INDEX),
+    )
 
 
 def read_keys(store: DiskStore) -> ReducedKeys:

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.archive import provenance
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_archive import (
-    INDEX,
     PIECE,
     append_keys,
+    finish_index,
     index_identity,
     read_keys,
 )
+from esa_cli.qa.index_ranges import TokenRange
 from esa_cli.qa.part_ingest import PartIngest, StoredForm
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry
@@ -37,12 +38,13 @@ class IndexIngest(PartIngest):
         self.encoder = encoder
 
     @cached_property
-    def _identity(self) -> str:
+    def identity(self) -> str:
+        """What its indexes depend on, beside the text; see `index_identity`."""
         return index_identity(self.facts(), self.encoder.digest)
 
     def keys(self, text: str) -> list[str]:
         assert self.library is not None
-        return [self.library.key(self._identity, text)]
+        return [self.library.key(self.identity, text)]
 
     def owns(self, entry: Entry, text: str) -> bool:
         return entry.key in self.keys(text)
@@ -74,7 +76,7 @@ class IndexIngest(PartIngest):
         return super().make(text, hear, more, started)
 
     def form(self, text: TokenisedDocument) -> StoredForm:
-        return StoredForm(self._identity, text.ids, index_layout(self.encoder.dim))
+        return StoredForm(self.identity, text.ids, index_layout(self.encoder.dim))
 
     def check_memory(self, tokens: int) -> None:
         """Where rows are read, too, the plan is of these, which take a hundred times as much."""
@@ -88,13 +90,15 @@ class IndexIngest(PartIngest):
             append_keys(store, self._encoded(text.ids, start, stop))
             writer.flush()
             hear(stop, len(text.ids))
-        document = text.document
-        return writer.finish(
-            text=document.text,
-            offsets=text.offsets,
-            marks=[list(mark) for mark in document.marks],
-            provenance=provenance(document, self.session.preset, INDEX),
+        return finish_index(writer, text, self.session.preset)
+
+    def records(self, part: TokenRange) -> Tensor:
+        """The index's records (n, row_bytes) of a range of tokens, as they would be stored."""
+        pieces = (
+            self._encoded(part.ids, start, min(start + PIECE, len(part.ids)))
+            for start in range(part.before, len(part.ids), PIECE)
         )
+        return torch.cat([ReducedKeys.of(keys).records for keys in pieces])
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
         ids = text.ids

@@ -56,15 +56,16 @@ class DocumentIngest:
         facts = cache(lambda: model_facts(session.model, session.tokenizer))
         given = session, facts, library, keep, self.events, planner
         self._rows = RowIngest(rows, *given)
-        self._index = None if encoder is None else IndexIngest(encoder, *given)
+        self.index = None if encoder is None else IndexIngest(encoder, *given)
+        """Makes token indexes; None: the preset has no finder, or answers from rows."""
 
     @property
     def parts(self) -> list[PartIngest]:
         """What is read of a document: its index for the preset's finder, and its rows where answers
         need them. Without a finder rows are stored, too, for presets that answer from these."""
-        if self._index is None:
+        if self.index is None:
             return [self._rows]
-        return [self._rows, self._index] if self._needs_rows else [self._index]
+        return [self._rows, self.index] if self._needs_rows else [self.index]
 
     @property
     def stored_tokens(self) -> int | None:
@@ -138,7 +139,7 @@ class DocumentIngest:
         if found is not None:
             return found
         text = text or self._tokenised(document)
-        if not self._needs_rows and self._index is None and not self._rows.stores:
+        if not self._needs_rows and self.index is None and not self._rows.stores:
             return self._unread(text)
         hear, parts = combined(self.events.progress, progress), self.parts
         try:

@@ -16,24 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.errors import EsaError, LibraryError, ResourceError
+from esa_cli.errors import EsaError, ResourceError
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import checksummed_file, content_names, manifest
 from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.disk_store import disk_stores
 from esa_cli.storage.library.document_files import (
-    NO_FIT,
     Projections,
     fit_name,
     pack_fit,
     pack_tokens,
-    read_fit,
 )
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.reservations import needed_files, reserve
+from esa_cli.storage.library.resumed_segments import resumed_segments
 from esa_cli.storage.library.row_layout import Layout
-from esa_cli.storage.library.segment import Segment, write_segment
+from esa_cli.storage.library.segment import Layer, Segment, write_segment
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
 
@@ -61,15 +60,14 @@ class Writer:
         self.entry: Entry | None = None
         """The finished document."""
         self._prefixes = content_names.segment_names(identity, ids, layout)
-        self._names: list[str] = []
-        self._fit, self._new = NO_FIT, list[Path]()
-        self._full = False
-        self.projections: list[Any] | None = None
+        self._new, self._full = list[Path](), False
         with write_errors(paths.root), paths.locked("library"):
             reserve(paths, key, self._prefixes)
-        found = self._resume()
-        self.done = sum(segment.tokens for segment in found)
-        self._stored = disk_stores(found, layout, devices)
+        found = resumed_segments(paths, key, self._prefixes, layout, len(self.ids))
+        self._names, self._fit = [one.path.stem for one in found.segments], found.fit
+        self.projections: list[Any] | None = found.projections
+        self.done = sum(segment.tokens for segment in found.segments)
+        self._stored = disk_stores(found.segments, layout, devices)
         self.layers = [
             JoinedStore(
                 [StoreSlice(one, 0, len(one))],
@@ -77,34 +75,6 @@ class Writer:
             )
             for one in self._stored
         ]
-
-    def _resume(self) -> list[Segment]:
-        """The longest run of whole first segments on disk, every byte of it checked."""
-        best: list[Segment] = []
-        first = self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")
-        for fit in sorted(path.stem.partition("-")[2] for path in first):
-            try:
-                projections = read_fit(self.paths, fit, self.key)
-            except LibraryError:
-                continue
-            found = self._run(fit)
-            if len(found) > len(best):
-                best, self._fit, self.projections = found, fit, projections
-        self._names = [segment.path.stem for segment in best]
-        return best
-
-    def _run(self, fit: str) -> list[Segment]:
-        """The undamaged whole segments from the beginning on; a short last one is not resumed."""
-        found: list[Segment] = []
-        for name in self._prefixes[: len(self.ids) // self.layout.segment]:
-            path = self.paths.segment(f"{name}-{fit}")
-            try:
-                segment = Segment(path, self.layout, self.layout.segment, self.key)
-                segment.check()
-            except LibraryError:
-                break
-            found.append(segment)
-        return found
 
     def flush(self, projections: Projections | None = None) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory.
@@ -120,12 +90,27 @@ class Writer:
         while self._complete() >= self.layout.segment:
             self._write(self.layout.segment, projections)
 
+    def write_records(self, records: Tensor) -> None:
+        """Writes the next segment of a layout of one layer and without reduced keys, all of which
+        was encoded elsewhere.
+
+        Args:
+            records: (n, row_bytes) bytes, n the tokens of a segment; of the last one, what is left.
+
+        Raises:
+            ResourceError: as `flush`.
+        """
+        assert not any(len(layer.tail) for layer in self.layers), "no rows may be before them"
+        self._write(records.shape[0], None, [(records, None)])
+
     def _complete(self) -> int:
         """Tokens in memory that are complete in all layers."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
-    def _write(self, count: int, projections: Projections | None) -> None:
+    def _write(
+        self, count: int, projections: Projections | None, given: Sequence[Layer] | None = None
+    ) -> None:
         if len(self._names) == len(self._prefixes):
             raise ValueError(f"tokens must be the document's {len(self.ids)}, got more tokens")
         with self._changing():
@@ -134,7 +119,7 @@ class Writer:
             path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")
             self._new.append(path)
             rows = (layer.tail.first(count) for layer in self.layers)
-            write_segment(path, self.key, self.layout, count, rows)
+            write_segment(path, self.key, self.layout, count, given or rows)
         segment = Segment(path, self.layout, count, self.key)
         for stored, layer in zip(self._stored, self.layers, strict=True):
             stored.add(segment)

@@ -71,7 +71,8 @@ def write_segment(
     """Writes a segment file atomically. Raises OSError.
 
     Args:
-        owner: see `new_file`. layers: rows and reduced keys of all tokens.
+        owner: see `new_file`. layers: rows and reduced keys of all tokens; rows may be records
+            already, (tokens, row_bytes) bytes.
     """
     name = path.stem
     whole: list[str] = []
@@ -80,10 +81,15 @@ def write_segment(
     with checksummed_file.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
         for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
-            _check_shape(rows, (tokens, layout.width), layout.dtype)
+            encoded = rows.dtype == torch.uint8
+            if encoded:
+                _check_shape(rows, (tokens, layout.row_bytes), "uint8")
+            else:
+                _check_shape(rows, (tokens, layout.width), layout.dtype)
             if layout.reduced[layer]:
                 _check_shape(reduced, (tokens, layout.reduced[layer]), layout.reduced_dtype)
-            data: Any = encode(rows.cpu(), layout).numpy()
+            made = rows.contiguous() if encoded else encode(rows.cpu(), layout)
+            data: Any = made.numpy()
             records = memoryview(data).cast("B")
             sums = _sums(records, 0, layout.row_bytes, [*range(tokens)])
             sums ^= _row_salts(name, layer, numpy.arange(tokens))
