@@ -35,7 +35,7 @@ class PickleEngine:
     """Two workers, in turn; the first one is lost after its first task, which is done again."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.done = reporter, 0
+        self.reporter, self.done, self.workers = reporter, 0, 2
 
     def run(self, worker: Any, tasks: Iterator[Any]) -> Iterator[TaskResult[Any]]:
         def start() -> WorkerProcess:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from command import ROOT, TINY, listen
 from square_worker import SquareWorker
+from tiny_finder import tiny_finder
 
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.engine import actor_pool
@@ -187,6 +188,41 @@ def test_an_ingest_loses_nothing_by_a_killed_worker(monkeypatch: pytest.MonkeyPa
     assert "a worker died" in ended(process)
     assert len(list(Path("library/documents").glob("*.doc"))) == 4
     assert not list(Path("library/claims").glob("*.claim"))
+
+
+def test_a_long_document_is_divided_and_loses_nothing_by_a_killed_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"Gate {number} opens at nine. " for number in range(20_000))
+    Path("long.md").write_text(text, "utf-8")
+    command = ["ingest", "long.md", *tiny_finder(tmp_path / "finder")]
+    monkeypatch.setenv("ESA_LIBRARY", "here")
+    ended(start(*command))
+    monkeypatch.setenv("ESA_LIBRARY", "there")
+    process = start(*command, *RAY)
+    while process.poll() is None and not list(Path("there").glob("segments/*.seg")):
+        time.sleep(0.02)
+    wait_for_actors(process)[0].send_signal(signal.SIGKILL)
+    assert "a worker died; its task is done again" in ended(process)
+    assert stored("there") == stored("here")
+    assert not list(Path("there/claims").glob("*.claim"))
+
+    monkeypatch.setenv("ESA_LIBRARY", "stopped")
+    process = start(*command, *RAY)
+    while process.poll() is None and not list(Path("stopped").glob("segments/*.seg")):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    ended(process, 130)
+    kept = list(Path("stopped").glob("segments/*.seg"))
+    assert 0 < len(kept) < len(stored("here")) - 3
+    ended(start(*command, *RAY))
+    assert stored("stopped") == stored("here")
+
+
+def stored(root: str) -> dict[str, bytes]:
+    """All but manifests, which have a date."""
+    kinds = {".seg", ".text", ".tokens", ".words"}
+    return {path.name: path.read_bytes() for path in Path(root).rglob("*") if path.suffix in kinds}
 
 
 def test_a_selftest_is_that_of_one_process() -> None:

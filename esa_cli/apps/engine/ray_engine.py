@@ -12,7 +12,6 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 from esa_cli.apps.cli.terminal import Reporter
@@ -22,6 +21,7 @@ from esa_cli.apps.engine.task_engine import (
     Result,
     Task,
     TaskOutcome,
+    TaskQueue,
     TaskResult,
     TaskWorker,
     WorkerProcess,
@@ -52,23 +52,23 @@ class RayEngine:
         )
 
     def run(
-        self, worker: TaskWorker[Task, Result], tasks: Iterator[Task]
+        self, worker: TaskWorker[Task, Result], tasks: Iterator[Task | None]
     ) -> Iterator[TaskResult[Result]]:
         """See `TaskEngine.run`. Raises ResourceError: actors die of a task, or none can start."""
         import ray
 
         kind = ray.remote(WorkerProcess).options(max_restarts=0, **self._share.options())
         pool = ActorPool(lambda: kind.remote(worker, os.getcwd()), str(self._share), self.reporter)
-        waiting, queue = enumerate(tasks), list[tuple[int, Task]]()
+        queue = TaskQueue(tasks)
         running: dict[Any, tuple[Any, tuple[int, Task]]] = {}
         try:
             while True:
-                queue += islice(waiting, self.workers - len(running) - len(queue))
-                if not running and not queue:
+                queue.fill(self.workers - len(running))
+                if not running and not queue.waiting:
                     return
-                pool.start(len(queue))
-                while queue and pool.idle:
-                    one, task = pool.idle.pop(), queue.pop(0)
+                pool.start(len(queue.waiting))
+                while queue.waiting and pool.idle:
+                    one, task = pool.idle.pop(), queue.waiting.pop(0)
                     running[one.do.remote(task[1])] = one, task
                 references = [*running, *pool.starting]
                 for reference in ray.wait(references, num_returns=1, timeout=WAIT_S)[0]:
@@ -80,21 +80,13 @@ class RayEngine:
                         outcome: TaskOutcome = ray.get(reference)
                     except actor_errors() as error:
                         pool.lost(one, task[0], error)
-                        queue.insert(0, task)
+                        queue.waiting.insert(0, task)
                         continue
                     pool.idle.append(one)
-                    yield TaskResult(task[0], self._value(outcome))
+                    yield TaskResult(task[0], outcome.result(self.reporter))
                 pool.check(len(running))
         finally:
             pool.stop()
-
-    def _value(self, outcome: TaskOutcome) -> Any:
-        """The task's value, after its warnings. Raises EsaError: the one that the task raised."""
-        for text in outcome.warnings:
-            self.reporter.warn(text)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
 
 
 @contextmanager

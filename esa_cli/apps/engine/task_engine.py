@@ -38,13 +38,38 @@ class TaskResult(NamedTuple, Generic[Result]):
     value: Result
 
 
+class TaskQueue(Generic[Task]):
+    """Tasks with their numbers, from 0, as processes become free for them.
+
+    Args:
+        tasks: a None among them, which has no number: there is none until one more has ended.
+    """
+
+    def __init__(self, tasks: Iterator[Task | None]) -> None:
+        self._tasks, self._taken = tasks, 0
+        self.waiting: list[tuple[int, Task]] = []
+
+    def fill(self, count: int) -> None:
+        """Takes tasks until so many are waiting, or there is none now."""
+        while len(self.waiting) < count and (task := next(self._tasks, None)) is not None:
+            self.waiting.append((self._taken, task))
+            self._taken += 1
+
+
 class TaskEngine(Protocol):
-    """Does tasks in several processes."""
+    """Does tasks in several processes.
+
+    Attributes:
+        workers: their number, at most.
+    """
+
+    workers: int
 
     def run(
-        self, worker: TaskWorker[Task, Result], tasks: Iterator[Task]
+        self, worker: TaskWorker[Task, Result], tasks: Iterator[Task | None]
     ) -> Iterator[TaskResult[Result]]:
-        """The results, in the order in which tasks end. A task is taken when a process is free.
+        """The results, in the order in which tasks end. A task is taken when a process is free; a
+        None says that there is none until a result of a running one has been used.
 
         Raises:
             EsaError: the worker could not be opened, or a task raised it.
@@ -59,6 +84,14 @@ class TaskOutcome:
     value: Any = None
     error: EsaError | None = None
     warnings: tuple[str, ...] = ()
+
+    def result(self, reporter: Reporter) -> Any:
+        """The value, after the warnings. Raises EsaError: the one that the task raised."""
+        for text in self.warnings:
+            reporter.warn(text)
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 class WarningReporter(Reporter):

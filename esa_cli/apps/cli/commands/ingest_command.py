@@ -13,7 +13,7 @@ from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import Shard
 
 if TYPE_CHECKING:
-    from esa_cli.apps.engine.ingest_worker import IngestReport
+    from esa_cli.apps.engine.ingest_report import IngestReport
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
@@ -41,7 +41,7 @@ def ingest(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter, print_json
-    from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
+    from esa_cli.apps.engine.ingest_report import ingest_document
     from esa_cli.qa.adapter_files import without_adapter
     from esa_cli.system.work_shard import WorkShard
 
@@ -56,12 +56,13 @@ def ingest(
                 kept = [ingest_document(esa, one, rows, reporter) for one in found.documents]
         elif found.documents:
             from esa_cli.apps.cli.preflight import prepare
+            from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by
             from esa_cli.storage.library.library_paths import default_root
 
-            prepare(chosen, model, reporter, keep=True)
+            ready = prepare(chosen, model, reporter, keep=True)
             worker = IngestWorker(chosen, model, rows, default_root().absolute())
             with engines.open(reporter, model.device) as engine:
-                kept = ingest_by(engine, worker, found.documents, reporter)
+                kept = ingest_by(engine, worker, found.documents, reporter, ready)
     finally:
         reporter.settle()
     if as_json:
