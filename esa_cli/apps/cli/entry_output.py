@@ -58,7 +58,7 @@ def facts(entry: Entry) -> dict[str, str]:
 def entry_label(entry: Entry) -> str:
     """Its name, or what is wrong with it."""
     if entry.damage:
-        return entry.damage if entry.unreadable else f"damaged: {entry.damage}"
+        return entry.damage if entry.unreadable else f"{entry.state}: {entry.damage}"
     return one_line(entry.name) or "without a name"
 
 

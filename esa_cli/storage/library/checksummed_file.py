@@ -30,6 +30,11 @@ def reingest_hint(key: str) -> str:
     return f"remove it with `esa library rm {key[:12]}` and ingest the document again"
 
 
+def foreign_hint(key: str) -> str:
+    """The hint for a file of another format."""
+    return f"use the esa that wrote it, or {reingest_hint(key)}"
+
+
 def unreadable_error(path: Path, error: OSError) -> UnreadableError:
     return UnreadableError(f"{path} cannot be read: {error.strerror or error}", READ_HINT)
 
@@ -66,7 +71,7 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
     if int(line[2]) != FORMAT:
         raise ForeignVersionError(
             f"{path} is of format {int(line[2])}; this esa reads format {FORMAT}",
-            f"use the esa that wrote it, or {reingest_hint(key)}",
+            foreign_hint(key),
         )
     payload = data[line.end() :]
     if len(payload) != int(line[3]):

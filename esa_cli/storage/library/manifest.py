@@ -57,6 +57,13 @@ class Entry:
         return self.key[:12]
 
     @property
+    def state(self) -> str:
+        """`good`, or why it cannot be used: `damaged`, `another format` or `unreadable`."""
+        if self.foreign or self.unreadable:
+            return "another format" if self.foreign else "unreadable"
+        return "damaged" if self.damage else "good"
+
+    @property
     def name(self) -> str:
         """The document's name for people."""
         return str(self.provenance.get("name", ""))
@@ -78,7 +85,8 @@ class Entry:
     def as_json(self) -> dict[str, Any]:
         """The entry as JSON data, as `esa library --json` prints it."""
         if self.damage:
-            return {"id": self.id, "key": self.key, "damage": self.damage}
+            state = {"state": self.state, "damage": self.damage}
+            return {"id": self.id, "key": self.key, **state}
         return {
             "id": self.id,
             "key": self.key,
@@ -172,6 +180,8 @@ def entry_error(entry: Entry) -> LibraryError:
     """The error for an entry with `damage`."""
     if entry.unreadable:
         return UnreadableError(entry.damage, READ_HINT)
+    if entry.foreign:
+        return ForeignVersionError(entry.damage, checksummed_file.foreign_hint(entry.key))
     return LibraryError(entry.damage, checksummed_file.reingest_hint(entry.key))
 
 

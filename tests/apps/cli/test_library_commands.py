@@ -19,7 +19,7 @@ from test_library import ingest, part_of, used_at
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.apps.cli.entry_output import facts
-from esa_cli.errors import EsaError, LibraryError, UsageError
+from esa_cli.errors import EsaError, ForeignVersionError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library, catalogue_file
 from esa_cli.storage.library.entry_writer import Writer
 
@@ -229,6 +229,23 @@ def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> No
     assert f"1 documents of another format are left alone: {kept.id}" in said
     (left,) = json.loads(run("prune", "--json"))["left_alone"]
     assert left["id"] == kept.id
+
+
+def test_another_format_is_not_called_damaged(run: Run, library: Library) -> None:
+    entry, other = ingest(library, [*range(40)]), ingest(library, [*range(90, 130)])
+    path = library.root / "documents" / f"{entry.key}.doc"
+    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 99 ", 1))
+    listed = run("list") + run("show", entry.id)
+    assert listed.count("another format: ") == 2
+    assert "damaged" not in listed
+    assert json.loads(run("show", entry.id, "--json"))["state"] == "another format"
+    with pytest.raises(ForeignVersionError, match="1 of 2 documents are of another") as raised:
+        run("verify")
+    assert "use the esa that wrote them" in raised.value.hint
+    (library.root / "segments" / f"{other.segments[0]}.seg").unlink()
+    with pytest.raises(LibraryError, match="1 of 2 documents are damaged") as raised:
+        run("verify")
+    assert entry.id not in raised.value.hint
 
 
 def test_names_do_not_steer_the_terminal(run: Run, library: Library) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esa_cli.storage.library import Entry, Library
 
 app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
-_BAD = ("damaged", "unreadable")
+_BAD = ("damaged", "another format", "unreadable")
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID)]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID)]
@@ -108,24 +108,36 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
 
 
 def _state(found: Sequence[LibraryError]) -> str:
-    from esa_cli.errors import UnreadableError
+    from esa_cli.errors import ForeignVersionError, UnreadableError
 
     if not found:
         return "good"
-    known = any(not isinstance(error, UnreadableError) for error in found)
-    return "damaged" if known else "unreadable"
+    states = {
+        "another format"
+        if isinstance(error, ForeignVersionError)
+        else "unreadable"
+        if isinstance(error, UnreadableError)
+        else "damaged"
+        for error in found
+    }
+    return next(state for state in _BAD if state in states)
 
 
 def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
     """Raises LibraryError where a document is not good."""
-    from esa_cli.errors import LibraryError, UnreadableError
+    from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 
     of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
-    damaged, hidden = of["damaged"], of["unreadable"]
+    damaged, foreign, hidden = (of[state] for state in _BAD)
     if damaged:
         raise LibraryError(
             f"{len(damaged)} of {len(results)} documents are damaged",
             f"`esa library rm {' '.join(damaged)}`, and ingest them again",
+        )
+    if foreign:
+        raise ForeignVersionError(
+            f"{len(foreign)} of {len(results)} documents are of another format",
+            f"use the esa that wrote them, or `esa library rm {' '.join(foreign)}`",
         )
     if hidden:
         raise UnreadableError(
