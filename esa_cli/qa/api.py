@@ -5,13 +5,13 @@
         reply = esa.ask("Who is Ahab?", [book])
         print(reply.text, reply.evidence[0].page)
 
-A book is read on its own, whatever it is asked together with later: with a library once for ever;
-without one it stays in memory.
+A book is read on its own: with a library once for ever; without one it stays in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
+from esa_cli.models.layer_calls import before_each_layer
 from esa_cli.models.load import choose_device
 from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.archive import check_asked_together
@@ -48,8 +49,7 @@ class Esa:
 
     Args:
         loaded: of `models.load`. preset: the method, the prompt, the model's window.
-        library: where documents are looked for; None: nowhere.
-        keep: whether documents that are not there are put there.
+        library: where documents are looked for; None: nowhere. keep: put those there that are not.
         rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
         events: the observer of ingests. planner: what is read must fit its memory; None: nobody
             looks. reader: another model that words the answers.
@@ -113,10 +113,8 @@ class Esa:
             library: `Library()` is the user's own; None keeps what is read in memory.
             reader: another model that words the answers, as --reader; `reader_model`: on a server.
 
-        Raises:
-            UsageError: no such device, dtype or method, or it needs a length. PresetError,
-                ModelError, ResourceError. ReaderError: the server cannot be used.
-        """
+        Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
+        ModelError, ResourceError. ReaderError: the server cannot be used."""
         choice = None if reader is None else ReaderChoice(reader, reader_model)
         given = overrides if choice is None else [*overrides, "answer.from=text"]
         resolved, place = resolve(name, given, method, length), choose_device(device)
@@ -142,7 +140,7 @@ class Esa:
         self.close()
 
     def close(self) -> None:
-        """Puts the model back as it was."""
+        """Restores the model."""
         self.session.close()
 
     @property
@@ -155,17 +153,21 @@ class Esa:
         """Whether a document can be asked before it is read."""
         return not self.preset.answer.needs_rows
 
+    def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
+        """Tokens of a question with its earlier turns; see `reply.Asker`."""
+        return (self._text or self.session).question_tokens(question, history)
+
+    def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
+        """Calls `on_step` while the model computes; see `reply.Asker`."""
+        return before_each_layer(self.loaded.model, on_step)
+
     def find(self, document: Document) -> Book | None:
-        """The document as it was read before, if it is in the library. Raises LibraryError: it is
-        there, and damaged."""
+        """The document's book, if it is in the library. Raises LibraryError: it is damaged."""
         return self.documents.find(document)
 
     def stored(self, entry: Entry) -> Book:
-        """A book of the library, whatever became of its file.
-
-        Raises:
-            UsageError: it was read by another model or method. LibraryError: it is damaged.
-        """
+        """A book of the library, whatever became of its file. Raises UsageError: it was read by
+        another model or method. LibraryError: it is damaged."""
         return self.documents.stored(entry)
 
     def open(self, source: Source) -> Book:
@@ -184,10 +186,8 @@ class Esa:
                 half second while another process reads the same document into the library. What it
                 raises ends reading or waiting and passes through; the library keeps what was read.
 
-        Raises:
-            DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
-            LibraryError: it is in the library, and damaged.
-        """
+        Raises DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
+        LibraryError: it is in the library, and damaged."""
         self._cached.forget()
         return self.documents.ingest(source, progress)
 
@@ -205,8 +205,7 @@ class Esa:
         on_text: Callable[[str], None] | None = None,
     ) -> Reply:
         """Answers one question about some books, all at once; see `reply.Asker`."""
-        books = distinct(books)
-        if not books:
+        if not (books := distinct(books)):
             raise UsageError("no document to ask about", "ingest one first")
         if len(books) > 1:
             check_asked_together(self.preset, self.session.method)
@@ -241,7 +240,7 @@ class Esa:
         from esa_cli.qa.evidence_page import evidence_page
 
         books = distinct(books)
-        if self._weights is None or [id(book) for book in books] != [id(b) for b in self._asked]:
+        if self._weights is None or list(map(id, books)) != list(map(id, self._asked)):
             raise UsageError("a report is of the last answer", "ask about these books first")
         return evidence_page(reply, question, self.placed(books), self._weights)
 

@@ -150,8 +150,9 @@ class PromptTokens:
             )
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
+        later = self._between_turns()
         for i, turn in enumerate(turns):
-            between, lead = self._between_turns() if i else (self._between, self._lead)
+            between, lead = later if i else (self._between, self._lead)
             for piece, special in (
                 (between, True),
                 (lead + turn.question.strip(), False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -121,6 +122,19 @@ class Asker(Protocol):
     @property
     def answers_unread(self) -> bool:
         """Whether a document can be asked before it is read, by its words alone."""
+        ...
+
+    def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
+        """Tokens of a question with its earlier turns, which the model does not read for that.
+
+        Raises:
+            UsageError: the question is empty, or too long whatever the documents are.
+        """
+        ...
+
+    def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
+        """Within it, `on_step` is called often while the model reads or answers; an exception
+        raised in it ends that and passes through, and the asker stays usable."""
         ...
 
     def open(self, source: str | Document) -> IngestedDocument:

@@ -186,6 +186,11 @@ class Session(Prefill):
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, self._tokens(max_new_tokens))
 
+    def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
+        """Tokens of a question with its earlier turns. Raises UsageError: it is empty."""
+        asked = EncodedQuestion.of(self.prompt, question, "", history, 0)
+        return len(asked.before) + len(asked.ids)
+
     def _check_prefilled(self) -> None:
         """Raises UsageError when there is no document, or only a part of one; PresetError when it
         was prefilled with another method, without the compressor that this one scores by."""

@@ -55,6 +55,14 @@ class TextReplies:
         """Checks a question without a document. Raises UsageError, LengthError: as `ask`."""
         self._answers.check(question, max_new_tokens)
 
+    def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
+        """Tokens of a question, and of the texts of the turns before it. Raises: as `check`."""
+        texts, count = [text for turn in history for text in turn], self._answers.check(question, 1)
+        if texts:
+            ids = self._session.tokenizer(texts, add_special_tokens=False, verbose=False)
+            count += sum(map(len, ids["input_ids"]))
+        return count
+
     def ask(
         self,
         question: str,

@@ -314,6 +314,23 @@ def test_an_interruption_while_passages_are_read(
     assert asker.session.attachment.attached
 
 
+def test_a_question_is_counted_and_ended_while_passages_are_read(asker: Esa) -> None:
+    books = [book(asker, STORY)]
+    turns = [Turn("What is sold?", "Fish.")]
+    alone, later = asker.question_tokens(QUESTION), asker.question_tokens(QUESTION, turns)
+    assert alone == asker.ask(QUESTION, books).question_tokens < later
+    with pytest.raises(LengthError):
+        asker.question_tokens("word " * 500)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    wanted = asker.ask(QUESTION, books).text
+    with pytest.raises(InterruptedError), asker.interruptible(stop):
+        asker.ask(QUESTION, books)
+    assert asker.ask(QUESTION, books).text == wanted
+
+
 def test_what_cannot_be_asked(asker: Esa) -> None:
     books = [book(asker, STORY)]
     with pytest.raises(UsageError, match="no document"):

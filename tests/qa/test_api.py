@@ -255,6 +255,35 @@ def test_a_history_that_is_too_long_is_told_from_a_question(loaded: Any, tmp_pat
         assert one.ask(QUESTION, [book], history=[Turn("What?", "This.")]).text
 
 
+def test_a_question_can_be_ended_while_it_is_read(loaded: Any, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def stop() -> None:
+        steps.append(1)
+        if len(steps) == 2:
+            raise InterruptedError
+
+    with Esa(loaded, preset.load("tiny-random")) as one:
+        book = one.ingest(files(tmp_path)[0])
+        wanted = one.ask(QUESTION, [book]).text
+        with pytest.raises(InterruptedError), one.interruptible(stop):
+            one.ask(f"{QUESTION} " * 50, [book])
+        assert len(steps) == 2
+        assert one.ask(QUESTION, [book]).text == wanted, "the cache and the model are as before"
+        assert len(steps) == 2
+
+
+def test_the_tokens_of_a_question_are_counted_unread(loaded: Any, tmp_path: Path) -> None:
+    turns = [Turn("Is there a gate?", "yes"), Turn("And a market?", "yes")]
+    with Esa(loaded, preset.load("tiny-random")) as one:
+        counted = one.question_tokens(QUESTION), one.question_tokens(QUESTION, turns)
+        book = one.ingest(files(tmp_path)[0])
+        asked = [one.ask(QUESTION, [book], history=said) for said in ((), turns)]
+        assert counted == tuple(reply.question_tokens for reply in asked)
+        with pytest.raises(UsageError, match="must not be empty"):
+            one.question_tokens(" ")
+
+
 def test_a_longer_document_reads_only_what_is_new(
     loaded: Any, library: Library, tmp_path: Path
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from esa_cli.documents.document import Document, read_document
@@ -31,6 +32,8 @@ class FakeAsker:
     Args:
         room: words of history and question that fit.
         delay: seconds before each word, said or read. A document has `words` of them.
+
+    `question_delay`: seconds for each word of a question.
     """
 
     name = "fake-model"
@@ -46,9 +49,22 @@ class FakeAsker:
         self.spoken: list[str] = []
         self.words, self.read = 0, 0
         self.stopped = 0
+        self.on_step: Callable[[], None] = lambda: None
+        self.question_delay = 0.0
         self.running = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
+
+    def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
+        return sum(len(f"{a} {b}".split()) for a, b in history) + len(question.split())
+
+    @contextmanager
+    def interruptible(self, on_step: Callable[[], None]) -> Iterator[None]:
+        self.on_step = on_step
+        try:
+            yield
+        finally:
+            self.on_step = lambda: None
 
     def open(self, source: str | Document) -> str:
         document = source if isinstance(source, Document) else read_document(source)
@@ -92,12 +108,13 @@ class FakeAsker:
         )  # fmt: skip
         if not books or not question.strip():
             raise UsageError("nothing to ask")
-        words = sum(len(f"{a} {b}".split()) for a, b in history) + len(question.split())
+        words = self.question_tokens(question, history)
         if words > self.room:
             raise HistoryError("with its history") if history else UsageError("it is too long")
         if question in self.failures:
             raise self.failures[question]
         self.running.set()
+        self._read_question(question)
         text = self.answers.get(question, f"You asked: {question}")
         said = [word if i == 0 else f" {word}" for i, word in enumerate(text.split(" "))]
         whole = said[: max_new_tokens or len(said)]
@@ -106,6 +123,15 @@ class FakeAsker:
             "".join(whole), passages(books, evidence), self.found, words, len(whole), 0.1, 0.2,
             cut=len(whole) < len(said),
         )  # fmt: skip
+
+    def _read_question(self, question: str) -> None:
+        try:
+            for _ in question.split():
+                time.sleep(self.question_delay)
+                self.on_step()
+        except BaseException:
+            self.stopped += 1
+            raise
 
     def _wait(self) -> None:
         """In short steps: a signal just before a long wait would be heard after it only."""

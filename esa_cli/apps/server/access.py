@@ -2,8 +2,9 @@
 
 Without a token only this machine can connect, but any web page that a browser shows here can, too:
 its requests have the page's own Origin, or, where a foreign name was made to resolve to this
-machine, that Host. Both are refused. Starlette's TrustedHostMiddleware cannot do it: its list of
-hosts has no networks (127.0.0.0/8), it does not check Origin, and its error has another shape.
+machine, that Host. Both are refused, and so are pages of other ports. Starlette's
+TrustedHostMiddleware cannot do it: its list of hosts has no networks (127.0.0.0/8), it does not
+check Origin, and its error has another shape.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from esa_cli.system.loopback import is_loopback
 SEND_WITHIN_S = 30
 WITHOUT_TOKEN = ("/health",)
 """Paths that need no token."""
+_PORTS = {"http": 80, "https": 443}
 
 
 class AccessCheck:
@@ -47,7 +49,7 @@ class AccessCheck:
             origin = headers.get(b"origin")
             if not _is_here(f"//{host}"):
                 return ApiError(403, "the Host header names another machine")
-            if origin is not None and not _is_here(origin.decode("latin-1")):
+            if origin is not None and not _is_own(origin.decode("latin-1"), host):
                 return ApiError(403, "pages of other origins may not ask here")
             return None
         if scope["path"] in WITHOUT_TOKEN:
@@ -62,6 +64,18 @@ def _is_here(address: str) -> bool:
     try:
         return is_loopback(urlsplit(address).hostname or "")
     except ValueError:
+        return False
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page of this origin comes from the address that the request was sent to: a page of
+    another port is another program's."""
+    try:
+        page = urlsplit(origin)
+        asked = urlsplit(f"{page.scheme}://{host}")
+        default = _PORTS[page.scheme]
+        return (page.hostname, page.port or default) == (asked.hostname, asked.port or default)
+    except (KeyError, ValueError):
         return False
 
 

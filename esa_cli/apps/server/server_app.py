@@ -30,9 +30,11 @@ END_WITHIN_S = 5.0
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bytes of a request, answers in the queue, seconds an answer may take."""
+    """Bytes of a request, tokens of a question with the messages before it, answers in the queue,
+    seconds an answer may take."""
 
     max_body: int = 1_000_000
+    max_question: int = 8192
     max_queue: int = 8
     timeout_s: float = 600.0
 
@@ -121,17 +123,30 @@ class _Routes:
 
         def answer(job: Job) -> Reply:
             try:
+                self._check_length(self.asker.question_tokens(question, history))
                 books = self.documents.open(paths, job.report_progress)
                 missing.extend(lacking(books))
-                return self.asker.ask(
-                    question, books, history=history, on_text=job.add_text, **asked.options()
-                )
+                with self.asker.interruptible(job.check):
+                    return self.asker.ask(
+                        question, books, history=history, on_text=job.add_text, **asked.options()
+                    )
             except EsaError as error:
                 if is_of_server(error):
                     self.warn(with_hint(error))
                 raise
 
         return answer
+
+    def _check_length(self, tokens: int) -> None:
+        """Refuses a question before anything is read for it. Raises ApiError 400."""
+        if tokens > self.limits.max_question:
+            raise ApiError(
+                400,
+                f"the question with the messages before it must be at most "
+                f"{self.limits.max_question:,} tokens, got {tokens:,}",
+                "messages",
+                "context_length_exceeded",
+            )
 
     async def _reply(self, events: Events) -> Reply:
         async with aclosing(events):

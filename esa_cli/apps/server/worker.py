@@ -1,7 +1,8 @@
 """The thread that ingests and answers, and the queue before it.
 
 An asker answers one question at a time. A few jobs wait, in order; a job that is cancelled ends
-when it next calls `report_progress` or `add_text`, or is never begun. Knows nothing about HTTP.
+when it next calls `report_progress`, `add_text` or `check`, or is never begun. Knows nothing about
+HTTP.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ class Job:
     def report_progress(self, done: int, total: int) -> None:
         """Notes how far a document is ingested. Raises JobCancelledError."""
         self.ingesting = (done, total) if done < total else None
-        self._check()
+        self.check()
 
     def add_text(self, piece: str) -> None:
         """Tells a piece of the answer. Raises JobCancelledError."""
-        self._check()
+        self.check()
         self.tell(("text", piece))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises JobCancelledError if the job was cancelled."""
         if self._cancelled.is_set():
             raise JobCancelledError
 

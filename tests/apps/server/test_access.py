@@ -60,7 +60,14 @@ def test_the_token(start: Start, asker: FakeAsker) -> None:
         ({"Host": "[::1]:80"}, 200),
         ({"Origin": "https://evil.org"}, 403),
         ({"Origin": "null"}, 403),
-        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:3000"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://127.0.0.1:8000"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
+        ({"Host": "localhost", "Origin": "http://LOCALHOST:80"}, 200),
+        ({"Host": "localhost", "Origin": "https://localhost"}, 200),
+        ({"Host": "localhost:8000", "Origin": "ftp://localhost:8000"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:80000"}, 403),
     ],
 )
 def test_web_pages_cannot_ask(live: LiveServer, headers: dict[str, str], status: int) -> None:
@@ -80,6 +87,20 @@ def test_too_large(start: Start, asker: FakeAsker) -> None:
     with contextlib.suppress(OSError):
         assert found.getresponse().status == 413
     assert len(asker.calls) == 1
+
+
+def test_a_question_that_is_too_long_is_refused_before_anything_is_read(
+    start: Start, asker: FakeAsker
+) -> None:
+    live = start(max_question=4)
+    said = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    last = {"role": "user", "content": "four five"}
+    for more in ({}, {"documents": ["a.txt"]}):
+        status, _, body = live.post({"messages": [*said, last], **more})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert "must be at most 4 tokens, got 5" in body["error"]["message"]
+    assert (asker.calls, asker.ingested) == ([], [])
+    assert live.post({"messages": [last]})[0] == 200
 
 
 def test_a_request_that_never_comes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +155,7 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
         (["a.txt", "--token", "\u00e9"], "printable ASCII"),
         (["--allow", "nowhere"], "must be a folder"),
         (["a.txt", "--max-body", "much"], "must be a size"),
+        (["a.txt", "--max-body", "0"], "--max-body must be at least 1 byte, got 0"),
     ],
 )
 def test_servers_that_cannot_be(

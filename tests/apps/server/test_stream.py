@@ -137,6 +137,16 @@ def test_a_reading_that_takes_too_long(
     assert live.ask("next").choices[0].message.content == "You asked: next"
 
 
+def test_a_question_whose_time_is_up_is_read_no_further(start: Start, asker: FakeAsker) -> None:
+    asker.question_delay = 0.02
+    live = start(timeout_s=0.3)
+    status, _, body = live.post(user("word " * 900))
+    assert (status, body["error"]["code"]) == (504, "timeout")
+    until(lambda: asker.stopped)
+    assert asker.spoken == []
+    assert live.post(user("next"))[0] == 200
+
+
 def test_an_answer_that_is_late_blames_no_reading(start: Start, asker: FakeAsker) -> None:
     live = start(timeout_s=0.3)
     asker.words, asker.delay, asker.answers["long"] = 2, 0.05, "word " * 100

@@ -35,6 +35,12 @@ Token = Annotated[
     typer.Option("--token", envvar="ESA_TOKEN", help="What clients must show as their API key."),
 ]
 MaxBody = Annotated[str, typer.Option("--max-body", metavar="SIZE", help="The largest request.")]
+MaxQuestion = Annotated[
+    int,
+    typer.Option(
+        "--max-question", min=1, metavar="TOKENS", help="The longest question, with its history."
+    ),
+]
 MaxQueue = Annotated[
     int, typer.Option("--max-queue", min=0, help="Questions that may wait; more are sent away.")
 ]
@@ -54,6 +60,7 @@ class ServeRequest:
     port: int = 8000
     token: str | None = None
     max_body: int = 1_000_000
+    max_question: int = 8192
     max_queue: int = 8
     timeout_s: float = 600.0
 
@@ -66,6 +73,7 @@ def serve(
     port: Port = 8000,
     token: Token = None,
     max_body: MaxBody = "1MB",
+    max_question: MaxQuestion = 8192,
     max_queue: MaxQueue = 8,
     timeout: Timeout = 600.0,
     keep: options.Keep = None,
@@ -82,7 +90,9 @@ def serve(
     from esa_cli.system.machine import parse_size
 
     size = parse_size(max_body, "--max-body")
-    wanted = ServeRequest(documents or [], allow or [], host, port, token, size, max_queue, timeout)
+    wanted = ServeRequest(
+        documents or [], allow or [], host, port, token, size, max_question, max_queue, timeout
+    )
     check(wanted)
     chosen = answer.load_preset(model)
     reader = answer.reader_choice()
@@ -112,6 +122,10 @@ def check(wanted: ServeRequest) -> None:
         raise UsageError(
             f"--host {wanted.host} lets other machines in, so it needs a token",
             "set $ESA_TOKEN, or give --token",
+        )
+    if wanted.max_body < 1:
+        raise UsageError(
+            f"--max-body must be at least 1 byte, got {wanted.max_body}", "as --max-body 1MB"
         )
     if not wanted.documents and not wanted.allow:
         raise UsageError(
@@ -145,7 +159,9 @@ def run(
         allowed = AllowedDocuments(
             asker, fixed, wanted.allow, [document.text for document in documents]
         )
-        limits = ServerLimits(wanted.max_body, wanted.max_queue, wanted.timeout_s)
+        limits = ServerLimits(
+            wanted.max_body, wanted.max_question, wanted.max_queue, wanted.timeout_s
+        )
         app = make_app(
             asker, allowed, wanted.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
