@@ -23,6 +23,8 @@ from __future__ import annotations
 
 BUG = 1
 """Exit code after an exception that is not an EsaError."""
+NOT_FOUND = 1
+"""Exit code of `esa find` where no passage fits, as of grep."""
 USAGE = 2
 PARTIAL = 7
 """Exit code of a command that finished, but some of its questions or files got an error."""

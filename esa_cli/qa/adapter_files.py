@@ -28,6 +28,12 @@ def without_adapter(preset: Preset) -> Preset:
     return preset.model_copy(update={"answer": answer})
 
 
+def for_finding(preset: Preset) -> Preset:
+    """The preset for passages without an answer: from text, without adapter and votes."""
+    update = {"source": "text", "adapter": None, "votes": 0.0}
+    return preset.model_copy(update={"answer": preset.answer.model_copy(update=update)})
+
+
 def adapter_folder(name: str) -> Path:
     """The folder of an adapter: a path, or the name of a shipped one.
 

@@ -9,9 +9,8 @@ from esa_cli.apps.cli.document_search import Candidate, DocumentSearch
 from esa_cli.apps.cli.inputs import without_beginnings
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Entry, Library
 
 KEPT = 3
 """Times as many books stay open as a question is asked about, for the next questions."""
@@ -21,18 +20,18 @@ class BestBooks:
     """Opens the best documents of a search, and keeps them open for the next question.
 
     Args:
-        make: makes a book of a path.
+        stored: makes a book of an entry of the library, or raises UsageError. make: one of a path.
     """
 
     def __init__(
         self,
         search: DocumentSearch,
-        esa: Esa,
+        stored: Callable[[Entry], Book],
         library: Library,
         make: Callable[[str], Book],
         reporter: Reporter,
     ) -> None:
-        self._search, self._esa, self._library = search, esa, library
+        self._search, self._stored, self._library = search, stored, library
         self._make, self._reporter = make, reporter
         self._open: dict[Candidate, Book] = {}
         """The last used last."""
@@ -71,7 +70,7 @@ class BestBooks:
             try:
                 entry = self._library.find(key)
                 if entry is not None:
-                    return self._esa.stored(entry)
+                    return self._stored(entry)
             except UsageError:  # read by another model or other settings
                 continue
             except DocumentError as error:

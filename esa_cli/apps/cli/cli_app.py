@@ -12,6 +12,7 @@ from esa_cli.version import __version__
 
 COMMANDS = (
     "ask",
+    "find",
     "ingest",
     "sync",
     "library",

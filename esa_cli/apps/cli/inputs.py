@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.terminal import Reporter
@@ -12,9 +12,8 @@ from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
-    from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.storage.library import Library
+    from esa_cli.storage.library import Entry, Library
 
 Line = str | UsageError
 """A question, or why a line is not one."""
@@ -93,9 +92,14 @@ def ingest_or_open(asker: Asker, documents: Sequence[Document], reporter: Report
     return books
 
 
-def library_books(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
+def library_books(
+    stored: Callable[[Entry], Book], library: Library, reporter: Reporter
+) -> list[Book]:
     """Every book of the library that this model and method can be asked about, in the order in
     which they were ingested; of a text that has grown only the longest. Reports what is left out.
+
+    Args:
+        stored: as `api.Esa.stored`.
 
     Raises:
         UsageError: there is none.
@@ -106,7 +110,7 @@ def library_books(esa: Esa, library: Library, reporter: Reporter) -> list[Book]:
     # Not the last used first: asking uses them, and the next answer would come of another order.
     for entry in sorted(library.entries(), key=lambda entry: (entry.created, entry.key)):
         try:
-            books.append(esa.stored(entry))
+            books.append(stored(entry))
         except (UsageError, LibraryError) as error:
             reporter.warn(f"esa: left out: {error.message}")
     if not books:

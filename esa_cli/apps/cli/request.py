@@ -13,12 +13,13 @@ EXAMPLE = 'for example: esa ask book.txt "Who is Ahab?"'
 
 
 def split(
-    arguments: Sequence[str], *, library: bool = False, lines: bool = False
+    arguments: Sequence[str], *, library: bool = False, lines: bool = False, example: str = EXAMPLE
 ) -> tuple[list[str], str]:
     """Documents and question.
 
     Args:
         library: no document need be given. lines: the questions come on standard input.
+        example: the hint.
 
     Raises:
         UsageError: one of them is missing, or standard input is both.
@@ -35,14 +36,14 @@ def split(
             )
         return list(arguments), ""
     if not arguments:
-        raise UsageError("a document and a question must be given, got neither", EXAMPLE)
+        raise UsageError("a document and a question must be given, got neither", example)
     *documents, question = arguments
     if question == "-" or _is_file(question):
-        raise UsageError(f"the question is missing: {question} is a document", EXAMPLE)
+        raise UsageError(f"the question is missing: {question} is a document", example)
     if not documents and not library:
-        raise UsageError(f"the document is missing, or the question behind {question!r}", EXAMPLE)
+        raise UsageError(f"the document is missing, or the question behind {question!r}", example)
     if not question.strip():
-        raise UsageError("the question must not be empty", EXAMPLE)
+        raise UsageError("the question must not be empty", example)
     return documents, question
 
 

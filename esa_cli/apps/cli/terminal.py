@@ -60,6 +60,20 @@ def room() -> int:
     return int(console.width) if console.is_terminal else 1000
 
 
+def print_indented(heading: Any, text: Any) -> None:
+    """A line, and below it a text, indented, on standard output; both of rich. On a terminal with
+    their styles and links, the text wrapped; in a pipe as they are.
+    """
+    console = _console(sys.stdout)
+    if not console.is_terminal:
+        print(heading.plain, *(f"  {line}".rstrip() for line in text.plain.split("\n")), sep="\n")
+        return
+    console.print(heading, soft_wrap=True)
+    for line in text.wrap(console, max(console.width - 2, NARROW)):
+        line.rstrip()
+        console.print("  ", line, sep="", soft_wrap=True)
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output; in a pipe as wide as it needs to be."""
     written = [[clean(cell) for cell in row] for row in rows]

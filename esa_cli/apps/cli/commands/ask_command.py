@@ -126,11 +126,11 @@ def _answer(
         timing.load_s = timing.lap()
         make = esa.open if later or ways.read == "never" else esa.ingest
         books = [make(source) for source in sources]
-        best = None if search is None else BestBooks(search, esa, library, make, reporter)
+        best = None if search is None else BestBooks(search, esa.stored, library, make, reporter)
         if best is not None and not ways.stdin:
             books += best.books(request.question)
         elif best is None and ways.library:
-            books += inputs.library_books(esa, library, reporter)
+            books += inputs.library_books(esa.stored, library, reporter)
         timing.ingested(books)
         books = distinct(books)
         if ways.stdin:

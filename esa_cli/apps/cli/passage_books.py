@@ -1,0 +1,101 @@
+"""Books to be searched for passages; the model is loaded when the first of them needs it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.documents.document import Document, read_document
+from esa_cli.qa.archive import restored
+from esa_cli.qa.books import Book, distinct, place_books
+from esa_cli.qa.index_archive import INDEX
+from esa_cli.qa.passage_search import Passage, PassageSearch
+from esa_cli.qa.preset import Preset
+from esa_cli.storage.library import Entry, Library
+from esa_cli.system.text import text_digest
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+
+class PassageBooks:
+    """Opens documents, and finds their passages. A document whose token index is in the library, or
+    that is to be read, needs the model; the others are searched by their words without one.
+
+    Args:
+        preset: of `adapter_files.for_finding`. stack: closes the model. read: whether a document
+            that has not been read for the preset's finder is read. keep: as `open_esa.opened`.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        model: ModelOptions,
+        library: Library,
+        reporter: Reporter,
+        stack: ExitStack,
+        *,
+        read: bool = False,
+        keep: bool | None = None,
+    ) -> None:
+        self.preset, self._model, self._library = preset, model, library
+        self._reporter, self._stack = reporter, stack
+        self._read, self._keep = read, keep
+        self._esa: Esa | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is."""
+        return self._esa is not None
+
+    def open(self, source: str | Document) -> Book:
+        """The book of a path or document. Raises DocumentError, and what loading the model does."""
+        document = read_document(source) if isinstance(source, str) else source
+        book = None
+        if self.preset.answer.finder is not None:
+            if self._read:
+                book = self._loaded().ingest(document)
+            elif text_digest(document.text) in self._indexed:
+                book = self._loaded().find(document)
+        return book or self._by_words(document)
+
+    def stored(self, entry: Entry) -> Book:
+        """The book of a document of the library. Raises LibraryError: it is damaged."""
+        text, known = self._library.text(entry), entry.provenance
+        source = known.get("path") or known["source"]
+        return self.open(restored(text, entry.marks, {**known, "source": source}))
+
+    def passages(
+        self, question: str, books: list[Book], count: int | None, minimum: float | None
+    ) -> list[Passage]:
+        """As `PassageSearch.passages`."""
+        if self._esa is not None:
+            return self._esa.find_passages(question, books, count, minimum)
+        return PassageSearch().passages(question, place_books(distinct(books)), count, minimum)
+
+    @cached_property
+    def _indexed(self) -> set[str]:
+        """Digests of the texts of which the library has an index of any model."""
+        entries = self._library.entries() if self._library.exists else []
+        return {entry.text_sha256 for entry in entries if entry.rows == INDEX}
+
+    def _loaded(self) -> Esa:
+        if self._esa is None:
+            from esa_cli.apps.cli.open_esa import opened
+
+            self._esa = self._stack.enter_context(
+                opened(
+                    self.preset, self._model, self._reporter, keep=self._keep, library=self._library
+                )
+            )
+        return self._esa
+
+    def _by_words(self, document: Document) -> Book:
+        for text in document.missing:
+            self._reporter.warn(f"esa: {document.name}: {text}")
+        return Book(document, None, torch.zeros(0, 2))

@@ -1,0 +1,21 @@
+"""The words of a question in a passage, as BM25 compares them: by their stems."""
+
+from __future__ import annotations
+
+from esa_cli.system.content_words import SPACELESS, WORD, content_words, located_words
+
+
+def matched_words(text: str, question: str) -> list[tuple[int, int]]:
+    """Characters [start, end) of each word of `text` that the question has, too, ascending; stop
+    words are none. Pairs of characters of a script without spaces may overlap."""
+    wanted = set(content_words(question))
+    return [(at, _end(text, at, word)) for at, word in located_words(text) if word in wanted]
+
+
+def _end(text: str, start: int, word: str) -> int:
+    if SPACELESS.match(text, start):
+        return start + len(word)
+    found = WORD.match(text, start)
+    assert found, "a word begins here"
+    piece = SPACELESS.search(text, start, found.end())
+    return piece.start() if piece else found.end()

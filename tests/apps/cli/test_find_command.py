@@ -1,0 +1,263 @@
+"""`esa find`: passages without an answer, by words without a model, by a finder's index with it.
+Tiny random model, and an untrained finder of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli_fixtures import cache, surroundings
+from command import ROOT, TINY, Result, fail
+
+from esa_cli import models
+from esa_cli.__main__ import main
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.storage.library import Library
+
+__all__ = ["cache", "surroundings"]
+
+BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
+KEY = "Captain Ahab has the only key of the [red]northern[/red] gate :smile:. "
+GATE = f"{BOAT}\n\n{KEY}\n\n{BOAT}"
+WORDS = "Ahab's northern gates"
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(cache))
+        host = models.load("random:llama", device="cpu", dtype="float32")
+    made = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    folder = tmp_path_factory.mktemp("finder")
+    made.save(folder, "random:llama")
+    return folder
+
+
+@pytest.fixture
+def run(
+    surroundings: None,
+    finder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """`esa` with a preset that has a finder and lacks its adapter, in a folder of its own."""
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    Path("gate.txt").write_text(GATE, "utf-8")
+    Path("boat.txt").write_text(BOAT, "utf-8")
+    settings = ("answer.from=text", f"answer.finder={finder}", "answer.adapter=none")
+    given = [word for setting in settings for word in ("--set", setting)]
+
+    def call(*arguments: str) -> Result:
+        with_model = arguments[0] in ("find", "ingest")
+        code = main([arguments[0], *([*TINY, *given] if with_model else []), *arguments[1:]])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the model nor its small files are opened."""
+    for place in ("open_esa.opened", "preflight.prepare"):
+        monkeypatch.setattr(f"esa_cli.apps.cli.{place}", lambda *given, **more: pytest.fail("used"))
+
+
+@pytest.mark.usefixtures("no_model")
+def test_an_unread_document_is_searched_by_words_without_a_model(run: Run) -> None:
+    done = run("find", "gate.txt", WORDS)
+    assert done.code == 0, done.err
+    first = done.out.split("\n\n", 1)[0].splitlines()
+    head = re.fullmatch(r"gate\.txt:(\d+)  characters (\d+)-(\d+), score (\d+\.\d)", first[0])
+    assert head
+    line, start, end = map(int, head.groups()[:3])
+    assert KEY.strip() in GATE[start:end]
+    assert line == GATE.count("\n", 0, start) + 1
+    assert all(line.startswith("  ") or not line for line in first[1:])
+    assert KEY.strip() in done.out
+    assert "\x1b" not in done.out
+    said = "esa: not read, searched by words alone: gate.txt; --read first reads it"
+    assert done.err.splitlines() == [said]
+    assert run("find", "gate.txt", WORDS, "-q").err == ""
+    assert not Path("library").exists()
+
+
+@pytest.mark.usefixtures("no_model")
+def test_where_nothing_fits_the_exit_code_is_one(run: Run) -> None:
+    done = run("find", "gate.txt", "zeppelin", "-q")
+    assert (done.code, done.out, done.err) == (1, "", "esa: no passage fits\n")
+    done = run("find", "gate.txt", "zeppelin", "--json", "-q")
+    assert (done.code, done.data["passages"]) == (1, [])
+    done = run("find", "gate.txt", WORDS, "--min", "100", "--files", "--json", "-q")
+    assert (done.code, done.data["files"]) == (1, [])
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_json_object(run: Run) -> None:
+    data = run("find", "gate.txt", "boat.txt", WORDS, "--json", "--top", "1").data
+    assert set(data) == {
+        "passages", "read", "documents", "left_out", "model", "preset", "timing",
+    }  # fmt: skip
+    (passage,) = data["passages"]
+    assert set(passage) == {
+        "document", "source", "page", "line", "chapter", "start", "end", "text", "score",
+    }  # fmt: skip
+    assert GATE[passage["start"] : passage["end"]] == passage["text"]
+    assert passage["score"] > 2
+    assert (data["read"], data["model"], data["preset"]) == (False, None, "tiny-random")
+    assert [one["read"] for one in data["documents"]] == [False, False]
+    assert set(data["timing"]) == {"open_s", "find_s"}
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_least_score(run: Run) -> None:
+    scores = [one["score"] for one in run("find", "gate.txt", "boat", "--json").data["passages"]]
+    assert len(scores) == 8
+    assert scores == sorted(scores, reverse=True)
+    low = run("find", "gate.txt", "boat", "--json", "--min", str(scores[2] - 0.001))
+    assert [one["score"] for one in low.data["passages"]] == [s for s in scores if s >= scores[2]]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_all_are_in_the_order_of_the_documents(run: Run) -> None:
+    named = ("find", "gate.txt", "boat.txt", "boat")
+    every = run(*named, "--all", "--min", "-9", "--json").data["passages"]
+    assert len(every) > 8
+    places = [(one["document"] == "boat.txt", one["start"]) for one in every]
+    assert places == sorted(places)
+    assert len({document for document, _ in places}) == 2
+    few = run("find", "gate.txt", WORDS, "--all", "--json").data["passages"]
+    assert 1 <= len(few) < len(every)
+    assert all(one["score"] >= 2 for one in few)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_files_with_passages_best_first(run: Run) -> None:
+    Path("pier.txt").write_text(f"{BOAT} The boat has a gate.", "utf-8")
+    named = ("find", "boat.txt", "pier.txt", "gate.txt", "the gate of Ahab", "--files")
+    assert run(*named, "--min", "0.5").out == "gate.txt\npier.txt\n"
+    assert run(*named, "--min", "0.5", "--top", "1").out == "gate.txt\n"
+    (one,) = run(*named, "--top", "1", "--json").data["files"]
+    assert set(one) == {"document", "source", "score", "passages"}
+    assert (one["document"], one["passages"] >= 1) == ("gate.txt", True)
+
+
+def test_a_document_in_the_library_is_found_by_its_index(run: Run) -> None:
+    assert run("ingest", "gate.txt").code == 0
+    (entry,) = Library().entries()
+    done = run("find", "gate.txt", "boat.txt", "zeppelin", "--json")
+    assert done.code == 0, done.err
+    assert "was read before" in done.err
+    assert "words alone: boat.txt;" in done.err
+    documents = [(one["name"], one["read"], one["id"]) for one in done.data["documents"]]
+    assert documents == [("gate.txt", True, entry.id), ("boat.txt", False, None)]
+    assert (done.data["read"], done.data["model"]) == (False, "random:llama")
+    assert {one["document"] for one in done.data["passages"]} == {"gate.txt"}
+
+
+def test_a_document_is_read_first_where_it_is_told(run: Run) -> None:
+    done = run("find", "boat.txt", "zeppelin", "--read", "first", "--no-keep", "--json")
+    assert (done.code, done.data["read"]) == (0, True)
+    assert Library().entries() == []
+    assert run("find", "boat.txt", "zeppelin", "--read", "first").code == 0
+    assert [entry.rows for entry in Library().entries()] == ["index"]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_without_a_finder_words_are_enough(run: Run) -> None:
+    bare = ("--set", "answer.finder=null", "--read", "first")
+    done = run("find", "gate.txt", WORDS, *bare)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_the_library_is_searched(run: Run) -> None:
+    fail(run("find", "--library", WORDS), 2, "the library has no document")
+    assert run("ingest", "gate.txt", "--set", "answer.finder=null").code == 0
+    Path("gate.txt").unlink()
+    by_words = run("find", "--library", WORDS, "--json")
+    assert (by_words.data["model"], by_words.data["read"]) == (None, False)
+    assert run("ingest", "boat.txt").code == 0
+    both = run("find", "--library", WORDS, "--json", "--top", "2").data
+    assert {one["name"]: one["read"] for one in both["documents"]} == {
+        "gate.txt": False, "boat.txt": True,
+    }  # fmt: skip
+    assert all(os.path.isabs(one["source"]) for one in both["documents"])
+
+
+@pytest.mark.usefixtures("no_model")
+def test_of_many_files_the_best_are_searched(run: Run) -> None:
+    Path("town").mkdir()
+    for at, thing in enumerate(("harp", "anvil", "kiln")):
+        Path("town", f"{at}.txt").write_text(f"The {thing} of the town is old. " * 20)
+    done = run("find", "town", "the kiln", "--set", "answer.documents=1", "--json")
+    assert [one["name"] for one in done.data["documents"]] == ["2.txt"]
+    assert done.data["searched"] == 3
+    assert "searched 3 documents by their words" in done.err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_on_a_terminal_words_are_highlighted_and_places_are_links(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    evil = "evil [link=x] \x1b]0;title\x07 #1.txt"
+    Path(evil).write_text(f"{KEY}\x1b[2J\x9b31m", "utf-8")
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run("find", evil, WORDS, "-q").code == 0
+    shown = terminal.getvalue()
+    link = re.search(r"\x1b\]8;[^;]*;(file://[^\x1b]*)\x1b\\", shown)
+    assert link
+    assert link[1] == Path(evil).absolute().as_uri()
+    bare = re.sub(r"\x1b\]8;.*?\x1b\\|\x1b\[[\d;]*m", "", shown)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", bare)
+    assert "evil [link=x] ]0;title #1.txt:1  characters 0-" in bare
+    body = bare.split("\n", 1)[1]
+    assert max(map(len, body.splitlines())) <= 50
+    assert "[red]northern[/red] gate :smile:." in " ".join(body.split())
+    assert re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", shown)[:3] == ["Ahab", "northern", "gate"]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_what_does_not_go_together(run: Run) -> None:
+    fail(run("find", "gate.txt", "x", "--all", "--files"), 2, "--all and --files")
+    fail(run("find", "gate.txt", "x", "--all", "--top", "3"), 2, "--all and --top 3")
+    fail(run("find", "gate.txt", "x", "--min", "nan"), 2, "--min must be a number")
+    fail(run("find", "gate.txt", "x", "--keep"), 2, "--keep needs --read first")
+    fail(run("find", "gate.txt", "x", "--top", "0"), 2, "--top")
+    fail(run("find", "gate.txt"), 2, "esa find book.txt")
+    fail(run("find", "no.txt", "x"), 3, "no.txt")
+    fail(run("find", "gate.txt", "x", "--set", "answer.finder=none"), 4, "answer.finder")
+
+
+@pytest.mark.process
+def test_find_in_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "gate.txt").write_text(GATE, "utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "esa_cli", "find", "gate.txt", WORDS]
+    for more, code in (([], 0), (["--json", "--min", "99"], 1)):
+        done = subprocess.run(
+            [*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=90, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        if more:
+            assert json.loads(done.stdout)["passages"] == []
+        else:
+            assert done.stdout.startswith("gate.txt:")
