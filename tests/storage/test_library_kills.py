@@ -223,6 +223,23 @@ def test_a_full_disk_leaves_a_clean_library(
     assert library.verify(entry) == []
 
 
+@pytest.mark.parametrize("before", ["nothing", "the same beginning", "an unfinished ingest"])
+def test_an_ingest_that_is_refused_leaves_the_library_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    library = Library(tmp_path)
+    if before == "the same beginning":
+        ingest(library, IDS[:40])
+    elif before == "an unfinished ingest":
+        part_of(library, IDS, 40)
+    there = contents(library)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+        with pytest.raises(ResourceError, match="the disk has"):
+            ingest(library, IDS)
+    assert contents(library) == there
+
+
 def test_a_full_disk_keeps_what_an_earlier_ingest_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

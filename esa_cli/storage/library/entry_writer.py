@@ -62,6 +62,7 @@ class Writer:
         self._prefixes = content_names.segment_names(identity, ids, layout)
         self._new, self._full = list[Path](), False
         with write_errors(paths.root), paths.locked("library"):
+            self._continued = paths.reservation(key).exists()
             reserve(paths, key, self._prefixes)
         found = resumed_segments(paths, key, self._prefixes, layout, len(self.ids))
         self._names, self._fit = [one.path.stem for one in found.segments], found.fit
@@ -217,8 +218,10 @@ class Writer:
 
     def end(self) -> None:
         """Ends the ingest. An unfinished one keeps its segments for the next to resume from; if the
-        disk is full, it removes those it has written that nobody else needs."""
-        if self.entry is not None or (self._names and not self._full):
+        disk is full, it removes those it has written that nobody else needs. One that was refused
+        before it wrote anything leaves no reservation."""
+        resumable = self._names and not self._full and (self._new or self._continued)
+        if self.entry is not None or resumable:
             return
         with contextlib.suppress(OSError, EsaError), self.paths.locked("library"):
             for path in (self.paths.document(self.key), self.paths.reservation(self.key)):
