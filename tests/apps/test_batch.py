@@ -153,6 +153,11 @@ BAD = [
     ('{"question": "x", "documents": ["-"]}', "standard input"),
     ('{"question": "\\ud800", "documents": ["a.txt"]}', "surrogate"),
     ("[" * 100_000, "must be JSON"),
+    ('{"question": "x", "documents": ["a.txt"], "id": NaN}', "must be finite, got NaN"),
+    ('{"question": "x", "documents": ["a.txt"], "id": [-Infinity]}', "got -Infinity"),
+    ('{"question": "x", "documents": ["a.txt"], "id": 1e999}', "must be finite, got 1e999"),
+    ('{"question": "x", "question": "y", "documents": ["a.txt"]}', '"question" is given twice'),
+    ('{"question": "x", "documents": ["a.txt"], "id": {"a": 1, "a": 1}}', '"a" is given twice'),
 ]
 
 
@@ -678,6 +683,11 @@ FROM_TEXT = ["--set", "answer.from=text"]
 def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(*MIXED)
     asker = FakeAsker()
+    refused = command(monkeypatch, asker, "q.jsonl", "--out", "new/out.jsonl")
+    assert isinstance(refused.exception, UsageError)
+    assert "there is no folder" in refused.exception.message
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").mkdir()
     result = command(
         monkeypatch, asker, "q.jsonl", "--out", "new/out.jsonl", "--json", "--seed", "4",
         "--max-new-tokens", "2", "--evidence", "1",

@@ -19,6 +19,7 @@ from typing import Any
 
 from esa_cli.documents.document import SourceFiles, source_files
 from esa_cli.errors import DocumentError
+from esa_cli.system.strict_json import load_json
 from esa_cli.system.text import has_lone_surrogate, text_digest
 
 _LIKELY = ("documents", "docs")
@@ -115,7 +116,7 @@ def _question(
 
 def _object(raw: bytes) -> tuple[dict[str, Any], str]:
     try:
-        row = json.loads(raw.decode("utf-8"))
+        row = load_json(raw.decode("utf-8"))
     except UnicodeDecodeError:
         return {}, "the line must be UTF-8"
     except (ValueError, RecursionError) as error:

@@ -17,6 +17,9 @@ OTHER = "name a file in a folder you may write to"
 def check(option: str, path: Path | None, *, makes_folders: bool = False) -> None:
     """Refuses a path that cannot be written to; None is no path.
 
+    Args:
+        makes_folders: folders above the path are made later: it lies in one that the option names.
+
     Raises:
         UsageError: it is a folder, or there is no folder for it. DocumentError: it is not allowed.
     """

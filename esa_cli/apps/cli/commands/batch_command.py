@@ -124,7 +124,7 @@ def check(
 
     if "-" in documents:
         raise UsageError("documents must be files, got standard input (-)", "save it to a file")
-    files.check("--out", out, makes_folders=True)
+    files.check("--out", out)
     if out.exists() and not out.is_file():  # its rows are read first, and a device has no end
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
     if out.exists() and out.samefile(path):

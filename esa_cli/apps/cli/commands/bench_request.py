@@ -60,7 +60,7 @@ def check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
     from esa_cli.apps.cli.commands import bench_output as bench_table
 
     files.check("--markdown", markdown)
-    files.check("--out", out, makes_folders=True)
+    files.check("--out", out)
     files.apart({"--out": out, "--markdown": markdown})
     # The journal continues results only; a table of an earlier run may lie among the data, too.
     if markdown is not None and markdown.is_file() and not bench_table.is_table(markdown):

@@ -75,7 +75,7 @@ def _check_files(request: SelftestRequest) -> None:
     written = {"--out": request.out, "--report": request.report, "--png": request.png}
     texts = _texts(request.haystack)
     for option, path in written.items():
-        files.check(option, path, makes_folders=option == "--out")
+        files.check(option, path)
         files.spare(option, path, texts, "one of the texts of --haystack")
     files.apart(written)
     for option in ("--png", "--report"):
