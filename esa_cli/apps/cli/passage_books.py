@@ -88,10 +88,10 @@ class PassageBooks:
         if self._esa is None:
             from esa_cli.apps.cli.open_esa import opened
 
+            # Where nothing is read, a library that cannot be written is no matter.
+            keep = self._keep if self._read or self._library.writable else False
             self._esa = self._stack.enter_context(
-                opened(
-                    self.preset, self._model, self._reporter, keep=self._keep, library=self._library
-                )
+                opened(self.preset, self._model, self._reporter, keep=keep, library=self._library)
             )
         return self._esa
 

@@ -194,6 +194,35 @@ def test_the_library_is_searched(run: Run) -> None:
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
 
 
+def test_of_a_large_library_the_best_documents_are_opened(run: Run) -> None:
+    Path("pier.txt").write_text(f"{BOAT} A second pier was never built.", "utf-8")
+    assert run("ingest", "gate.txt", "boat.txt", "pier.txt").code == 0
+    done = run("find", "--library", WORDS, "--set", "answer.documents=1", "--json")
+    assert [(one["name"], one["read"]) for one in done.data["documents"]] == [("gate.txt", True)]
+    assert done.data["searched"] == 3
+    assert done.err.count("was read before") == 1
+
+
+def test_a_library_that_cannot_be_written_is_searched(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ingest", "gate.txt").code == 0
+    monkeypatch.setattr(Library, "writable", False)
+    done = run("find", "gate.txt", WORDS)
+    assert done.code == 0
+    assert "not kept" not in done.err
+    read = run("find", "boat.txt", WORDS, "--read", "first", "--json")
+    assert read.data["read"]
+    assert "what is read is not kept" in read.err
+
+
+def test_damage_is_said(run: Run, tmp_path: Path) -> None:
+    assert run("ingest", "gate.txt").code == 0
+    (rows,) = (tmp_path / "library" / "segments").glob("*.seg")
+    rows.write_bytes(rows.read_bytes()[:-9])
+    fail(run("find", "gate.txt", WORDS, "-q"), 3, "is damaged")
+
+
 @pytest.mark.usefixtures("no_model")
 def test_of_many_files_the_best_are_searched(run: Run) -> None:
     Path("town").mkdir()
