@@ -13,9 +13,18 @@ import os
 import re
 import signal
 import sys
+import threading
 from typing import TextIO
 
-from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE, EsaError, ResourceError
+from esa_cli.errors import (
+    BUG,
+    INTERRUPTED,
+    PIPE_CLOSED,
+    USAGE,
+    DocumentError,
+    EsaError,
+    ResourceError,
+)
 from esa_cli.system.files import NO_ROOM
 from esa_cli.system.machine import memory_ran_out
 
@@ -37,11 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    interrupts = _Interrupts()
     try:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        with interrupts:
+            code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -52,9 +63,39 @@ def main(arguments: list[str] | None = None) -> int:
         _settle(sys.stderr)
         return PIPE_CLOSED
     except Exception as error:
+        if interrupts.seen and _known(error) is None:
+            _interrupted(leave=arguments is None)
+            return INTERRUPTED
         return _report(error)
     finally:
         gc.enable()
+
+
+class _Interrupts:
+    """A context manager that notes a Ctrl-C.
+
+    A library that is being imported may answer the KeyboardInterrupt with an error of its own,
+    which must not be called a bug.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __enter__(self) -> None:
+        self._changed = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if self._changed:
+            signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *error: object) -> None:
+        if self._changed and signal.getsignal(signal.SIGINT) == self._note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
 
 
 def _interrupted(leave: bool) -> None:
@@ -94,7 +135,7 @@ def _report(error: Exception) -> int:
 
         with contextlib.suppress(OSError):
             traceback.print_exc()
-    known = error if isinstance(error, EsaError) else _out_of_memory(error) or _no_room(error)
+    known = _known(error)
     if known is not None:
         _say(known.message, known.hint)
         return known.exit_code
@@ -109,6 +150,33 @@ def _report(error: Exception) -> int:
         "set ESA_DEBUG=1 to see where, and please report it",
     )
     return BUG
+
+
+def _known(error: Exception) -> EsaError | None:
+    """The error that a person can act on; None for any other."""
+    if isinstance(error, EsaError):
+        return error
+    return _out_of_memory(error) or _no_room(error) or _no_folder(error) or _not_allowed(error)
+
+
+def _no_folder(error: Exception) -> ResourceError | None:
+    """Python finds no folder for temporary files: every disk is full, or may not be written."""
+    if not isinstance(error, FileNotFoundError) or "temporary directory" not in str(error):
+        return None
+    return ResourceError(
+        "no folder for temporary files can be written",
+        "free some space, or set TMPDIR to a folder with some",
+    )
+
+
+def _not_allowed(error: Exception) -> DocumentError | None:
+    """A path that was only looked for, and that the system does not let this user see."""
+    if not isinstance(error, PermissionError) or not error.filename:
+        return None
+    return DocumentError(
+        f"{error.filename} may not be used: {error.strerror}",
+        "check who may read there, and the folders above",
+    )
 
 
 def _parser_message(text: str) -> str:
@@ -146,7 +214,7 @@ def _one_line(text: str) -> str:
 
 def _say(message: str, hint: str = "") -> None:
     _settle(sys.stdout)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         print(f"esa: {_one_line(message)}", file=sys.stderr)
         if hint:
             print(f"     {_one_line(hint)}", file=sys.stderr)
@@ -158,7 +226,8 @@ def _settle(stream: TextIO) -> None:
     try:
         stream.flush()
     except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with contextlib.suppress(ValueError):  # somebody has closed it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ PARTIAL = 7
 """Exit code of a command that finished, but some of its questions or files got an error."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+NOT_BLAMED = (KeyboardInterrupt, GeneratorExit)
+"""Exceptions that come from outside, whatever code of a plugin runs."""
 PIPE_CLOSED = 141
 """Exit code after writing to a closed pipe, as a shell reports it."""
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.plugin_errors import HINT, blame_plugin
+from esa_cli.attention.plugin_errors import HINT, blame_plugin, has_values
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError
 
@@ -85,6 +85,8 @@ def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
         not isinstance(row, Tensor) or row.dim() != 1 or row.dtype != torch.int64 for row in rows
     ):
         raise _wrong_result(name, "int64 offsets in one dimension")
+    if not all(map(has_values, rows)):
+        raise _wrong_result(name, "offsets on a device with values, not on the meta device")
     if any(_wrong(row, most, step.middle) for row in rows):
         raise _wrong_result(name, f"ascending offsets below {step.middle}, at most {most} of them")
     return picked

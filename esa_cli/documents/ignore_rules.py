@@ -15,8 +15,10 @@ class IgnoreRules:
     def __init__(self, root: str) -> None:
         self._specs: dict[str, Any] = {}
         above = Path(root)
-        repository = next((p for p in (above, *above.parents) if (p / ".git").exists()), above)
-        for folder in reversed([above, *above.parents]):
+        every = (above, *above.parents)
+        # Not `Path.exists`, which raises where a folder may not be searched.
+        repository = next((p for p in every if os.path.exists(p / ".git")), above)
+        for folder in reversed(every):
             if folder.is_relative_to(repository):
                 self.enter(str(folder))
 

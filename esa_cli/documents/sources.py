@@ -20,6 +20,7 @@ from esa_cli.documents.ignore_rules import IgnoreRules
 from esa_cli.documents.readers.reader_registry import choose
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.system.files import real_path
 
 MOST_FILES = 10_000
 _HEAD = 1 << 13
@@ -168,7 +169,7 @@ def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _below(folder: str, found: FoundFiles) -> Iterator[str]:
-    root = os.path.realpath(folder)
+    root = real_path(folder)
     ignored = IgnoreRules(root)
 
     def refused(error: OSError) -> None:
@@ -180,7 +181,7 @@ def _below(folder: str, found: FoundFiles) -> Iterator[str]:
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
     for where, folders, files in os.walk(folder, onerror=refused):
-        real = os.path.realpath(where)
+        real = real_path(where)
         ignored.enter(real)
         for name in sorted(folders):
             why = _hidden_or_linked(where, name, root)
@@ -205,7 +206,10 @@ def _hidden_or_linked(where: str, name: str, root: str) -> str:
     path = os.path.join(where, name)
     if name.startswith(".") or not os.path.islink(path):
         return "hidden" if name.startswith(".") else ""
-    inside = os.path.realpath(path).startswith(os.path.join(root, ""))
+    try:
+        inside = os.path.realpath(path).startswith(os.path.join(root, ""))
+    except OSError:
+        return f"that {_UNREADABLE}"
     return "" if inside and not os.path.isdir(path) else _ELSEWHERE
 
 

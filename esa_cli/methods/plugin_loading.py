@@ -13,7 +13,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from esa_cli.errors import PluginError
+from esa_cli.attention.plugin_errors import refuse_closed_streams
+from esa_cli.errors import NOT_BLAMED, PluginError
 
 # The built-in methods: importing a file registers its parts and recipes.
 from esa_cli.methods import (  # noqa: F401
@@ -50,7 +51,10 @@ def load_installed() -> None:
     for point in entry_points(group="esa.plugins"):
         try:
             point.load()
-        except Exception as error:
+            refuse_closed_streams(f"plugin {point.name!r}")
+        except NOT_BLAMED:
+            raise
+        except BaseException as error:
             reason = error.message if isinstance(error, PluginError) else _reason(error)
             raise PluginError(
                 f"plugin {point.name!r} ({point.value}) does not load: {reason}",
@@ -82,6 +86,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
+        refuse_closed_streams(f"plugin {path}")
         if not entries_from(key):
             raise PluginError(
                 f"plugin {path} registers nothing",
@@ -90,7 +95,7 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     except BaseException as error:
         remove_entries(key)
         sys.modules.pop(module_name, None)
-        if isinstance(error, PluginError) or not isinstance(error, (Exception, SystemExit)):
+        if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
         raise PluginError(
             f"plugin {path} does not run: {_reason(error)}",

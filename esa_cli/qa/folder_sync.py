@@ -10,7 +10,7 @@ from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
-from esa_cli.system.files import resolved_path
+from esa_cli.system.files import real_path, resolved_path
 from esa_cli.system.progress import Progress
 
 
@@ -37,7 +37,7 @@ def check_folder(folder: str, library: Library) -> str:
     if not os.path.isdir(folder):
         raise DocumentError(f"{folder} must be a folder, got {_kind(folder)}", "name a folder")
     path = os.path.abspath(folder)
-    root, real = (os.path.join(os.path.realpath(one), "") for one in (library.root, path))
+    root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):
         which = "contain" if root.startswith(real) else "be in"
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from esa_cli.errors import EsaError, PluginError, PresetError, UsageError
+from esa_cli.errors import NOT_BLAMED, EsaError, PluginError, PresetError, UsageError
 from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.methods.recipes import LAID, Base
@@ -87,9 +87,9 @@ def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:
     """Settings that the recipe returns, checked to be a mapping of what a recipe may set."""
     try:
         settings = found.settings(base)
-    except EsaError:
+    except (EsaError, *NOT_BLAMED):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise PluginError(
             f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
             f"it is defined in {found.origin}",

@@ -8,21 +8,24 @@ up by name, and only the command line loads plugin files.
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic_core import PydanticCustomError
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods.part_registry import KINDS
 from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
+from esa_cli.qa.preset_override import parse_override
 from esa_cli.system.registry import nearest
-from esa_cli.system.strict_yaml import dump_yaml, load_yaml
+from esa_cli.system.strict_yaml import dump_yaml
 
 DEFAULT = "smollm2-135m"
 __all__ = [
@@ -39,6 +42,14 @@ __all__ = [
     "user_dir",
     "validated",
 ]
+
+
+TEMPERATURES = "0, or at least 1e-06 and finite"
+
+
+def valid_temperature(temperature: float) -> bool:
+    """Whether logits divided by it are finite, or it is 0, which is greedy."""
+    return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
 
 
 class _Strict(BaseModel):
@@ -60,8 +71,15 @@ class Prompt(_Strict):
 
 class Generation(_Strict):
     max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = 0.0
     top_p: float = Field(default=1.0, gt=0, le=1)
+
+    @field_validator("temperature")
+    @classmethod
+    def _can_divide(cls, temperature: float) -> float:
+        if not valid_temperature(temperature):
+            raise PydanticCustomError("temperature", f"must be {TEMPERATURES}")
+        return temperature
 
 
 class Preset(_Strict):
@@ -137,27 +155,6 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     return laid_over(_extended(below, chain), data)
 
 
-def parse_override(text: str) -> dict[str, Any]:
-    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML.
-
-    Raises:
-        PresetError: no '=' or an unreadable value.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise PresetError(
-            f"--set must be KEY=VALUE, got {text!r}", "for example --set window.selected=2048"
-        )
-    try:
-        parsed = load_yaml(value)
-    except (yaml.YAMLError, ValueError) as error:
-        raise PresetError(f"the value of --set must be YAML, got {text!r}", "quote it") from error
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    assert isinstance(parsed, dict)
-    return parsed
-
-
 def _known_keys(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
     keys = [key for key in model.model_fields if not (model is Preset and key == "name")]
     for part in where:
@@ -184,7 +181,8 @@ def _explain(error: ValidationError, source: str) -> PresetError:
         )
     message = first["msg"].replace("Input should", "must")
     return PresetError(
-        f"preset {source}: {where} {message}, got {first['input']!r}", "see `esa presets show`"
+        f"preset {source}: {where} {message}, got {reprlib.repr(first['input'])}",
+        "see `esa presets show`",
     )
 
 

@@ -19,7 +19,7 @@ from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.prefill import Prefill, check_fits_model, check_reduced_keys, check_same_fit
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.preset import TEMPERATURES, Preset, valid_temperature
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question import EncodedQuestion
 from esa_cli.qa.reply import Turn
@@ -211,9 +211,9 @@ class Session(Prefill):
         tokens = self._tokens(most)
         heat = settings.temperature if temperature is None else temperature
         nucleus = settings.top_p if top_p is None else top_p
-        if not heat >= 0 or not 0 < nucleus <= 1:
+        if not valid_temperature(heat) or not 0 < nucleus <= 1:
             raise UsageError(
-                f"temperature must be at least 0 and top_p in (0, 1], got {heat} and {nucleus}",
+                f"temperature must be {TEMPERATURES}, top_p in (0, 1], got {heat} and {nucleus}",
                 "leave both out for the preset's",
             )
         return tokens, heat, nucleus

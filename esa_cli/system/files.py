@@ -20,10 +20,18 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 """Safetensors gives the system's errno only in its message."""
 
 
+def real_path(path: Path | str) -> str:
+    """The absolute path, its links resolved; as it is where the system does not give them out."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return os.path.abspath(path)
+
+
 def resolved_path(path: Path | str) -> str:
     """The absolute path; links of its folders are resolved, not one that it is itself."""
     folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(os.path.realpath(folder), name)
+    return os.path.join(real_path(folder), name)
 
 
 def _errno(error: Exception) -> int | None:

@@ -1,4 +1,4 @@
-"""YAML of presets: no duplicate keys, no code, and readable line breaks."""
+"""YAML of presets: no duplicate keys, no deep nesting, no code, and readable line breaks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from typing import Any
 
 import yaml
 
+MOST_DEEP = 32
+"""Mappings and lists inside each other; whatever goes through them later is recursive, too."""
+
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML's own loader silently takes the last."""
+    """Refuses duplicate keys, of which YAML's own loader silently takes the last, and nesting that
+    would exhaust Python's stack."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self._depth > MOST_DEEP:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            problem = f"mappings and lists must be nested at most {MOST_DEEP} deep"
+            raise yaml.MarkedYAMLError(None, None, problem, mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Not while values are constructed: by then `<<` has added other mappings' keys.
@@ -24,8 +43,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """The YAML's value. Raises yaml.YAMLError: it is malformed, or has a duplicate key. ValueError:
-    as from YAML's own loader."""
+    """The YAML's value. Raises yaml.YAMLError: it is malformed, nested too deep, or has a duplicate
+    key. ValueError: as from YAML's own loader."""
     return yaml.load(text, _Loader)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +43,7 @@ class Gives(Selector):
     out: Any = None
 
     def select(self, step: Any, budget: int) -> Any:
-        if isinstance(self.out, Exception):
+        if isinstance(self.out, BaseException):
             raise self.out
         return self.out
 
@@ -87,6 +89,10 @@ class Stands(PositionEncoding):
         (torch.tensor([-1, 1]), "ascending offsets below"),
         (torch.tensor([10**6]), "ascending offsets below"),
         (torch.arange(5), "at most 4"),
+        (torch.arange(3, device="meta"), "not on the meta device"),
+        ([torch.arange(3, device="meta")] * 6, "not on the meta device"),
+        (SystemExit(0), "selector Gives fails: SystemExit: 0"),
+        (BaseException("b"), "selector Gives fails: BaseException: b"),
         (KeyError("k"), "selector Gives fails: KeyError: 'k'"),
         (RuntimeError("shapes\nmore"), "selector Gives fails: RuntimeError: shapes"),
     ],
@@ -107,6 +113,7 @@ def test_what_a_selector_may_not_give(out: Any, about: str) -> None:
         (None, "numbers, got NoneType"),
         (torch.zeros(3), r"numbers, got \(3,\)"),
         (torch.zeros(2, 3), r"numbers, got \(2, 3\)"),
+        (torch.zeros(make_step().middle, device="meta"), "numbers, got a tensor on the meta"),
         (IndexError("i"), "score Scored fails: IndexError: i"),
     ],
 )
@@ -127,6 +134,7 @@ def test_what_a_position_may_not_give() -> None:
     assert far_positions(Stands(some), torch.arange(3), 0, 3, 0) == [some]
     for out, about in (
         (tuple(some), "must return Positions, got tuple"),
+        (Positions(*(one.to("meta") for one in some)), "must return numbers, got the meta device"),
         (ValueError("v"), "fails: ValueError: v"),
     ):
         with pytest.raises(PluginError, match=f"position Stands {about}"):
@@ -151,6 +159,22 @@ class FailsToObserve(TopK):
 )
 def test_memory_that_runs_out_is_nobodys_fault(error: Exception) -> None:
     with pytest.raises(type(error)), blame_plugin("selector", Gives()):
+        raise error
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_that_a_plugin_closes_is_its_fault(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, stream, io.StringIO())
+    about = f"selector Gives must leave sys.{stream} open"
+    with pytest.raises(PluginError, match=about), blame_plugin("selector", Gives()):
+        getattr(sys, stream).close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_what_comes_from_outside_is_nobodys_fault(error: type[BaseException]) -> None:
+    with pytest.raises(error), blame_plugin("selector", Gives()):
         raise error
 
 

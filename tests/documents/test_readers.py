@@ -95,6 +95,18 @@ def test_a_reader_is_added_and_asked_first() -> None:
 
 
 @pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize("error", [SystemExit(0), BaseException("b")])
+def test_a_reader_that_ends_the_program_is_named(error: BaseException) -> None:
+    class Ends(Upper):
+        def read(self, data: bytes, name: str) -> ExtractedText:
+            raise error
+
+    readers.register("ends")(Ends)
+    with pytest.raises(DocumentError, match=type(error).__name__):
+        text_of("a", "x.md")
+
+
+@pytest.mark.usefixtures("scratch")
 def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
     path = tmp_path / "plug.py"
     path.write_text(

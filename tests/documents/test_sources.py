@@ -167,6 +167,48 @@ def test_a_folder_that_may_not_be_read_is_said(tree: Path, monkeypatch: pytest.M
     assert why.value.hint == "try: chmod u+rx docs/deep"
 
 
+def test_a_folder_that_may_not_be_searched_is_said(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a folder without rights is: neither listed nor searched for `.git`."""
+    stat, scandir = os.stat, os.scandir
+
+    def refuse(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *given: Any, **more: Any) -> Any:
+            inside = os.path.join("docs", "deep", "") in os.path.join(str(path), "")
+            if inside and (real is scandir or not str(path).endswith("deep")):
+                raise PermissionError(13, "Permission denied", path)
+            return real(path, *given, **more)
+
+        return call
+
+    monkeypatch.setattr(os, "stat", refuse(stat))
+    monkeypatch.setattr(os, "scandir", refuse(scandir))
+    with pytest.raises(DocumentError, match="docs/deep may not be read: Permission denied"):
+        expand(["docs/deep"])
+
+
+def test_a_link_that_may_not_be_read_is_left_out(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `/proc/1/cwd` is for another user."""
+    os.symlink(tree / "other", tree / "docs" / "cwd")
+    os.symlink(tree / "docs" / "a.txt", tree / "docs" / "exe")
+    real = os.readlink
+
+    def readlink(path: Any, *given: Any, **more: Any) -> Any:
+        if os.path.basename(path) in ("cwd", "exe"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    said: list[str] = []
+    assert "docs/a.txt" in expand(["docs"], said.append)
+    assert "1 folder that may not be read (cwd)" in said[0]
+    assert "1 that may not be read (exe)" in said[0]
+    assert expand(["docs/cwd"]) == ["docs/cwd/d.txt"]
+
+
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
     (tree / "docs" / "same.txt").write_bytes(b"a")

@@ -212,6 +212,8 @@ def test_load_file_is_not_credited_with_what_it_imports(
         ("def f(:", "SyntaxError"),
         ("import no_such_module_at_all", "ModuleNotFoundError"),
         (GOOD + "1 / 0", "ZeroDivisionError"),
+        (GOOD + "import sys\nsys.exit(0)\n", "does not run: SystemExit: 0"),
+        (GOOD + "class Own(BaseException):\n    pass\nraise Own('o')\n", "does not run: Own: o"),
         (GOOD.replace("none-of-it", "topk"), "already registered by esa_cli"),
         (GOOD + GOOD.replace("class NoneOfIt", "class Second"), "already registered"),
         (METHOD + "1 / 0", "ZeroDivisionError"),

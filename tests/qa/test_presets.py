@@ -135,10 +135,23 @@ def test_overrides_are_read_as_yaml(text: str, parsed: object) -> None:
     assert preset.parse_override(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["window", "=3", "a=[", "a={b", "a={b: 1, b: 2}", "name=x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "window",
+        "=3",
+        "a=[",
+        "a={b",
+        "a={b: 1, b: 2}",
+        "name=x",
+        "description=" + "[" * 5000,
+        ".".join("a" * 5000) + "=1",
+    ],
+)
 def test_broken_overrides_are_refused(text: str) -> None:
-    with pytest.raises(PresetError, match="--set"):
+    with pytest.raises(PresetError, match="--set") as caught:
         preset.load("tiny-random", [text])
+    assert len(caught.value.message + caught.value.hint) < 300
 
 
 @pytest.mark.parametrize(
@@ -202,6 +215,11 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         ("model: m\ncontext: 9\nmodel: n", "not valid YAML (line 3): 'model' is given twice"),
         ("window:\n  chunk: 8\n  'chunk': 9", "not valid YAML (line 3): 'chunk' is given twice"),
         ("model: m\nname: mine", "p.yaml must have no key 'name'"),
+        ("description: " + "[" * 100_000, "must be nested at most 32 deep"),
+        ("x: " + "{a: " * 3000 + "1" + "}" * 3000, "(line 1): mappings and lists must be nested"),
+        ("model: m\ncontext: 9\ngeneration: {temperature: 1.0e-320}", "must be 0, or at least"),
+        ("model: m\ncontext: 9\ngeneration: {temperature: .inf}", "must be 0, or at least 1e-06"),
+        ("model: m\ncontext: 9\ngeneration: {temperature: -1.0}", "must be 0, or at least 1e-06"),
     ],
 )
 def test_broken_files_are_refused(text: str, message: str, tmp_path: Path) -> None:

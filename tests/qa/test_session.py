@@ -447,11 +447,18 @@ def test_the_question_stays_in_view_and_the_documents_end_does_not(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 2.0}],
+    [
+        {"temperature": -1.0},
+        {"temperature": 1e-320},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": 2.0},
+    ],
 )
 def test_sampling_that_cannot_be_is_refused(session: Session, wrong: dict[str, float]) -> None:
     session.read(TEXT)
-    with pytest.raises(UsageError, match="temperature must be at least 0"):
+    with pytest.raises(UsageError, match="temperature must be 0, or at least 1e-06"):
         session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
 from esa_cli.documents.text_builder import ExtractedText, label
-from esa_cli.errors import DocumentError, EsaError, PluginError
+from esa_cli.errors import NOT_BLAMED, DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
 PLAIN = "text"
@@ -90,7 +90,9 @@ def _load_entry_points() -> None:
     for point in entry_points(group="esa.readers"):
         try:
             point.load()
-        except Exception as error:
+        except NOT_BLAMED:
+            raise
+        except BaseException as error:
             raise PluginError(
                 f"reader {point.name!r} ({point.value}) does not load: {error}",
                 "update or uninstall the package it comes from",
@@ -124,13 +126,13 @@ def read(data: bytes, name: str) -> ExtractedText:
     reader = choose(data, name)
     try:
         extracted = reader.read(data, name)
-    except EsaError:
+    except (EsaError, *NOT_BLAMED):
         raise
     except MemoryError as error:
         raise DocumentError(
             f"{label(name)} is too large for this machine's memory", "split the document"
         ) from error
-    except Exception as error:  # a library's, about bytes that nobody foresaw
+    except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
         raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     _check(extracted, reader)
     return extracted

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.__main__ import main
+from esa_cli.errors import PresetError
 from esa_cli.qa import session
 
 __all__ = ["cache", "esa", "note", "surroundings"]
@@ -152,6 +156,60 @@ def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatc
     fail(esa("ask", note, "What?", *TINY, "-q"), 1, "ZeroDivisionError", "ESA_DEBUG=1")
     monkeypatch.setenv("ESA_DEBUG", "1")
     assert main(["ask", note, "What?", *TINY, "-q"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), 6, ["TMPDIR"]),
+        (PermissionError(13, "Permission denied", "sub/p"), 3, ["sub/p may not be used"]),
+        (ValueError("I/O operation on closed file"), 1, ["a bug"]),
+    ],
+)
+def test_what_the_system_refuses(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, words: list[str]
+) -> None:
+    def trip(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("esa_cli.qa.preset.dump", trip)
+    fail(esa("presets", "show"), code, *words)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ModuleNotFoundError("Could not import module"), 130), (PresetError("wrong"), 4)],
+)
+def test_an_interruption_that_a_library_answers_with_an_error(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def trip(*_: Any, **__: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error from None
+
+    monkeypatch.setattr("esa_cli.qa.preset.dump", trip)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        result = esa("presets", "show")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.code == code
+    assert "a bug" not in result.err
+    assert ("interrupted" in result.err) == (code == 130)
+
+
+def test_output_that_is_closed_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", closed)
+        assert main(["presets", "show", "nosuch"]) == 4
+    assert "unknown preset" in capsys.readouterr().err
 
 
 def test_a_message_is_one_line_whatever_the_file_is_called(esa: Esa) -> None:
