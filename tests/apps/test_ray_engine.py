@@ -200,8 +200,7 @@ def test_a_long_document_is_divided_and_loses_nothing_by_a_killed_worker(
     ended(start(*command))
     monkeypatch.setenv("ESA_LIBRARY", "there")
     process = start(*command, *RAY)
-    while process.poll() is None and not list(Path("there").glob("segments/*.seg")):
-        time.sleep(0.02)
+    wait_for_segments(process, "there")
     wait_for_actors(process)[0].send_signal(signal.SIGKILL)
     assert "a worker died; its task is done again" in ended(process)
     assert stored("there") == stored("here")
@@ -209,14 +208,20 @@ def test_a_long_document_is_divided_and_loses_nothing_by_a_killed_worker(
 
     monkeypatch.setenv("ESA_LIBRARY", "stopped")
     process = start(*command, *RAY)
-    while process.poll() is None and not list(Path("stopped").glob("segments/*.seg")):
-        time.sleep(0.02)
+    wait_for_segments(process, "stopped")
     os.kill(process.pid, signal.SIGINT)
     ended(process, 130)
     kept = list(Path("stopped").glob("segments/*.seg"))
     assert 0 < len(kept) < len(stored("here")) - 3
     ended(start(*command, *RAY))
     assert stored("stopped") == stored("here")
+
+
+def wait_for_segments(process: subprocess.Popen[str], root: str) -> None:
+    """Waits for two: the first one is removed if the command is stopped while it is written."""
+    while len(list(Path(root).glob("segments/*.seg"))) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
 
 
 def stored(root: str) -> dict[str, bytes]:

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 EngineName = Annotated[
     Literal["local", "ray"],
-    typer.Option("--engine", help="local: this process; ray: actors of a Ray cluster."),
+    typer.Option(
+        "--engine",
+        help="local: this process, or --workers of this machine; ray: actors of a Ray cluster.",
+    ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, help="Actors of --engine ray; else one for each GPU or machine."
+        "--workers",
+        min=1,
+        help="Processes of this machine; of --engine ray actors, else one for each GPU or machine.",
     ),
 ]
 
@@ -38,20 +43,21 @@ class EngineOptions:
     @property
     def local(self) -> bool:
         """True if this process does everything."""
-        return self.engine == "local"
+        return self.engine == "local" and self.workers is None
 
     def check(self) -> None:
-        """Raises UsageError: the engine is not installed, or has no workers."""
-        if self.local and self.workers is not None:
-            raise UsageError(
-                "--workers must be given with --engine ray, got --engine local", "add --engine ray"
-            )
-        if not self.local and importlib.util.find_spec("ray") is None:
+        """Raises UsageError: the engine is not installed."""
+        if self.engine == "ray" and importlib.util.find_spec("ray") is None:
             raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
 
     @contextmanager
     def open(self, reporter: Reporter, device: str) -> Iterator[TaskEngine]:
-        """The engine, for another than `local`. Raises UsageError."""
+        """The engine, where not this process does everything. Raises UsageError."""
+        if self.engine == "local":
+            from esa_cli.apps.engine.process_engine import ProcessEngine
+
+            yield ProcessEngine(reporter, self.workers or 1)
+            return
         from esa_cli.apps.engine.ray_engine import ray_engine
 
         with ray_engine(reporter, self.workers, device) as engine:

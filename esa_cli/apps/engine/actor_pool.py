@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.engine.worker_deaths import STARTING, WorkerDeaths
 from esa_cli.errors import ResourceError
 
 NOTICE_S = 20.0
 """Seconds after which it is said that an actor has not started."""
 PLACE_S = 600.0
 """Seconds without any actor after which the run ends: others use the cluster, or it is broken."""
-
-MOST_DEATHS = 3
-"""Actors that may die of one task."""
-_STARTING = -1
-"""In place of a task's number, of actors that die before they have one."""
 
 
 def actor_errors() -> tuple[type[Exception], ...]:
@@ -37,7 +32,11 @@ class ActorPool:
 
     def __init__(self, make: Callable[[], Any], needs: str, reporter: Reporter) -> None:
         self._make, self._needs, self._reporter = make, needs, reporter
-        self._made, self._deaths = list[Any](), Counter[int]()
+        self._made = list[Any]()
+        self._deaths = WorkerDeaths(
+            reporter,
+            "memory may be short: try fewer --workers; esa must be the same on all machines",
+        )
         self._since, self._said = 0.0, False
         self.starting: dict[Any, Any] = {}
         """Actors that are not up yet, by the reference that tells it."""
@@ -61,9 +60,9 @@ class ActorPool:
         try:
             ray.get(reference)
         except actor_errors() as error:
-            self.lost(actor, _STARTING, error)
+            self.lost(actor, STARTING, error)
         else:
-            del self._deaths[_STARTING]
+            self._deaths.forget(STARTING)
             self.idle.append(actor)
 
     def lost(self, actor: Any, task: int, error: Exception) -> None:
@@ -71,20 +70,9 @@ class ActorPool:
         import ray
 
         ray.kill(actor)  # it may only be out of reach
-        self._deaths[task] += 1
         self._since = time.monotonic()
-        if self._deaths[task] >= MOST_DEATHS:
-            lines = str(error).strip().splitlines()
-            why = lines[-1 if "creation task" in lines[0] else 0]
-            when = "at their start" if task == _STARTING else "of one task"
-            raise ResourceError(
-                f"{MOST_DEATHS} workers died {when}: {why}",
-                "memory may be short: try fewer --workers; esa must be the same on all machines",
-            ) from error
-        again = (
-            "another one starts" if task == _STARTING else "its task is done again by another one"
-        )
-        self._reporter.warn(f"esa: a worker died; {again}")
+        lines = str(error).strip().splitlines()
+        self._deaths.add(task, lines[-1 if "creation task" in lines[0] else 0], error)
 
     def check(self, running: int) -> None:
         """Says, once, that actors are waited for. Raises ResourceError: none came for too long.
