@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
+from esa_cli.errors import ModelError
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
@@ -93,7 +94,13 @@ class IndexIngest(PartIngest):
         return finish_index(writer, text, self.session.preset)
 
     def records(self, part: TokenRange) -> Tensor:
-        """The index's records (n, row_bytes) of a range of tokens, as they would be stored."""
+        """The index's records (n, row_bytes) of a range of tokens, as they would be stored. Raises
+        ModelError: they would not be of the same index."""
+        if part.identity != self.identity:
+            raise ModelError(
+                "all workers of an ingest must have the same model in the same dtype",
+                "give --dtype; esa and its models must be the same on all machines",
+            )
         pieces = (
             self._encoded(part.ids, start, min(start + PIECE, len(part.ids)))
             for start in range(part.before, len(part.ids), PIECE)

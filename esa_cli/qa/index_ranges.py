@@ -28,10 +28,12 @@ class TokenRange(NamedTuple):
     Args:
         ids: theirs, behind those before them. before: number of the latter: a segment of the
             encoder, which has what the first ones see; 0 at the document's beginning.
+        identity: of the index that they are for.
     """
 
     ids: list[int]
     before: int
+    identity: str
 
 
 class RangedIndex:
@@ -55,7 +57,10 @@ class RangedIndex:
         ids, step = self._text.ids, RANGE_SEGMENTS * self._writer.layout.segment
         for start in range(self._writer.done, len(ids), step):
             before = min(start, SEGMENT_TOKENS)
-            yield start, TokenRange(ids[start - before : start + step], before)
+            yield (
+                start,
+                TokenRange(ids[start - before : start + step], before, self._writer.identity),
+            )
 
     def add(self, start: int, records: Tensor) -> None:
         """Takes the records (n, row_bytes) of the range that begins at `start`; writes them when

@@ -13,11 +13,12 @@ import torch
 
 from esa_cli import models
 from esa_cli.documents.document import Document
+from esa_cli.errors import ModelError
 from esa_cli.qa import index_ingest, index_ranges, preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.index_ranges import RangedIndex
+from esa_cli.qa.index_ranges import RangedIndex, TokenRange
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.entry_writer import Writer
@@ -102,6 +103,12 @@ def test_in_any_order_and_resumed_the_bytes_are_those_of_one_process(
     assert (made.key, made.tokens, made.provenance) == (entry.key, entry.tokens, entry.provenance)
     assert files(there) == files(Library(tmp_path / "here"))
     assert there.verify(made) == []
+
+
+def test_workers_must_compute_alike(esa: Esa) -> None:
+    assert esa.documents.index is not None
+    with pytest.raises(ModelError, match="must have the same model in the same dtype"):
+        esa.documents.index.records(TokenRange([1, 2, 3], 0, "another one"))
 
 
 def test_records_of_another_shape_are_refused(esa: Esa, tmp_path: Path) -> None:
