@@ -55,7 +55,7 @@ class LateReporter(Reporter):
 
     @property
     def console(self) -> Any:
-        return render._console(sys.stderr)
+        return render.make_console(sys.stderr)
 
     @console.setter
     def console(self, value: Any) -> None:

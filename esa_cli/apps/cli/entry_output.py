@@ -58,7 +58,8 @@ def facts(entry: Entry) -> dict[str, str]:
 def entry_label(entry: Entry) -> str:
     """Its name, or what is wrong with it."""
     if entry.damage:
-        return entry.damage if entry.unreadable else f"{entry.state}: {entry.damage}"
+        damage = one_line(entry.damage)
+        return damage if entry.unreadable else f"{entry.state}: {damage}"
     return one_line(entry.name) or "without a name"
 
 

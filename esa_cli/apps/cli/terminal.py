@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from esa_cli.system.machine import size_text
@@ -28,13 +29,12 @@ _STAGES = {
     "save": "saving the prepared model",
     "load": "loading the model",
 }
-_IN_BYTES = ("download", "extract")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_UNESCAPED = re.compile(r"[\x7f-\x9f]")
+_BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # Unicode's property Bidi_Control
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
 def clean(text: str) -> str:
-    """Text without control characters: an answer must not steer the reader's terminal."""
+    """Text without control and bidi characters: an answer must not steer the reader's terminal."""
     return _CONTROL.sub("", text)
 
 
@@ -46,7 +46,7 @@ def one_line(text: str) -> str:
 def as_json(data: object, indent: int | None = None) -> str:
     """JSON that does not steer a terminal either: it escapes what `json` does not."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
-    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_json(data: object) -> None:
@@ -54,9 +54,14 @@ def print_json(data: object) -> None:
     print(as_json(data, indent=2))
 
 
+def print_text(text: str) -> None:
+    """Text to be saved: to the letter, but clean on a terminal."""
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+
+
 def room() -> int:
     """Columns of standard output; in a pipe more than any table needs."""
-    console = _console(sys.stdout)
+    console = make_console(sys.stdout)
     return int(console.width) if console.is_terminal else 1000
 
 
@@ -64,7 +69,7 @@ def print_indented(heading: Any, text: Any) -> None:
     """A line, and below it a text, indented, on standard output; both of rich. On a terminal with
     their styles and links, the text wrapped; in a pipe as they are.
     """
-    console = _console(sys.stdout)
+    console = make_console(sys.stdout)
     if not console.is_terminal:
         print(heading.plain, *(f"  {line}".rstrip() for line in text.plain.split("\n")), sep="\n")
         return
@@ -80,7 +85,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if any(headers):
         written.insert(0, list(headers))
     simple = not any(sign in cell for row in written for cell in row for sign in "\n\t")
-    if written and simple and not _console(sys.stdout).is_terminal:
+    if written and simple and not make_console(sys.stdout).is_terminal:
         lines = _plain_lines(written)
         if max(map(len, lines)) <= room() // 2:  # a character has at most two columns
             print("\n".join(lines))
@@ -107,7 +112,7 @@ def _print_grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console = _console(sys.stdout)
+    console = make_console(sys.stdout)
     console.width = room()
     cells = [[Text(clean(cell)) for cell in row] for row in rows]
     if any(headers):
@@ -150,15 +155,24 @@ def _width(cell: Any) -> int:
     return max((line.cell_len for line in cell.split()), default=0)
 
 
-def _console(stream: TextIO) -> Any:
-    """rich's console, without its own way of ending the program when the reader has gone."""
+def make_console(stream: TextIO) -> Any:
+    """rich's console: `:key:` is no emoji, no text steers the terminal, and rich does not end the
+    program when the reader has gone."""
     from rich.console import Console
+    from rich.segment import Segment
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError(errno.EPIPE, "the reader of the output has ended")
 
-    return Plain(file=stream, highlight=False, force_terminal=stream.isatty())
+        def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
+            for one in super().render(*given, **more):
+                yield one if one.control else Segment(clean(one.text), one.style)
+
+    console = Plain(file=stream, highlight=False, emoji=False, force_terminal=stream.isatty())
+    if console.width < 1:  # COLUMNS=0 means that it is not known
+        console.width = shutil.get_terminal_size().columns
+    return console
 
 
 class Reporter:
@@ -170,7 +184,7 @@ class Reporter:
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.console = _console(sys.stderr)
+        self.console = make_console(sys.stderr)
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage, self._shown = "", 0.0
@@ -190,7 +204,7 @@ class Reporter:
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""
         text = _STAGES.get(stage, stage)
-        if done and stage in _IN_BYTES:
+        if done and stage in ("download", "extract"):
             whole = f" of {size_text(total)}" if total else ""
             text += f", {size_text(done)}{whole}"
         elif done and total:

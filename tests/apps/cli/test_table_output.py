@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from esa_cli.__main__ import main
 from esa_cli.apps.cli import terminal
 
+BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
 CELLS = (
     *("", "a", "bb ccc", "東京 x", " lead", "trail  ", "[bold]a", "a\u0301b", "1,234", "x" * 70),
-    *("two\nlines", "a\tb", "\x1b[31mred"),
+    *("two\nlines", "a\tb", "\x1b[31mred", ":key: :lock:", BIDI),
 )
 
 
@@ -28,3 +34,55 @@ def test_plain_tables_are_those_of_rich(capsys: pytest.CaptureFixture[str]) -> N
         headers = draw.choices(("", "id", "size"), k=columns)
         plain = printed(capsys, lambda: terminal.print_table(headers, rows))  # noqa: B023
         assert plain == printed(capsys, lambda: terminal._print_grid(headers, rows))  # noqa: B023
+
+
+def test_words_of_documents_are_shown_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither emoji nor control characters, whether strings, texts or tables are printed."""
+    from rich.table import Table
+
+    said = ":key: \x1b[31mred\x9b \x07 " + BIDI
+    table = Table(said, box=None)
+    table.add_row(said)
+    console = terminal.make_console(sys.stdout)
+    console.print(said, markup=False)
+    console.print(table)
+    terminal.print_table(("",), [(said,)])
+    terminal.Reporter().warn(said)
+    out, err = capsys.readouterr()
+    for shown in (out, err):
+        assert ":key: [31mred" in shown
+        assert not re.search(
+            r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e-\u200f\u202a-\u2069]", shown
+        )
+    terminal.print_json({"said": said})
+    told = capsys.readouterr().out
+    assert json.loads(told) == {"said": said}
+    assert "\\u202e" in told
+    assert not set(BIDI) & set(told) - {*"evil x"}
+
+
+def test_an_unknown_width_hides_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    terminal.make_console(sys.stdout).print("the documents may not contain the answer")
+    terminal._print_grid(("", ""), [("a", "b")])
+    terminal.Reporter().warn("a passage")
+    out, err = capsys.readouterr()
+    assert out.split("\n")[0].strip() == "the documents may not contain the answer"
+    assert "a  b" in out
+    assert "a passage" in err
+
+
+def test_a_preset_does_not_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text('extends: tiny-random\ndescription: "\\0\\e[31m\\x9b\\u202e:key:\\nx"\n')
+    assert main(["presets", "check", str(path)]) == 0
+    assert capsys.readouterr().out == "preset p holds: [31m:key: x\n"
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+    assert main(["presets", "show", str(path)]) == 0
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", capsys.readouterr().out)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from esa_cli.apps.cli.output_paths import writing
-from esa_cli.apps.cli.terminal import print_json, print_table, room
+from esa_cli.apps.cli.terminal import one_line, print_json, print_table, room
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
@@ -75,7 +75,7 @@ def show(
                 print()
             print_table(*piece)
         for note in notes:
-            print(f"note: {note}")
+            print(one_line(f"note: {note}"))
     if markdown is not None:
         below = "".join(f"\n{note}\n" for note in notes)
         text = table.markdown(*table.table(order.benchmark, found, stretched))

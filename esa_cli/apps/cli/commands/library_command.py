@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +64,7 @@ def list_(as_json: options.Json = False) -> None:
 def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     """Show what is known of a document, or its text."""
     from esa_cli.apps.cli.entry_choice import one_entry
-    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.apps.cli.terminal import print_json, print_table, print_text
     from esa_cli.storage.library import Library
 
     library = Library()
@@ -74,23 +73,16 @@ def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
         more = {"text": library.text(entry)} if text else {}
         print_json({**entry.as_json(), **more})
     elif text:
-        _print_text(library.text(entry))
+        print_text(library.text(entry))
     else:
         print_table(("", ""), list(facts(entry).items()))
-
-
-def _print_text(text: str) -> None:
-    """Every character, for evidence counts them; without control characters on a terminal."""
-    from esa_cli.apps.cli.terminal import clean
-
-    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
 
 
 @app.command("verify")
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
     from esa_cli.apps.cli.entry_choice import several_entries
-    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.apps.cli.terminal import one_line, print_json
     from esa_cli.storage.library import Library
 
     library = Library()
@@ -103,7 +95,7 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
         for entry, bad in results:
             print(f"{entry.id}  {_state(bad)}  {entry_label(entry)}")
             for error in bad:
-                print(f"    {error.message}")
+                print(f"    {one_line(error.message)}")
     _complain(results)
 
 

@@ -45,5 +45,7 @@ def methods(
 
 
 def _print(name: str, kind: str, about: str, cost: str, source: str) -> None:
-    print(f"{name} ({kind})\n  {about}")
-    print(f"  cost: {cost or UNSAID}\n  source: {source or UNSAID}\n")
+    from esa_cli.apps.cli.terminal import one_line
+
+    told = f"  {about}", f"  cost: {cost or UNSAID}", f"  source: {source or UNSAID}"
+    print(f"{name} ({kind})", *map(one_line, told), "", sep="\n")

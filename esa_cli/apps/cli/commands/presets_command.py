@@ -36,9 +36,10 @@ def show(
     settings: options.Set = None,
 ) -> None:
     """Show every setting of a preset, as YAML that can be saved and used as one."""
+    from esa_cli.apps.cli.terminal import print_text
     from esa_cli.qa.preset import dump, load
 
-    print(dump(load(name, settings or [])), end="")
+    print_text(dump(load(name, settings or [])))
 
 
 @app.command("check")
@@ -49,9 +50,10 @@ def check(
 ) -> None:
     """Check a preset and its adapter, and build the method it describes."""
     options.load_plugins(plugins)
+    from esa_cli.apps.cli.terminal import one_line
     from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.resolved_preset import resolve
 
     chosen = resolve(name, settings or []).preset
     check_adapter(chosen.answer)
-    print(f"preset {chosen.name} holds: {chosen.description or chosen.model}")
+    print(one_line(f"preset {chosen.name} holds: {chosen.description or chosen.model}"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output_paths import writing
-from esa_cli.apps.cli.terminal import clean, print_json
+from esa_cli.apps.cli.terminal import clean, make_console, print_json
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
@@ -41,12 +41,11 @@ def show(request: SelftestRequest, journal: Journal, *, complete: bool) -> None:
 
 
 def _print(summary: Summary, journal: Journal) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from esa_cli.evaluation.report.terminal_tables import report
 
-    console = Console(highlight=False, force_terminal=sys.stdout.isatty())
+    console = make_console(sys.stdout)
     console.print(report(summary, min(console.width, 120)))
     for line in _readings(journal.rows):
         console.print(Text(line, style="dim"), soft_wrap=True)
