@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import threading
+from types import FrameType
 from typing import TextIO
 
 from esa_cli.errors import (
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    interrupts = _Interrupts()
+    interrupts = _Interrupts(leave=arguments is None)
     try:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
@@ -72,14 +73,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Interrupts:
-    """A context manager that notes a Ctrl-C.
+    """A context manager that notes a Ctrl-C; with `leave` one during an import ends the process.
 
     A library that is being imported may answer the KeyboardInterrupt with an error of its own,
-    which must not be called a bug.
+    seconds later, which must not be called a bug; C++ code that imports aborts the process.
     """
 
-    def __init__(self) -> None:
-        self.seen = False
+    def __init__(self, leave: bool) -> None:
+        self.leave, self.seen = leave, False
 
     def __enter__(self) -> None:
         self._changed = (
@@ -93,9 +94,18 @@ class _Interrupts:
         if self._changed and signal.getsignal(signal.SIGINT) == self._note:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def _note(self, number: int, frame: object) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         self.seen = True
+        if self.leave and _imports(frame):
+            _interrupted(leave=True)
         raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported where the frame is."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _interrupted(leave: bool) -> None:

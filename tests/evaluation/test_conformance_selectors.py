@@ -222,6 +222,16 @@ WRONG_SELECTORS = {
 }
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), BaseException("b")])
+def test_a_selector_that_ends_the_program_fails(error: BaseException) -> None:
+    class Ends(Selector):
+        def select(self, step: Step, budget: int) -> Tensor:
+            raise error
+
+    found = examine("selector", Ends)
+    assert any(f"raised {type(error).__name__}" in detail for detail in found.values())
+
+
 @pytest.mark.parametrize("name", WRONG_SELECTORS)
 def test_wrong_selectors_fail(name: str) -> None:
     found = examine("selector", getattr(Selectors, name))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
-from esa_cli.errors import PluginError
+from esa_cli.errors import NOT_BLAMED, PluginError
 from esa_cli.evaluation.conformance.compressor_checks import check_compressor, random_moments
 from esa_cli.evaluation.conformance.finding import Finding, describe
 from esa_cli.evaluation.conformance.position_checks import check_position
@@ -73,7 +73,9 @@ def check(
     findings = [Finding("frozen", frozen, detail)]
     try:
         method = registry.build(kind, {**(options or {}), "name": name})
-    except Exception as error:
+    except NOT_BLAMED:
+        raise
+    except BaseException as error:
         lacking = ", ".join(sorted(_needed(cls) - set(options or {})))
         how = f"; check({kind!r}, {name!r}, options) of {__name__} takes {lacking}"
         return [*findings, Finding("builds", False, describe(error) + (how if lacking else ""))]

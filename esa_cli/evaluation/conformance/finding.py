@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from esa_cli.errors import EsaError
+from esa_cli.errors import NOT_BLAMED, EsaError
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Finding:
     detail: str
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """An exception as a detail: type, message and line."""
     if isinstance(error, EsaError):
         return error.message
@@ -45,7 +45,9 @@ def attempt(check: str, complaint: Callable[[], str]) -> Finding:
     """Runs one check. complaint: returns what is wrong, or an empty string; may raise."""
     try:
         detail = complaint()
-    except Exception as error:
+    except NOT_BLAMED:
+        raise
+    except BaseException as error:
         detail = describe(error)
     return Finding(check, not detail, detail)
 
@@ -73,6 +75,8 @@ def gather(
         try:
             results[case] = call()
             findings.append(Finding(f"runs: {case}", True, ""))
-        except Exception as error:
+        except NOT_BLAMED:
+            raise
+        except BaseException as error:
             findings.append(Finding(f"runs: {case}", False, describe(error)))
     return findings, results
