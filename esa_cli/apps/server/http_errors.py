@@ -16,6 +16,7 @@ from esa_cli.errors import (
     DiskError,
     DocumentError,
     EsaError,
+    LengthError,
     LibraryError,
     ReaderError,
     ResourceError,
@@ -77,6 +78,8 @@ def as_api_error(error: Exception) -> ApiError:
     message = with_hint(error)
     if isinstance(error, DocumentError):
         return ApiError(400, message, "documents", "document")
+    if isinstance(error, LengthError):
+        return ApiError(400, message, "messages", "context_length_exceeded")
     if isinstance(error, UsageError):
         return ApiError(400, message, "messages")
     if isinstance(error, ResourceError):

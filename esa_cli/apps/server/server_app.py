@@ -21,7 +21,7 @@ from esa_cli.apps.server.http_errors import ApiError, as_api_error, is_of_server
 from esa_cli.apps.server.streaming import ClientGoneError, Events, follow
 from esa_cli.apps.server.wire import ChatRequest, Completion, json_bytes, model_card, parse
 from esa_cli.apps.server.worker import Answer, Event, Job, Worker
-from esa_cli.errors import EsaError
+from esa_cli.errors import EsaError, LengthError
 from esa_cli.qa.reply import Asker, Reply, lacking
 
 CLIENT_GONE = 499
@@ -138,14 +138,12 @@ class _Routes:
         return answer
 
     def _check_length(self, tokens: int) -> None:
-        """Refuses a question before anything is read for it. Raises ApiError 400."""
+        """Refuses a question before anything is read for it. Raises LengthError."""
         if tokens > self.limits.max_question:
-            raise ApiError(
-                400,
+            raise LengthError(
                 f"the question with the messages before it must be at most "
                 f"{self.limits.max_question:,} tokens, got {tokens:,}",
-                "messages",
-                "context_length_exceeded",
+                "ask a shorter one; `esa serve --max-question` allows longer ones",
             )
 
     async def _reply(self, events: Events) -> Reply:

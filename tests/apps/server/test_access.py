@@ -90,7 +90,7 @@ def test_too_large(start: Start, asker: FakeAsker) -> None:
 
 
 def test_a_question_that_is_too_long_is_refused_before_anything_is_read(
-    start: Start, asker: FakeAsker
+    start: Start, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     live = start(max_question=4)
     said = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
@@ -100,6 +100,7 @@ def test_a_question_that_is_too_long_is_refused_before_anything_is_read(
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
         assert "must be at most 4 tokens, got 5" in body["error"]["message"]
     assert (asker.calls, asker.ingested) == ([], [])
+    assert "Traceback" not in capsys.readouterr().err
     assert live.post({"messages": [last]})[0] == 200
 
 
