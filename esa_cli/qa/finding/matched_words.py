@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from esa_cli.system.content_words import SPACELESS, WORD, content_words, located_words
+
+PIECE = re.compile(f"['’]?{WORD.pattern}")
+"""A word, or what follows a character of a script without spaces: `'s` of `李's`."""
 
 
 def matched_words(text: str, question: str) -> list[tuple[int, int]]:
@@ -15,7 +20,7 @@ def matched_words(text: str, question: str) -> list[tuple[int, int]]:
 def _end(text: str, start: int, word: str) -> int:
     if SPACELESS.match(text, start):
         return start + len(word)
-    found = WORD.match(text, start)
-    assert found, "a word begins here"
+    found = PIECE.match(text, start)
+    assert found, "a word or a piece of one begins here"
     piece = SPACELESS.search(text, start, found.end())
     return piece.start() if piece else found.end()

@@ -16,6 +16,7 @@ from esa_cli.qa.finding.matched_words import matched_words
         ("Ahab AHAB ahab", "ahab", ["Ahab", "AHAB", "ahab"]),
         ("図書館は醸造所に", "図書館", ["図書", "書館"]),
         ("x図書 and abc図", "abc図書", ["図書", "abc"]),
+        ("李's gate, 李'图", "李's and 李'图", ["李", "'s", "李", "'", "图"]),
         ("", "gate", []),
     ],
 )
