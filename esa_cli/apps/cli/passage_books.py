@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.preflight import ModelPlace
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.archive import restored
@@ -17,6 +18,7 @@ from esa_cli.qa.index_archive import INDEX
 from esa_cli.qa.passage_search import Passage, PassageSearch
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import Entry, Library
+from esa_cli.system import machine
 from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ class PassageBooks:
     Args:
         preset: of `adapter_files.for_finding`. stack: closes the model. read: whether a document
             that has not been read for the preset's finder is read. keep: as `open_esa.opened`.
+
+    Raises:
+        UsageError: there is no such device or dtype, or $ESA_MEMORY_LIMIT is not a size.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class PassageBooks:
         read: bool = False,
         keep: bool | None = None,
     ) -> None:
+        # At once: later it would look as if each document was of another model.
+        ModelPlace.of(model), machine.memory_limit()
         self.preset, self._model, self._library = preset, model, library
         self._reporter, self._stack = reporter, stack
         self._read, self._keep = read, keep

@@ -203,6 +203,18 @@ def test_of_a_large_library_the_best_documents_are_opened(run: Run) -> None:
     assert done.err.count("was read before") == 1
 
 
+@pytest.mark.parametrize("settings", [(), ("--set", "answer.documents=1")])
+def test_a_model_that_cannot_be_placed_leaves_no_document_out(
+    run: Run, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ingest", "gate.txt", "boat.txt").code == 0
+    named = ("find", "--library", WORDS, "-q", *settings)
+    fail(run(*named, "--device", "frog"), 2, "device must be auto, cpu", "'frog'")
+    fail(run(*named, "--dtype", "frog"), 2, "dtype must be one of auto", "'frog'")
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "frog")
+    fail(run(*named), 2, "ESA_MEMORY_LIMIT")
+
+
 def test_a_library_that_cannot_be_written_is_searched(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
