@@ -1,9 +1,9 @@
 """Causal attention on the processor, a block of queries at a time, as plain matrix products.
 
 PyTorch's fused attention reaches a fifth of the processor's rate of bfloat16 matrix products; it
-was a third of the time of reading a document for its index (`benchmarks/reading_speed.py`). Here a
-block of queries is multiplied with all keys up to its end, which leaves few
-products that are masked, and the heads that share keys are one product.
+was two fifths of the time of reading a document for its index (`benchmarks/reading_speed.py`). Here
+a block of queries is multiplied with all keys up to its end, which leaves few products that are
+masked, and the heads that share keys are one product.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def block_attention(model: Any) -> Iterator[None]:
 
     AttentionInterface.register(NAME, causal_attention)
     AttentionMaskInterface.register(NAME, _no_mask)
-    model.set_attn_implementation(NAME)
     try:
+        model.set_attn_implementation(NAME)
         yield
     finally:
         model.set_attn_implementation(before)

@@ -36,7 +36,7 @@ def test_equals_pytorchs_attention(
 def test_a_model_gives_the_same_logits(
     family: str, make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole, behind a cache, and with shorter sequences padded at their ends."""
+    """Whole, behind a cache, and with a shorter sequence padded at its end."""
     monkeypatch.setattr(module, "BLOCK", 4)
     monkeypatch.setattr(module, "supports_blocks", lambda model: True)
     model = make_model(family)
@@ -46,9 +46,12 @@ def test_a_model_gives_the_same_logits(
     def logits() -> torch.Tensor:
         cache = DynamicCache(config=model.config)
         first = model(ids[:, :6], past_key_values=cache).logits
-        return torch.cat(
-            (first, model(ids[:, 6:], past_key_values=cache).logits, model(ids).logits), 1
-        )
+        mask = torch.ones_like(ids)
+        mask[0, 9:] = 0
+        padded = model(ids, attention_mask=mask).logits
+        padded[0, 9:] = 0
+        later = model(ids[:, 6:], past_key_values=cache).logits
+        return torch.cat((first, later, model(ids).logits, padded), 1)
 
     wanted = logits()
     with block_attention(model):
@@ -56,6 +59,23 @@ def test_a_model_gives_the_same_logits(
         found = logits()
     assert model.config._attn_implementation == "sdpa"
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_an_interrupted_beginning_leaves_the_model(
+    make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = make_model("llama").to(torch.bfloat16)
+    change = model.set_attn_implementation
+
+    def interrupted(name: str) -> None:
+        change(name)
+        if name == module.NAME:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "set_attn_implementation", interrupted)
+    with pytest.raises(KeyboardInterrupt), block_attention(model):
+        pass
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_bfloat16_on_the_processor_only(make_model: ModelFactory) -> None:
