@@ -230,8 +230,7 @@ class Esa:
     ) -> list[Passage]:  # fmt: skip
         """The passages of some books that fit a question; see `PassageSearch.passages`.
         Raises UsageError: there is no book, or the question is empty or too long."""
-        if self._text is not None:
-            self._text.check(question, 0)
+        self.question_tokens(question)  # checks it
         with self.session.attachment.suspended():
             return self._search.passages(question, self.placed(distinct(books)), count, minimum)
 

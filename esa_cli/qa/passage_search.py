@@ -95,10 +95,12 @@ class PassageSearch:
                 or the best passage's score if that is lower.
 
         Raises:
-            UsageError: there is no book.
+            UsageError: there is no book, or `count` is below 1.
         """
         if not books:
             raise UsageError("no document to search", "name one")
+        if count is not None and count < 1:
+            raise UsageError(f"count must be at least 1, got {count}", "None gives all passages")
         finder = self.finder(books)
         scores = finder.scores(question, reduced=self.reduced(question, books))
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)

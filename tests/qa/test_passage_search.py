@@ -117,9 +117,13 @@ def test_questions_that_cannot_be_asked(asker: Esa) -> None:
         asker.find_passages("gate " * 2000, books)
     with pytest.raises(UsageError, match="no document"):
         asker.find_passages("gate", [])
+    with pytest.raises(UsageError, match="count must be at least 1, got -1"):
+        asker.find_passages("gate", books, -1)
 
 
 def test_by_words_where_answers_come_from_rows(loaded: Any) -> None:
     with Esa(loaded, preset.load("tiny-random")) as esa:
         read = esa.ingest(book(STORY[-2000:] + GATE).document)
         assert GATE.strip() in esa.find_passages(QUESTION, [read])[0].text
+        with pytest.raises(UsageError, match="must not be empty"):
+            esa.find_passages(" ", [read])
