@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) of a model's linear layers.
 
-An adapter adds `scale * B A x` to the output of each linear layer that it names. It works through
-forward hooks, while `active` is entered: the model's weights never change, and whatever runs
-outside gets the bare model. Folders are those that the peft library writes: `adapter_config.json`
-and `adapter_model.safetensors`.
+An adapter adds `scale * B A x` to the output of each linear layer that it names: within `active` by
+forward hooks, the weights being as they were; within `merged` it is added to the weights, which
+have their own values again behind the block. Whatever runs outside gets the bare model. Folders are
+those that the peft library writes: `adapter_config.json` and `adapter_model.safetensors`.
 """
 
 from __future__ import annotations
