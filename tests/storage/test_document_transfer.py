@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from test_library import files, ingest
 
 from esa_cli.errors import LibraryError, RemoteError, UsageError
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Library, maintenance, manifest
 from esa_cli.storage.library.document_transfer import pull, push
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.library_paths import MARKER, LibraryPaths
 from esa_cli.storage.library.remote_folder import RemoteFolder, without_password
 
 IDS = [*range(40)]
@@ -216,4 +218,138 @@ def test_a_disk_that_fails_is_the_urls(
     with pytest.raises(RemoteError, match=r"far cannot be used: .*Permission denied") as raised:
         push(library, str(tmp_path / "far"), library.entries())
     assert raised.value.exit_code == LibraryError.exit_code == 3
-    assert fsspec.filesystem("memory") is not None
+
+
+def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
+    library: Library, other: Library, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(library, url, library.entries())
+    pull(other, url)
+    for path in other.root.glob("documents/*"):
+        path.unlink()  # segments that no document needs
+    decided, delete = threading.Event(), maintenance._delete
+
+    def later(*given: Any) -> int:
+        decided.set()
+        time.sleep(0.5)
+        return delete(*given)
+
+    monkeypatch.setattr(maintenance, "_delete", later)
+    pruning = threading.Thread(target=other.prune)
+    pruning.start()
+    assert decided.wait(10)
+    pull(other, url)
+    pruning.join()
+    assert same(library, other)
+
+
+def test_pushes_of_the_same_documents_at_the_same_time(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    far, move = str(tmp_path / "far"), LocalFileSystem.mv
+
+    def meanwhile(*given: Any) -> None:
+        with pytest.MonkeyPatch.context() as second:
+            second.setattr(LocalFileSystem, "mv", move)
+            push(library, far, library.entries())
+        move(*given)
+
+    with pytest.MonkeyPatch.context() as first:
+        first.setattr(LocalFileSystem, "mv", meanwhile)
+        push(library, far, library.entries())
+    pull(other, far)
+    assert same(library, other)
+
+
+def test_a_push_that_is_killed_at_its_marker_goes_on(library: Library, tmp_path: Path) -> None:
+    def killed(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("mv", "rm_file"):
+            patch.setattr(LocalFileSystem, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            push(library, str(tmp_path / "far"), library.entries())
+    assert len(list((tmp_path / "far").iterdir())) == 1
+    assert len(push(library, str(tmp_path / "far"), library.entries()).copied) == 2
+
+
+def test_a_push_that_fails_leaves_no_part(library: Library, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalFileSystem, "mv", lambda *given: 1 / 0)
+        with pytest.raises(RemoteError, match="division by zero"):
+            push(library, str(tmp_path / "far"), library.entries())
+    assert not list((tmp_path / "far").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["documents/*.doc", "documents/*.tokens", "segments/*", "fits/*"])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_the_hint_mends_a_copy(
+    library: Library, other: Library, tmp_path: Path, kind: str, is_missing: bool
+) -> None:
+    far, entry = tmp_path / "far", library.entries()[-1]
+    push(library, str(far), [entry])
+    path = min(far.glob(kind))
+    whole = path.read_bytes()
+    path.write_bytes(bytes([*whole[:-9], whole[-9] ^ 4, *whole[-8:]]))
+    if is_missing and path.suffix != ".doc":
+        path.unlink()
+    (error,) = pull(other, str(far)).failed
+    name = path.relative_to(far).as_posix()
+    assert f"cannot be used: {name} is " in error.message
+    assert str(other.root) not in error.message
+    if path.exists():
+        assert f"delete {name} there, and push the document again" in error.hint
+        path.unlink()
+    push(library, str(far), [entry])
+    assert pull(other, str(far)).copied == [entry.key]
+    assert other.verify(other.entries()[0]) == []
+
+
+def test_a_document_that_lacks_a_file_there_stops_no_other(
+    library: Library, other: Library, url: str
+) -> None:
+    push(library, url, library.entries())
+    first, second = sorted(entry.key for entry in library.entries())
+    remote = RemoteFolder(url)
+    remote._fs.rm_file(remote._path(f"documents/{first}.tokens"))
+    done = pull(other, url)
+    assert (len(done.failed), done.copied) == (1, [second])
+
+
+def test_a_document_of_another_format_is_not_to_be_deleted(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    far = tmp_path / "far"
+    push(library, str(far), library.entries())
+    path = min(far.glob("documents/*.doc"))
+    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 2 ", 1))
+    (error,) = pull(other, str(far)).failed
+    assert "is of format 2; this esa reads format 1" in error.message
+    assert error.hint == "use the esa that wrote it"
+
+
+def test_nothing_is_written_outside_the_library(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    far, entry = tmp_path / "far", library.entries()[-1]
+    push(library, str(far), [entry])
+    paths = LibraryPaths(far)
+    whole = paths.segment(entry.segments[0]).read_bytes()
+    for wrong in ("../../away", "../fits/away", "away"):
+        paths.segment(wrong).write_bytes(whole)
+        manifest.write(paths, replace(entry, segments=(wrong, *entry.segments[1:])))
+        (error,) = pull(other, str(far)).failed
+        assert "it names files that esa does not make" in error.message
+    assert files(other) == set()
+
+
+def test_damage_of_a_shared_segment_is_repaired(library: Library, other: Library, url: str) -> None:
+    first, second = library.entries()
+    push(library, url, [first, second])
+    pull(other, url, [first.key])
+    path = other.root / "segments" / f"{first.segments[0]}.seg"
+    assert first.segments[0] == second.segments[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    pull(other, url)
+    assert same(library, other)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from esa_cli.errors import LibraryError, RemoteError, UsageError
 from esa_cli.storage.library import checksummed_file, manifest
-from esa_cli.storage.library.checksummed_file import write_errors
+from esa_cli.storage.library.checksummed_file import damage_error, write_errors
+from esa_cli.storage.library.damaged_copy import DamagedCopyError, copy_errors, file_name
 from esa_cli.storage.library.disk_room import check_room
 from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, is_manifest, size_of
@@ -54,12 +55,13 @@ def push(
     """
     paths, remote = LibraryPaths(library.root), RemoteFolder(url)
     if entries and not remote.exists(MARKER):
-        if not remote.is_empty():
+        # The marker is looked for again: another machine may have made the library meanwhile.
+        if not remote.is_empty() and not remote.exists(MARKER):
             raise RemoteError(
                 f"{remote.shown} is not a library of esa, and not empty",
                 "name a folder of its own; it need not exist",
             )
-        remote.put(paths.root / MARKER, MARKER, "marker")
+        remote.put(paths.root / MARKER, MARKER)
     there, result = remote.sizes(), TransferResult()
     for number, entry in enumerate(entries, 1):
         if entry.damage:
@@ -80,7 +82,7 @@ def _push_one(
 ) -> None:
     before = result.bytes
     for path in [*_files(paths, entry), paths.document(entry.key)]:
-        name, size = _name(paths, path), size_of(path)
+        name, size = file_name(paths, path), size_of(path)
         if path.suffix == ".doc" and there.get(name):
             continue  # another machine's, of the same contents
         if there.get(name) == size:
@@ -89,7 +91,7 @@ def _push_one(
             missing = LibraryError(f"{path} is missing", checksummed_file.reingest_hint(entry.key))
             result.failed.append(missing)
             return
-        remote.put(path, name, entry.key)
+        remote.put(path, name)
         there[name] = size
         result.bytes += size
     if result.bytes > before:
@@ -157,25 +159,19 @@ def pull(
 
 def _pull_one(paths: LibraryPaths, remote: RemoteFolder, key: str, result: TransferResult) -> None:
     """Copies a document, whose lock the caller holds. Raises DamagedCopyError."""
-    data = remote.read(_name(paths, paths.document(key)))
-    try:
+    with copy_errors(paths, remote, key, paths.document(key)):
+        data = remote.read(file_name(paths, paths.document(key)))
         entry = manifest.decode_entry(paths, key, data)
-    except LibraryError as error:
-        raise DamagedCopyError(remote, key, error) from error
+        if not all(map(paths.is_whole, _files(paths, entry))):
+            raise damage_error(paths.document(key), "it names files that esa does not make", key)
     check_room(paths.root, sum(entry.sizes.values()))
     with write_errors(paths.root):
         # As of an ingest: what it needs is not removed, and is found again if this is stopped.
-        reserve(paths, key, [name.partition("-")[0] for name in entry.segments])
+        with paths.locked("library"):
+            reserve(paths, key, [name.partition("-")[0] for name in entry.segments])
         for path in _files(paths, entry):
-            if not path.exists():
-                with checksummed_file.new_file(path, key) as file:
-                    for chunk in remote.chunks(_name(paths, path)):
-                        file.write(chunk)
-                        result.bytes += len(chunk)
-                    try:
-                        _check(path, entry)
-                    except LibraryError as error:
-                        raise DamagedCopyError(remote, key, error) from error
+            if not _is_good(path, entry):
+                _pull_file(paths, remote, entry, path, result)
         with paths.locked("library"):
             with checksummed_file.new_file(paths.document(key), key) as file:
                 file.write(data)
@@ -185,14 +181,18 @@ def _pull_one(paths: LibraryPaths, remote: RemoteFolder, key: str, result: Trans
     result.copied.append(key)
 
 
-class DamagedCopyError(LibraryError):
-    """A document in a folder at a URL is damaged, or not whole."""
-
-    def __init__(self, remote: RemoteFolder, key: str, error: LibraryError) -> None:
-        super().__init__(
-            f"document {key[:12]} in {remote.shown} cannot be used: {error.message}",
-            "delete its manifest there, and push it again from a library that has it",
-        )
+def _pull_file(
+    paths: LibraryPaths, remote: RemoteFolder, entry: Entry, path: Path, result: TransferResult
+) -> None:
+    part = checksummed_file.part_path(path, entry.key)
+    with (
+        copy_errors(paths, remote, entry.key, path),
+        checksummed_file.new_file(path, entry.key) as file,
+    ):
+        for chunk in remote.chunks(file_name(paths, path)):
+            file.write(chunk)
+            result.bytes += len(chunk)
+        _check(part, path, entry)
 
 
 def _files(paths: LibraryPaths, entry: Entry) -> list[Path]:
@@ -202,21 +202,26 @@ def _files(paths: LibraryPaths, entry: Entry) -> list[Path]:
     return [*map(paths.segment, entry.segments), *fit, *own]
 
 
-def _name(paths: LibraryPaths, path: Path) -> str:
-    return path.relative_to(paths.root).as_posix()
+def _is_good(path: Path, entry: Entry) -> bool:
+    """Whether the library has the file, undamaged, as of another document or a stopped `pull`."""
+    try:
+        _check(path, path, entry)
+    except LibraryError:
+        return False
+    return True
 
 
-def _check(path: Path, entry: Entry) -> None:
-    """Reads every byte of a file that has its temporary name. Raises LibraryError: damage."""
+def _check(file: Path, path: Path, entry: Entry) -> None:
+    """Reads every byte of what is, or will be, at `path`. Raises LibraryError: damage."""
     from esa_cli.storage.library.document_files import check_fit
     from esa_cli.storage.library.segment import Segment
 
-    part, key = checksummed_file.part_path(path, entry.key), entry.key
+    key = entry.key
     if path.suffix == ".seg":
         index = entry.segments.index(path.stem)
-        Segment(part, entry.layout, entry.segment_tokens(index), key, name=path.stem).check()
+        Segment(file, entry.layout, entry.segment_tokens(index), key, name=path.stem).check()
     elif path.suffix == ".fit":
-        check_fit(part, path.stem, key)
+        check_fit(file, path.stem, key)
     else:
         kind = path.suffix[1:]
-        checksummed_file.read(part, kind, key, entry.digests[kind])
+        checksummed_file.read(file, kind, key, entry.digests[kind])

@@ -127,6 +127,13 @@ class LibraryPaths:
     def reservation(self, key: str) -> Path:
         return self.reservations / f"{key}.claim"
 
+    def is_whole(self, path: Path) -> bool:
+        """True if a finished file of this path is one that esa makes."""
+        form = _WHOLE.get(path.parent.name)
+        if form is None or path.parent.parent != self.root:
+            return False
+        return form.fullmatch(path.name) is not None
+
     def files(self) -> Iterator[Path]:
         """Every file that esa made, unfinished ones included, locks and marker excluded."""
         for folder in _NAMES:

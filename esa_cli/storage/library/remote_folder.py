@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ CHUNK = 1 << 22
 _WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
 """Protocols by which a file appears when it is complete. By others it is written under another name
 and renamed."""
+
+_PART = re.compile(r"\.[^/]+\.[0-9a-f]{40}\.part")
+
+
+class MissingCopyError(RemoteError):
+    """A file is not in the folder."""
 
 
 def without_password(url: str) -> str:
@@ -41,12 +48,14 @@ class RemoteFolder:
 
     def exists(self, name: str) -> bool:
         with self._errors():
+            self._fs.invalidate_cache()
             return bool(self._fs.exists(self._path(name)))
 
     def is_empty(self) -> bool:
-        """Whether it has nothing, or does not exist."""
+        """Whether it does not exist, or has nothing but what a stopped `put` has left."""
         with self._errors():
-            return not (self._fs.exists(self._root) and self._fs.ls(self._root, detail=False))
+            found = self._fs.exists(self._root) and self._fs.ls(self._root, detail=False)
+            return all(_PART.fullmatch(path.rpartition("/")[2]) for path in found or ())
 
     def sizes(self) -> dict[str, int]:
         """Bytes of all files below it, by name."""
@@ -62,7 +71,10 @@ class RemoteFolder:
     def chunks(self, name: str) -> Iterator[bytes]:
         """A file's bytes, piece by piece."""
         with self._errors():
-            file = self._fs.open(self._path(name), "rb")
+            try:
+                file = self._fs.open(self._path(name), "rb")
+            except FileNotFoundError as error:
+                raise MissingCopyError(f"{self.shown} has no {name}") from error
         try:
             while True:
                 with self._errors():
@@ -73,22 +85,25 @@ class RemoteFolder:
         finally:
             file.close()
 
-    def put(self, path: Path, name: str, owner: str) -> None:
-        """Copies a file there; it is whole as soon as it has its name.
-
-        Args:
-            owner: makes the temporary name that of the document.
-        """
+    def put(self, path: Path, name: str) -> None:
+        """Copies a file there; it is whole as soon as it has its name, whoever copies it, too."""
         target = self._path(name)
         folder, _, last = target.rpartition("/")
         with self._errors():
             self._fs.makedirs(folder, exist_ok=True)
             if self._renames:
-                part = f"{folder}/.{last}.{owner}.part"
-                self._fs.put_file(str(path), part)
-                self._fs.mv(part, target)
+                self._put_part(path, f"{folder}/.{last}.{secrets.token_hex(20)}.part", target)
             else:
                 self._fs.put_file(str(path), target)
+
+    def _put_part(self, path: Path, part: str, target: str) -> None:
+        try:
+            self._fs.put_file(str(path), part)
+            self._fs.mv(part, target)
+        except BaseException:
+            with suppress(Exception):
+                self._fs.rm_file(part)
+            raise
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -98,6 +113,8 @@ class RemoteFolder:
         """Every protocol's library raises errors of its own."""
         try:
             yield
+        except RemoteError:
+            raise
         except ImportError as error:
             raise RemoteError(
                 f"{self.shown} cannot be used: {first_line(error)}",
