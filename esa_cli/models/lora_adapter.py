@@ -152,7 +152,7 @@ class LoraAdapter:
         the block runs as in `active`.
         """
         weights = {name: layer.weight for name, layer in self._layers.items()}
-        if not all(one.is_floating_point() and not one.is_meta for one in weights.values()):
+        if not all(map(_can_be_added_to, weights.values())):
             with self.active():
                 yield
             return
@@ -184,6 +184,11 @@ class LoraAdapter:
             return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         return add
+
+
+def _can_be_added_to(weight: Tensor) -> bool:
+    """False for quantised weights, also of float8, and for such as are elsewhere."""
+    return weight.is_floating_point() and weight.itemsize > 1 and not weight.is_meta
 
 
 def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

@@ -72,6 +72,19 @@ def test_weights_that_nothing_can_be_added_to(model: Any, monkeypatch: pytest.Mo
     assert torch.equal(logits(model), before)
 
 
+def test_nothing_is_added_to_weights_of_eight_bits(model: Any) -> None:
+    """Those of a quantised layer have a factor of their own beside them."""
+    adapter = random_adapter(model)
+    [layer] = (layer for name, layer in model.named_modules() if name.endswith("0.mlp.up_proj"))
+    layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), False)
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    with adapter.merged():
+        assert layer._forward_hooks
+        assert all(
+            torch.equal(one.float(), before[name].float()) for name, one in model.named_parameters()
+        )
+
+
 def test_an_interrupted_end_of_merging_leaves_the_weights(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
