@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
@@ -186,3 +187,33 @@ def test_a_worker_needs_the_commands_folder(tmp_path: Path) -> None:
     outcome = WorkerProcess(None, str(tmp_path / "none")).do("task")  # type: ignore[arg-type]
     assert "cannot use the folder" in str(outcome.error)
     assert pickle.loads(pickle.dumps(ResourceError("what", "hint"))).hint == "hint"
+
+
+class ShortWorker:
+    """Its tasks are errors to raise."""
+
+    @contextmanager
+    def open(self, reporter: Reporter) -> Iterator[Callable[[Exception], None]]:
+        def work(error: Exception) -> None:
+            reporter.warn("it is large")
+            raise error
+
+        yield work
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> None:
+    outcome = WorkerProcess(ShortWorker(), str(tmp_path)).do(error)
+    assert outcome.warnings == ("it is large",)
+    with pytest.raises(ResourceError, match="the memory of a worker ran out") as raised:
+        outcome.result(Reporter(quiet=True))
+    assert "fewer --workers" in raised.value.hint
+    with pytest.raises(ValueError, match="a bug"):
+        WorkerProcess(ShortWorker(), str(tmp_path)).do(ValueError("a bug"))

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.errors import EsaError, ResourceError, UsageError
+from esa_cli.system.machine import memory_ran_out
 
+MEMORY_HINT = "try fewer --workers, --dtype bfloat16 or a smaller model"
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 GivenTask = TypeVar("GivenTask", contravariant=True)
@@ -127,13 +129,18 @@ class WorkerProcess:
         """Tells that the process is up."""
 
     def do(self, task: Any) -> TaskOutcome:
-        """Does a task; an EsaError is returned."""
+        """Does a task; an EsaError is returned, as is the lack of memory."""
         try:
             if self._work is None:
                 self._work = self._open()
             value = self._work(task)
         except EsaError as error:
             return TaskOutcome(error=error, warnings=self._reporter.take())
+        except Exception as error:
+            if not memory_ran_out(error):
+                raise
+            short = ResourceError("the memory of a worker ran out", MEMORY_HINT)
+            return TaskOutcome(error=short, warnings=self._reporter.take())
         return TaskOutcome(value, warnings=self._reporter.take())
 
     def _open(self) -> Callable[[Any], Any]:
