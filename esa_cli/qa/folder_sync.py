@@ -91,12 +91,16 @@ def sync_folder(
 
 
 def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Records of files that do not exist any more. What is below a folder that was left out is not
-    known to be removed."""
-    closed = [os.path.join(path, "") for paths in found.left_out.values() for path in paths]
+    """Records of files that do not exist any more, and did not when the folder was listed: of one
+    that was there then, the disk may have gone away. What is below a folder that was left out is
+    not known to be removed."""
+    left_out = [path for paths in found.left_out.values() for path in paths]
+    listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
+    closed = tuple(os.path.join(path, "") for path in left_out)
 
     def is_removed(one: FileRecord) -> bool:
-        return not os.path.lexists(one.path) and not one.path.startswith(tuple(closed))
+        is_gone = one.path not in listed and not os.path.lexists(one.path)
+        return is_gone and not one.path.startswith(closed)
 
     return [one for one in catalogue.files.below(folder) if one.folder and is_removed(one)]
 

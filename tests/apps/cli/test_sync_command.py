@@ -16,6 +16,7 @@ from cli_fixtures import cache, surroundings
 from command import TINY, Result
 
 from esa_cli.__main__ import main
+from esa_cli.qa.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Library, catalogue_file
 from esa_cli.system import folder_changes
 
@@ -188,6 +189,29 @@ def test_only_files_that_do_not_exist_are_removed(run: Run) -> None:
     assert found("town") == 4
     Path("town/anvil.txt").unlink()
     assert names(state(run, "--prune")["removed"]) == ["anvil"]
+
+
+def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ingest", "town", *TINY).code == 0
+    state(run)
+    update = FileIndexing.update
+
+    def updated(*given: Any) -> FileChanges:
+        done = update(*given)
+        if not Path("elsewhere").exists():
+            Path("town").rename("elsewhere")
+            Path("town").mkdir()
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileIndexing, "update", updated)
+        done = state(run, "--prune-all")
+    assert (done["removed"], done["pruned"]) == ([], [])
+    Path("town").rmdir()
+    Path("elsewhere").rename("town")
+    assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
 
 
 def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
