@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

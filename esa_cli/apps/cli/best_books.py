@@ -62,7 +62,7 @@ class BestBooks:
             raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
         self.searched = len(self._search) if len(found) < len(self._search) else 0
         count = f"{len(self._search):,} documents by their words"
-        self._reporter.note(f"esa: searched {count}, asking the best {len(found)}")
+        self._reporter.note(f"esa: searched {count}, opened the best {len(found)}")
         return without_beginnings(found, self._reporter)
 
     def _opened(self, candidate: Candidate) -> Book | None:

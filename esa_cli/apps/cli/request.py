@@ -80,4 +80,4 @@ def no_keep_hint(keep: bool | None) -> Iterator[None]:
     except DiskError as error:
         if keep is False:
             raise
-        raise DiskError(error.message, f"{error.hint}; --no-keep asks without storing") from error
+        raise DiskError(error.message, f"{error.hint}; --no-keep stores nothing") from error

@@ -73,7 +73,7 @@ def test_the_best_files_of_a_folder_are_asked(run: Run, monkeypatch: pytest.Monk
     assert names(asked)[0] == "3.txt"
     assert len(names(asked)) == 2
     assert json.loads(asked.out)["searched"] == 10
-    assert "searched 10 documents by their words, asking the best 2" in asked.err
+    assert "searched 10 documents by their words, opened the best 2" in asked.err
     opened = list[str]()
     real = document.file_bytes.from_file
 

@@ -197,7 +197,7 @@ def test_where_the_disk_is_full_no_keep_is_named(run: Run, monkeypatch: pytest.M
         done = run(*command)
         assert done.code == 6
         assert "No space left" in done.err
-        assert done.err.rstrip().endswith("; --no-keep asks without storing")
+        assert done.err.rstrip().endswith("; --no-keep stores nothing")
     done = run("ingest", "gate.txt")
     assert done.code == 6
     assert "--no-keep" not in done.err
@@ -365,7 +365,7 @@ def test_of_a_folder_only_the_best_documents_are_read(run: Run) -> None:
         Path(name).rename(Path("town", name))
     done = run("ask", "town", QUESTION, "--set", "answer.documents=1")
     assert done.code == 0, done.err
-    assert "searched 2 documents by their words, asking the best 1" in done.err
+    assert "searched 2 documents by their words, opened the best 1" in done.err
     assert NOT_YET in done.err
     assert [entry.name for entry in Library().entries()] == ["gate.txt"]
     again = run("ask", "town", QUESTION, "--set", "answer.documents=1")
