@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from test_library import files, ingest
 
-from esa_cli.errors import LibraryError, RemoteError, UsageError
-from esa_cli.storage.library import Library, maintenance, manifest
+from esa_cli.errors import DiskError, LibraryError, RemoteError, UsageError
+from esa_cli.storage.library import Library, disk_room, maintenance, manifest
 from esa_cli.storage.library.document_transfer import pull, push
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths
 from esa_cli.storage.library.remote_folder import RemoteFolder, without_password
@@ -353,3 +354,33 @@ def test_damage_of_a_shared_segment_is_repaired(library: Library, other: Library
     path.write_bytes(path.read_bytes()[:-1])
     pull(other, url)
     assert same(library, other)
+
+
+def test_a_pull_says_that_it_waits_for_an_ingest(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    far = str(tmp_path / "far")
+    push(library, far, library.entries())
+
+    def waiting() -> None:
+        raise InterruptedError("as Ctrl-C")
+
+    paths = LibraryPaths(other.root)
+    paths.make()
+    with paths.locked(library.entries()[0].key), pytest.raises(InterruptedError):
+        pull(other, far, waiting=waiting)
+    assert len(pull(other, far, waiting=waiting).copied) >= 1
+
+
+def test_a_pull_needs_room_for_what_is_not_there(
+    library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = str(tmp_path / "far")
+    push(library, far, library.entries())
+    pull(other, far)
+    for path in other.root.glob("documents/*.doc"):
+        path.unlink()
+    monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    assert len(pull(other, far).copied) == 2
+    with pytest.raises(DiskError, match="the document would take"):
+        pull(Library(tmp_path / "new"), far)

@@ -61,11 +61,16 @@ def pull(
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.storage.library import Library
     from esa_cli.storage.library.document_transfer import pull as copy
+    from esa_cli.system.progress import WaitNotice
 
     reporter = Reporter(quiet)
+
+    def say() -> None:
+        reporter.note("esa: waiting for another esa that reads the same document", dim=False)
+
     progress = token_progress(reporter, "documents of the URL", unit="documents")
     try:
-        result = copy(Library(), url, ids or (), progress)
+        result = copy(Library(), url, ids or (), progress, WaitNotice(say, None, 0))
     finally:
         reporter.settle()
     _show("pulled", url, result, as_json)

@@ -7,7 +7,7 @@ The folder is a library without locks, catalogue and claims.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,12 +127,14 @@ def pull(
     url: str,
     chosen: Sequence[str] = (),
     progress: Progress | None = None,
+    waiting: Callable[[], None] | None = None,
 ) -> TransferResult:
     """Copies documents from a folder into the library; every byte is checked before it has its
     name.
 
     Args:
         chosen: beginnings of their ids; (): all. progress: as of `push`.
+        waiting: called every half second while another process ingests one of them.
 
     Raises:
         RemoteError: the folder cannot be used, or is no library. UsageError: one of the chosen is
@@ -144,7 +146,7 @@ def pull(
     with write_errors(paths.root):
         paths.make()
     for number, key in enumerate(keys, 1):
-        with paths.locked(key):
+        with paths.locked(key, waiting):
             if manifest.exists(paths, key):
                 result.there += 1
             else:
@@ -164,7 +166,8 @@ def _pull_one(paths: LibraryPaths, remote: RemoteFolder, key: str, result: Trans
         entry = manifest.decode_entry(paths, key, data)
         if not all(map(paths.is_whole, _files(paths, entry))):
             raise damage_error(paths.document(key), "it names files that esa does not make", key)
-    check_room(paths.root, sum(entry.sizes.values()))
+    there = sum(map(size_of, _files(paths, entry)))
+    check_room(paths.root, sum(entry.sizes.values()) - there)
     with write_errors(paths.root):
         # As of an ingest: what it needs is not removed, and is found again if this is stopped.
         with paths.locked("library"):
