@@ -6,7 +6,7 @@ import os
 import random
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -162,6 +162,20 @@ def test_a_catalogue_that_cannot_be_written_is_searched_in_a_copy(library: Libra
         assert catalogue.add_stored_texts() == []
         assert len(catalogue.texts) == 3
     assert list((library.root / NAME).iterdir()) == []
+
+
+def test_a_catalogue_that_stays_locked_is_done_without(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.entries()
+    monkeypatch.setattr(catalogue_file, "BUSY_S", 0.1)
+    with closing(sqlite3.connect(library.root / NAME)) as holder, ThreadPoolExecutor(1) as pool:
+        holder.execute("BEGIN EXCLUSIVE")
+        found = pool.submit(library.entries)
+        try:
+            assert len(found.result(timeout=20)) == 3
+        finally:
+            holder.rollback()
 
 
 def test_looking_makes_no_catalogue(tmp_path: Path) -> None:

@@ -172,9 +172,12 @@ def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
 
 
 def _copy(path: Path, db: sqlite3.Connection) -> None:
-    """Raises sqlite3.Error: the catalogue is not there, may not be read, or is damaged."""
+    """Raises sqlite3.Error: the catalogue is not there, may not be read, is locked or damaged."""
     address = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as there:
+        # While this reads nobody else can lock it, for which `backup` would wait without end.
+        there.execute("BEGIN")
+        there.execute("SELECT 1 FROM sqlite_master").fetchone()
         there.backup(db)
     [(found,)] = db.execute("PRAGMA quick_check(1)")
     if found != "ok":
