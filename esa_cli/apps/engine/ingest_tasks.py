@@ -38,7 +38,7 @@ IngestValue = IngestReport | Tensor | str
 
 
 @dataclass
-class _Divided:
+class _DividedDocument:
     """A document whose ranges are read by workers; `lock` is held for that long."""
 
     index: RangedIndex
@@ -69,7 +69,7 @@ class IngestTasks:
         self._whole = deque(at for at, one in enumerate(long) if not one)
         self._long = [at for at, one in enumerate(long) if one]
         self._identity: str | None = None
-        self._divided: dict[int, _Divided] = {}
+        self._divided: dict[int, _DividedDocument] = {}
         self._given: list[tuple[int, int]] = []
         """Document of each task, and the range's first token."""
         self._read_s: dict[int, float] = {}
@@ -135,7 +135,7 @@ class IngestTasks:
             self.tokens += value.tokens if value.read_s else 0
             self.reports[at] = replace(value, read_s=self._read_s.get(at, value.read_s))
 
-    def _begin(self, at: int) -> _Divided | None:
+    def _begin(self, at: int) -> _DividedDocument | None:
         """Locks the document and divides it; None where a worker is to take it whole."""
         document, ready = self._documents[at], self._ready
         assert ready.index is not None
@@ -154,7 +154,7 @@ class IngestTasks:
         if isinstance(writer, Entry):
             lock.close()
             return None
-        made = _Divided(
+        made = _DividedDocument(
             RangedIndex(writer, text, ready.resolved.preset), len(text.ids), lock,
             time.monotonic(), writer.done,
         )  # fmt: skip
