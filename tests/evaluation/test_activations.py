@@ -218,9 +218,9 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/cat.png").write_bytes(b"cat")
     for resume in (True, False):
-        with pytest.raises(UsageError, match="not a folder of"):
+        with pytest.raises(UsageError, match="must be a folder of `esa calibrate`"):
             open_folder(tmp_path / "photos", {}, resume)
-        with pytest.raises(UsageError, match="not a folder of"):
+        with pytest.raises(UsageError, match="must be a folder of `esa calibrate`"):
             open_folder(tmp_path / "photos/cat.png", {}, resume)
     assert (tmp_path / "photos/cat.png").read_bytes() == b"cat"
 
