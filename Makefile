@@ -13,8 +13,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: install            ## Asks a 38k-token chronicle questions with the default model.
-	$(BIN)/python examples/demo.py
+demo: install            ## `esa demo`: asks a 38k-token chronicle questions with the default model.
+	$(BIN)/esa demo
 
 test: check              ## Every check and every test, the default model's included.
 	$(BIN)/python -m pytest -m 'not model and not process' -n 2 --dist worksteal

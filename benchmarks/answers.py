@@ -18,6 +18,7 @@ from typing import Any
 from common import CHRONICLE, ROOT, answered, append_line, chronicle_questions, load_lines
 
 UNANSWERABLE = Path(__file__).with_name("unanswerable.jsonl")
+DEMO = ROOT / "esa_cli" / "evaluation" / "tasks" / "demo_questions.jsonl"
 
 
 def ask_known(esa: Any, book: Any, questions: list[Any], after: bool) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def main() -> None:
 
     with Esa.load(given.preset, given.set) as esa:
         book = esa.ingest(str(CHRONICLE))
-        reworded = load_lines(ROOT / "examples" / "demo_questions.jsonl")
+        reworded = load_lines(DEMO)
         columns: dict[str, Any] = {
             "chronicle": lambda: ask_known(esa, book, chronicle_questions(), False),
             "reworded": lambda: ask_known(esa, book, reworded, False),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from esa_cli.evaluation.tasks.chronicle_task import is_answered
+
+answered = is_answered
 ROOT = Path(__file__).parent.parent
 CHRONICLE = ROOT / "examples" / "chronicle.md"
 NEEDLES = ROOT / "esa_cli" / "evaluation" / "tasks" / "needles.jsonl"
@@ -32,11 +34,6 @@ def chronicle() -> str:
 def chronicle_questions() -> list[dict[str, Any]]:
     """Questions with the fact that answers each, and the accepted answers."""
     return load_lines(ROOT / "examples" / "questions.jsonl")
-
-
-def answered(text: str, answers: Sequence[str]) -> bool:
-    """Whether the text contains one of the accepted answers as whole words."""
-    return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)
 
 
 def tokens(text: str) -> int:

@@ -7,7 +7,6 @@ They run in this process, which has torch already; one runs in its own, as a per
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import runpy
@@ -204,30 +203,6 @@ def load(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_demo(
-    note: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = note.parent
-    note.rename(home / "chronicle.md")
-    asked = "Who keeps the key of the gate, and why is it that nobody else has ever had one?"
-    known = {"question": asked, "answers": ["the miller"]}
-    rows = [json.dumps(known)] * 3 + [json.dumps({"question": "Who is she?", "answers": []})]
-    (home / "demo_questions.jsonl").write_text("\n".join(rows), "utf-8")
-    monkeypatch.setenv("ESA_HOME", str(home / "esa"))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("sys.argv", ["demo.py", "2", "--preset", "tiny-random"])
-    demo = load("demo.py")
-    monkeypatch.setattr(demo, "HERE", home)
-    demo.main()
-    out = capsys.readouterr().out
-    assert out.startswith("chronicle.md: 275 words\n")
-    assert re.search(r"^1,3\d\d tokens; the model's window is 512; read in \d+ s$", out, re.M)
-    assert out.count("\nline 1: The gate opens at nine, and the miller keeps the key.") == 2
-    assert out.count("\nright: the miller; ") == 1
-    assert out.count("\nright: nothing: the text does not say; ") == 1
-    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/api.md"])

@@ -11,6 +11,7 @@ import typer.main
 from esa_cli.version import __version__
 
 COMMANDS = (
+    "demo",
     "ask",
     "find",
     "ingest",

@@ -8,8 +8,10 @@ of words and seed always give the same text; another seed changes the background
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from esa_cli.evaluation.tasks.chronicle_generator import (
     ChronicleGenerator,
@@ -68,3 +70,24 @@ def questions_file(text: str) -> str:
         row["depth"] = round(text.index(fact["fact"]) / len(text), 3)
         lines.append(json.dumps(row) + "\n")
     return "".join(lines)
+
+
+class Reworded(NamedTuple):
+    """A question of the demo, in other words than the chronicle's; without answers, one that the
+    chronicle does not answer."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+
+
+def reworded() -> list[Reworded]:
+    """The demo's questions; the last one has no answer."""
+    lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [Reworded(row["id"], row["question"], tuple(row["answers"])) for row in rows]
+
+
+def is_answered(text: str, answers: Sequence[str]) -> bool:
+    """Whether the text contains one of the accepted answers as whole words."""
+    return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)
