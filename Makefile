@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit check format clean
+.PHONY: install demo test unit check wheel wheel-test clean-install extras-check format clean
 
 install: $(STAMP)
 
@@ -27,6 +27,25 @@ check: install           ## Format, lint, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+wheel: install           ## Wheel and sdist in dist/, checked by twine in an environment of its own.
+	rm -rf dist build/twine
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) -m venv build/twine
+	build/twine/bin/python -m pip install --quiet --disable-pip-version-check twine
+	build/twine/bin/twine check --strict dist/*
+
+wheel-test: install      ## What wheel and sdist hold, and `esa` from the wheel; a part of `make test`.
+	$(BIN)/python -m pytest tests/test_package.py
+
+clean-install: wheel     ## The wheel with all its dependencies in an empty environment; the demo there.
+	rm -rf build/empty
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build/empty && bin/esa doctor && bin/esa presets check smollm2-135m && bin/esa demo
+
+extras-check: install    ## Resolves every extra under constraints.txt; needs the package index.
+	$(BIN)/python tests/extras_check.py
 
 format: install
 	$(BIN)/ruff format .

@@ -213,6 +213,16 @@ def test_flash_needs_cuda_half_precision_and_the_package(monkeypatch: pytest.Mon
     assert choose(on("cuda", torch.bfloat16)) == "torch-cuda"
 
 
+def test_flash_is_not_a_package_that_shares_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 4 is `flash_attn.cute`, in a package without the functions of version 2."""
+    found = ModuleType("flash_attn")
+    monkeypatch.setattr(flash, "find_spec", lambda name: object())
+    monkeypatch.setattr(flash, "import_module", lambda name: found)
+    assert not flash.installed.__wrapped__()
+    found.flash_attn_func = print  # type: ignore[attr-defined]
+    assert flash.installed.__wrapped__()
+
+
 @pytest.mark.parametrize(("heads", "groups"), GROUPS)
 @pytest.mark.parametrize(("chunk", "keys", "causal"), [(1, 9, False), (5, 9, False), (9, 9, True)])
 def test_flash_adapter_layout(

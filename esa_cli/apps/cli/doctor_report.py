@@ -121,8 +121,6 @@ def hints(facts: dict[str, Any]) -> list[str]:
         if facts["free_disk"] < 1 << 30:
             out.append("less than 1 GiB of disk is free: point ESA_HOME to another disk")
     cuda = any(gpu["device"].startswith("cuda") for gpu in facts["devices"])
-    if cuda and facts["packages"]["flash-attn"] is None:
-        out.append("flash-attn is not installed; it is optional: pip install 'esa-cli[flash]'")
     if shutil.which("nvidia-smi") and not cuda:
         out.append("this machine has an NVIDIA driver, but this torch cannot use it")
     if not facts["processor"]["avx2"] and not facts["devices"]:

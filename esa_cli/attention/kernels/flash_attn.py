@@ -1,4 +1,5 @@
-"""Adapter to flash-attn (an extra). The tests replace the package: they have no GPU."""
+"""Adapter to flash-attn 2; docs/design.md says how to install it. The tests replace the package:
+they have no GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from torch import Tensor
 
 @cache
 def installed() -> bool:
-    """Whether flash-attn is installed and loads; built for another torch, it does not."""
+    """Whether flash-attn 2 is installed and loads; built for another torch, it does not. Version 4
+    has a package of the same name without this function."""
     if find_spec("flash_attn") is None:
         return False
     try:
-        import_module("flash_attn")
+        return hasattr(import_module("flash_attn"), "flash_attn_func")
     except (ImportError, OSError, RuntimeError):
         return False
-    return True
 
 
 def usable(q: Tensor) -> bool:

@@ -1,0 +1,258 @@
+"""What pip installs: contents and metadata of wheel and sdist, and `esa` from the wheel alone.
+
+The wheel is installed into an empty virtual environment, and run in a folder away from the
+repository. Its dependencies are those of the environment that runs the tests, which a .pth file
+shows it: an editable install of the repository is not among them. `make clean-install` installs
+them anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from email import message_from_bytes
+from email.message import Message
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from esa_cli.version import __version__
+
+ROOT = Path(__file__).parent.parent
+INFO = f"esa_cli-{__version__}.dist-info/"
+DEFAULT_FILES = (
+    "presets/smollm2-135m.yaml",
+    "presets/adapters/smollm2-135m/adapter_model.safetensors",
+    "presets/finders/smollm2-135m/adapter_model.safetensors",
+    "presets/finders/smollm2-135m/maps.safetensors",
+    "qa/evidence.html.jinja",
+    "qa/page.css",
+    "qa/page.js",
+    "evaluation/report/report.html.jinja",
+    "evaluation/tasks/demo_questions.jsonl",
+    "py.typed",
+)
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def build(source: Path, out: Path, *kinds: str) -> Path:
+    """A wheel, of the sdist that is built first unless `kinds` says what to build."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *kinds]
+    done = subprocess.run([*command, str(source)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, which lies beside it."""
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def files(wheel: Path) -> dict[str, bytes]:
+    return contents(wheel)
+
+
+@pytest.fixture(scope="module")
+def described(files: dict[str, bytes]) -> Message:
+    return message_from_bytes(files[INFO + "METADATA"])
+
+
+def of_repository() -> Iterator[tuple[str, Path]]:
+    """The names in a wheel and the files of what belongs into it."""
+    for folder, prefix in ((ROOT / "esa_cli", "esa_cli"), (ROOT / "presets", "esa_cli/presets")):
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield f"{prefix}/{path.relative_to(folder).as_posix()}", path
+
+
+@pytest.mark.process
+def test_a_wheel_has_the_package_and_nothing_else(files: dict[str, bytes]) -> None:
+    own = dict(of_repository())
+    assert {name for name in files if not name.startswith(INFO)} == set(own)
+    assert all(files[name] == path.read_bytes() for name, path in own.items())
+    assert {f"esa_cli/{name}" for name in DEFAULT_FILES} <= set(files)
+    assert files[INFO + "licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert b"esa = esa_cli.__main__:main" in files[INFO + "entry_points.txt"]
+
+
+@pytest.mark.process
+def test_no_file_names_a_folder_of_this_machine(files: dict[str, bytes]) -> None:
+    folders = {os.fsencode(folder) for folder in (ROOT.parent, Path.home()) if folder.name}
+    named = {name for name, data in files.items() for one in folders if one + b"/" in data}
+    assert named == set()
+
+
+@pytest.mark.process
+def test_an_sdist_builds_the_wheel_of_the_repository(
+    files: dict[str, bytes], wheel: Path, tmp_path: Path
+) -> None:
+    assert contents(build(ROOT, tmp_path, "--wheel")) == files
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    for name in ("constraints.txt", "Makefile", "CHANGELOG.md", "tests/test_package.py"):
+        assert name in names
+    assert {name.split("/")[0] for name in names if "/" in name} <= {
+        "benchmarks", "docs", "esa_cli", "examples", "plugins", "presets", "tests",
+    }  # fmt: skip
+
+
+@pytest.mark.process
+def test_the_metadata_is_complete(described: Message) -> None:
+    from trove_classifiers import classifiers
+
+    assert described["Name"] == "esa-cli"
+    assert described["Version"] == __version__
+    assert described["License-Expression"] == "Apache-2.0"
+    assert described["Requires-Python"] == ">=3.11"
+    assert described["Description-Content-Type"] == "text/markdown"
+    assert str(described.get_payload()).startswith("# esa\n")
+    assert set(described.get_all("Classifier", [])) <= set(classifiers)
+
+
+def imported() -> set[str]:
+    """The top-level modules that the package imports, wherever in a file."""
+    found = set()
+    for path in (ROOT / "esa_cli").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"esa_cli"}
+
+
+def needed(requirements: list[str]) -> set[str]:
+    """Distributions that are installed with these, on this machine."""
+    found: set[str] = set()
+    todo = [(Requirement(text), "") for text in requirements]
+    while todo:
+        one, extra = todo.pop()
+        if one.marker is not None and not one.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(one.name)
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            below = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        todo += [(Requirement(text), more) for text in below for more in (one.extras or {""})]
+    return found
+
+
+@pytest.mark.process
+def test_what_the_package_imports_is_required(described: Message) -> None:
+    stated = [text.partition(";")[0] for text in described.get_all("Requires-Dist", [])]
+    distributions = metadata.packages_distributions()
+    known = needed(stated)
+    lacking = {
+        module
+        for module in imported() - {"flash_attn"}
+        if not any(canonicalize_name(d) in known for d in distributions.get(module, [module]))
+    }
+    assert lacking == set()
+
+
+@pytest.fixture(scope="module")
+def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program of the environment in an empty folder that is not the repository's."""
+    home = tmp_path_factory.mktemp("installed")
+    venv.create(home / "env", with_pip=False)
+    python = home / "env" / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True, timeout=120)
+    packages = next((home / "env").glob("lib/python*/site-packages"))
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+    (home / "folder").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {
+        "ESA_LIBRARY": str(home / "library"),
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "2"),
+    }
+
+    def call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(python.with_name(program)), *arguments],
+            cwd=home / "folder", env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_the_wheel_alone_runs(run: Run, tmp_path: Path) -> None:
+    place = run("python", "-c", "import esa_cli; print(esa_cli.__file__)").stdout
+    assert "/installed" in place
+    assert str(ROOT) not in place
+    assert run("esa", "--version").stdout == f"esa {__version__}\n"
+    shown = run("esa", "--help")
+    assert shown.returncode == 0
+    assert all(name in shown.stdout for name in ("demo", "ask", "doctor"))
+    doctor = run("esa", "doctor", "--json")
+    assert f'"esa": "{__version__}"' in doctor.stdout
+    assert run("esa", "presets", "list").stdout.count(" shipped ") >= 9
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_every_preset_of_the_wheel_holds(run: Run) -> None:
+    code = (
+        "from esa_cli.__main__ import main\n"
+        "from esa_cli.qa.preset_files import shipped, shipped_dir\n"
+        "import esa_cli, pathlib\n"
+        "assert shipped_dir() == pathlib.Path(esa_cli.__file__).parent / 'presets'\n"
+        "assert [name for name in shipped() if main(['presets', 'check', name])] == []\n"
+    )
+    done = run("python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "preset smollm2-135m holds" in done.stdout
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_a_plugin_is_made_and_checked_with_the_wheel_alone(run: Run) -> None:
+    assert run("esa", "plugins", "new", "my-selector").returncode == 0
+    checked = run("esa", "plugins", "check", "my_selector.py")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_a_report_is_written_with_the_wheel_alone(run: Run, tmp_path: Path) -> None:
+    note, page = tmp_path / "note.md", tmp_path / "page.html"
+    note.write_text("The gate opens at nine, and the miller keeps the key. " * 20, "utf-8")
+    asked = ["ask", str(note), "Who keeps the key?", "--preset", "tiny-random"]
+    done = run("esa", *asked, "--report", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "</style>" in page.read_text("utf-8")
+
+
+@pytest.mark.model
+@pytest.mark.timeout(400)
+def test_the_demo_runs_with_the_wheel_alone(run: Run) -> None:
+    done = run("esa", "demo", "--questions", "3")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^3 of 3 right, in ", done.stdout, re.M), done.stdout
