@@ -341,7 +341,7 @@ def test_nothing_is_written_outside_the_library(
         paths.segment(wrong).write_bytes(whole)
         manifest.write(paths, replace(entry, segments=(wrong, *entry.segments[1:])))
         (error,) = pull(other, str(far)).failed
-        assert "it names files that esa does not make" in error.message
+        assert "its contents are not what esa writes" in error.message
     assert files(other) == set()
 
 

@@ -84,13 +84,13 @@ def read(writer: Writer, ids: Sequence[int], *, piece: int = 8, stop: int | None
 
 
 def finish(writer: Writer, ids: Sequence[int], **more: Any) -> Entry:
-    provenance = {"name": "book.txt", "source": "/books/book.txt"}
+    known = {"name": "book.txt", "source": "/books/book.txt", "bytes": 9, "missing": list[str]()}
     return writer.finish(
         text=text_of(ids),
         offsets=offsets_of(ids),
         head=3,
-        marks=[{"start": 0, "page": 1}],
-        provenance=provenance,
+        marks=[[0, 1, None]],
+        provenance=known,
         projections=fit_of(ids, writer.layout),
         **more,
     )
@@ -155,7 +155,7 @@ def test_what_was_written_comes_back(library: Library, count: int) -> None:
     assert stored.ids == ids
     assert stored.text == text_of(ids)
     assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
-    assert (stored.head, stored.marks) == (3, [{"start": 0, "page": 1}])
+    assert (stored.head, stored.marks) == (3, [[0, 1, None]])
     assert stored.projections is not None
     for maps, wanted in zip(stored.projections, fit_of(ids), strict=True):
         assert maps is not None

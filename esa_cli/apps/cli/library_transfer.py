@@ -11,7 +11,7 @@ from esa_cli.errors import LibraryError
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
-    from esa_cli.storage.library.document_transfer import TransferResult
+    from esa_cli.storage.library.document_copy import TransferResult
 
 Url = Annotated[
     str,
@@ -39,6 +39,7 @@ def push(
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.storage.library import Library
     from esa_cli.storage.library.document_transfer import push as copy
+    from esa_cli.storage.library.remote_folder import without_password
 
     library, reporter = Library(), Reporter(quiet)
     entries = several_entries(library, names) if names else library.entries()
@@ -47,7 +48,7 @@ def push(
         result = copy(library, url, entries, progress)
     finally:
         reporter.settle()
-    _show("pushed", url, result, as_json)
+    show_transfer("pushed", "url", without_password(url), result, as_json)
 
 
 def pull(
@@ -61,6 +62,7 @@ def pull(
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.storage.library import Library
     from esa_cli.storage.library.document_transfer import pull as copy
+    from esa_cli.storage.library.remote_folder import without_password
     from esa_cli.system.progress import WaitNotice
 
     reporter = Reporter(quiet)
@@ -73,20 +75,20 @@ def pull(
         result = copy(Library(), url, ids or (), progress, WaitNotice(say, None, 0))
     finally:
         reporter.settle()
-    _show("pulled", url, result, as_json)
+    show_transfer("pulled", "url", without_password(url), result, as_json)
 
 
-def _show(done: str, url: str, result: TransferResult, as_json: bool) -> None:
-    """What was copied, on standard output. Raises LibraryError: some could not be."""
+def show_transfer(done: str, kind: str, place: str, result: TransferResult, as_json: bool) -> None:
+    """What was copied, on standard output; `kind` of place: `url` or `file`. Raises LibraryError:
+    some could not be."""
     import sys
 
     from esa_cli.apps.cli.terminal import print_json
-    from esa_cli.storage.library.remote_folder import without_password
 
     if as_json:
         print_json(
             {
-                "url": without_password(url),
+                kind: place,
                 "copied": [key[:12] for key in result.copied],
                 "there": result.there,
                 "bytes": result.bytes,
@@ -94,10 +96,8 @@ def _show(done: str, url: str, result: TransferResult, as_json: bool) -> None:
             }
         )
     else:
-        print(
-            f"{done} {len(result.copied):,} documents, {size_text(result.bytes)}; "
-            f"{result.there:,} were there"
-        )
+        there = "" if done == "exported" else f"; {result.there:,} were there"
+        print(f"{done} {len(result.copied):,} documents, {size_text(result.bytes)}{there}")
     sys.stdout.flush()
     if result.failed:
         first, count = result.failed[0], len(result.failed)

@@ -1,4 +1,4 @@
-"""Errors of a document in a folder at a URL that is copied into the library."""
+"""Errors of a document elsewhere that is copied into the library."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esa_cli.errors import ForeignVersionError, LibraryError, RemoteError
+from esa_cli.errors import ExportFileError, ForeignVersionError, LibraryError, RemoteError
 from esa_cli.storage.library import checksummed_file
 from esa_cli.storage.library.library_paths import LibraryPaths
-from esa_cli.storage.library.remote_folder import MissingCopyError, RemoteFolder
+from esa_cli.storage.library.remote_folder import MissingCopyError
 
 _AGAIN = "push the document again from a library that has it"
 
@@ -19,14 +19,14 @@ class DamagedCopyError(LibraryError):
 
 
 @contextmanager
-def copy_errors(paths: LibraryPaths, remote: RemoteFolder, key: str, path: Path) -> Iterator[None]:
-    """Turns errors of a file that is copied into those of the file there."""
+def copy_errors(paths: LibraryPaths, shown: str, key: str, path: Path) -> Iterator[None]:
+    """Turns errors of a file that is copied into those of the file there; `shown` is its place."""
     name = file_name(paths, path)
     try:
         yield
     except MissingCopyError as error:
-        raise _copy_error(remote, key, f"{name} is missing", _AGAIN) from error
-    except RemoteError:
+        raise _copy_error(shown, key, f"{name} is missing", _AGAIN) from error
+    except (RemoteError, ExportFileError):
         raise
     except LibraryError as error:
         reason, hint = error.message, f"delete {name} there, and {_AGAIN}"
@@ -34,11 +34,11 @@ def copy_errors(paths: LibraryPaths, remote: RemoteFolder, key: str, path: Path)
             reason = reason.replace(str(local), name)
         if isinstance(error, ForeignVersionError):
             hint = "use the esa that wrote it"
-        raise _copy_error(remote, key, reason, hint) from error
+        raise _copy_error(shown, key, reason, hint) from error
 
 
-def _copy_error(remote: RemoteFolder, key: str, reason: str, hint: str) -> DamagedCopyError:
-    return DamagedCopyError(f"document {key[:12]} in {remote.shown} cannot be used: {reason}", hint)
+def _copy_error(shown: str, key: str, reason: str, hint: str) -> DamagedCopyError:
+    return DamagedCopyError(f"document {key[:12]} in {shown} cannot be used: {reason}", hint)
 
 
 def file_name(paths: LibraryPaths, path: Path) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from command import Esa, Result
 from forked import child, ended, killed
+from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
 from esa_cli.apps.cli import open_esa as opening
@@ -105,6 +106,30 @@ def test_a_document_is_read_once_and_then_asked(
     assert alone.data["answer"] == asked.data["answer"]
     assert alone.data["evidence"] == asked.data["evidence"]
     assert not (tmp_path / "none").exists(), "to look whether it is there makes no library"
+
+
+@pytest.mark.parametrize("kind", ["rows", "index"])
+def test_answers_are_the_same_from_an_imported_document(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    more = tiny_finder(tmp_path / "finder") if kind == "index" else []
+    assert esa("ingest", "gate.txt", "boat.txt", *more).code == 0
+    question = ["ask", "--library", QUESTION, "--json", *more]
+    asked = esa(*question).data
+    found = esa("find", "--library", QUESTION, "--json", *more, *TINY).data if more else {}
+    assert esa("library", "export", "--out", "books.tar").code == 0
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
+    assert esa("library", "import", "books.tar").code == 0
+    assert [row.split()[1] for row in esa("library", "verify").out.splitlines()] == ["good"] * 2
+    again = esa(*question).data
+    assert asked["evidence"]
+    for part in ("answer", "evidence"):
+        assert again[part] == asked[part]
+    ids = [{one["id"] for one in data["documents"]} for data in (asked, again)]
+    assert ids[0] == ids[1]
+    if more:
+        found_again = esa("find", "--library", QUESTION, "--json", *more, *TINY).data
+        assert found_again["passages"] == found["passages"]
 
 
 def test_an_index_is_kept_where_the_preset_has_a_finder(esa: Esa, tmp_path: Path) -> None:

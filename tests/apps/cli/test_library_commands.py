@@ -150,6 +150,44 @@ def test_documents_go_to_a_url_and_come_back(
         run("pull", "memory://nothing")
 
 
+def test_documents_go_to_a_file_and_come_back(
+    run: Run, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path.parent / f"{tmp_path.name}.tar"
+    with pytest.raises(UsageError, match="the library has no documents to export"):
+        run("export", "--out", str(out))
+    first, second = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
+    assert run("export", first.id, "-o", str(out)).startswith("exported 1 documents, ")
+    data = json.loads(run("export", "--out", str(out), "--json"))
+    assert (data["file"], data["bytes"]) == (str(out), out.stat().st_size)
+    assert set(data["copied"]) == {first.id, second.id}
+    with pytest.raises(UsageError, match="there is no folder"):
+        run("export", "--out", str(tmp_path / "none" / "books.tar"))
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
+    assert run("import", str(out)).endswith("; 0 were there\n")
+    data = json.loads(run("import", str(out), "--json"))
+    assert (data["copied"], data["there"], data["bytes"]) == ([], 2, 0)
+    assert "good" in run("verify", first.id)
+    with pytest.raises(LibraryError, match="cannot be read"):
+        run("import", str(tmp_path / "none.tar"))
+
+
+def test_an_import_that_is_refused_says_so(
+    library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ingest(library, [*range(40)])
+    out = tmp_path.parent / f"{tmp_path.name}-cut.tar"
+    assert main(["library", "export", "--out", str(out), "--quiet"]) == 0
+    out.write_bytes(out.read_bytes()[:-5])
+    capsys.readouterr()
+    assert main(["library", "import", str(out)]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    message, hint = printed.err.splitlines()
+    assert message.startswith(f"esa: {out} cannot be imported: it is cut off: ")
+    assert hint == "     export or copy it again; nothing was imported"
+
+
 def test_the_text_is_shown_to_the_letter(
     run: Run, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

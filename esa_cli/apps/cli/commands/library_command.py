@@ -9,6 +9,7 @@ import typer
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.entry_output import entry_label, facts, table_row
+from esa_cli.apps.cli.export_commands import export, import_
 from esa_cli.apps.cli.library_transfer import pull, push
 from esa_cli.system.machine import size_text
 
@@ -210,3 +211,5 @@ def prune(
 
 app.command("push")(push)
 app.command("pull")(pull)
+app.command("export")(export)
+app.command("import")(import_)
