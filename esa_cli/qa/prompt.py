@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.windowed_tokenizer import WINDOW, tokenise
 from esa_cli.qa.preset import Prompt
 from esa_cli.qa.reply import Turn
 from esa_cli.system.text import has_lone_surrogate
@@ -82,14 +83,7 @@ class PromptTokens:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """First and last character of each token of a document; those of `head` are not in it."""
-        out = self.tokenizer(
-            text,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        return [(int(low), int(high)) for low, high in out["offset_mapping"]]
+        return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
 
     def text(self, question: str, answer_prefix: str = "") -> str:
         """The text of the prompt behind the document."""
@@ -104,6 +98,8 @@ class PromptTokens:
 
     def document(self, text: str) -> list[int]:
         """Ids of everything up to the end of the document."""
+        if len(text) > WINDOW and self.tokenizer.is_fast:
+            return [*self.head(), *tokenise(self.tokenizer, text).ids]
         return self.head() + self._ids(text, special=False)
 
     def head(self) -> list[int]:

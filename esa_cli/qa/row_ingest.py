@@ -77,7 +77,7 @@ class RowIngest(PartIngest):
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
 
     def form(self, text: TokenisedDocument) -> StoredForm:
-        layout, ids = self._layout(self.rows), self.session.prompt.head() + text.ids
+        layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
         return StoredForm(self._identity(layout), ids, layout, layer_devices(self.session.model))
 
     def check_memory(self, tokens: int) -> None:
@@ -89,7 +89,7 @@ class RowIngest(PartIngest):
         super().check_memory(tokens)
 
     def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
-        session, document, ids = self.session, text.document, writer.ids
+        session, document, ids = self.session, text.document, list(writer.ids)
         done = PrefilledDocument(ids[: writer.done], writer.layers, writer.projections or [])
         head = len(ids) - len(text.ids)
 
@@ -113,7 +113,7 @@ class RowIngest(PartIngest):
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
         session = self.session
-        ids = session.prompt.head() + text.ids
+        ids = [*session.prompt.head(), *text.ids]
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
         try:

@@ -1,8 +1,9 @@
-"""A document with its tokens, made by one call of the tokenizer: the plan counts them, ingest feeds
-them to the model, and evidence finds their characters."""
+"""A document with its tokens: the plan counts them, ingest feeds them to the model, and evidence
+finds their characters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
+from esa_cli.models.windowed_tokenizer import tokenise
 
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document's tokens, without those of the prompt before it.
+    """A document's tokens, without those of the prompt before it; 12 bytes for each.
 
     Args:
         ids: of its text; special tokens that it spells out are text.
@@ -22,7 +24,7 @@ class TokenisedDocument:
     """
 
     document: Document
-    ids: list[int]
+    ids: Sequence[int]
     offsets: Tensor
 
     @classmethod
@@ -31,13 +33,9 @@ class TokenisedDocument:
 
         Args:
             tokenizer: of transformers.
+
+        Raises:
+            DocumentError: a part of it cannot be divided; see `windowed_tokenizer`.
         """
-        out = tokenizer(
-            document.text,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        offsets = torch.tensor(out["offset_mapping"], dtype=torch.int64).reshape(-1, 2)
-        return cls(document, list(out["input_ids"]), offsets)
+        ids, offsets = tokenise(tokenizer, document.text)
+        return cls(document, ids, torch.from_numpy(offsets))

@@ -26,6 +26,8 @@ FEED = 1024
 2 cores: 512 to 1,024 is best, larger activations leave the processor's cache."""
 LIBRARIES = 400 << 20
 """Bytes of torch, transformers and Python themselves."""
+TOKEN_BYTES = 64
+"""Bytes of a token beside its rows: text, id and offsets, and their copies when they are stored."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class Costs:
         return self.stored(tokens) * self.rank * size
 
     def working(self, tokens: int, size: int) -> int:
-        """Activations, gathered keys, scores, the compressor's moments, and the libraries."""
+        """Activations, gathered keys, scores, the compressor's moments, the tokens themselves, and
+        the libraries."""
         shape, window = self.shape, self.method.window
         folded = shape.groups * shape.dim
         projections = (shape.heads + 2 * shape.groups) * shape.dim
@@ -109,7 +112,7 @@ class Costs:
         fitting = 0
         if self.method.score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.layers + 8)
-        return (activations + gathered) * size + scores + fitting + LIBRARIES
+        return (activations + gathered) * size + scores + fitting + tokens * TOKEN_BYTES + LIBRARIES
 
     def needed(self, tokens: int, size: int) -> int:
         kept = self.keys_values(tokens, size) + self.reduced_keys(tokens, size)

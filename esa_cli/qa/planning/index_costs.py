@@ -8,7 +8,7 @@ from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.index_archive import PIECE
-from esa_cli.qa.planning.costs import LIBRARIES, Costs
+from esa_cli.qa.planning.costs import LIBRARIES, TOKEN_BYTES, Costs
 
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 """Tokens that pass the model for each segment."""
@@ -32,7 +32,7 @@ class IndexCosts(Costs):
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
         scores = rows * SEQUENCE * shape.heads * size
-        return activations + scores + LIBRARIES
+        return activations + scores + tokens * TOKEN_BYTES + LIBRARIES
 
     def operations(self, tokens: int) -> float:
         shape = self.shape

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
@@ -30,7 +31,8 @@ def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor)
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
     if spans.shape[0] != len(ids):
         raise ValueError(f"offsets must be {len(ids)}, one for each token, got {spans.shape[0]}")
-    return save({"ids": torch.tensor(ids, dtype=torch.int64), "offsets": spans.contiguous()})
+    numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
+    return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
 def pack_fit(projections: Projections) -> bytes:

@@ -56,7 +56,7 @@ class Writer:
         devices: Sequence[torch.device] = (),
     ) -> None:
         self.paths, self.key, self.identity = paths, key, identity
-        self.ids, self.layout = list(ids), layout
+        self.ids, self.layout = ids, layout
         self.entry: Entry | None = None
         """The finished document."""
         self._prefixes = content_names.segment_names(identity, ids, layout)
