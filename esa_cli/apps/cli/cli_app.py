@@ -20,6 +20,7 @@ COMMANDS = (
     "chat",
     "batch",
     "serve",
+    "mcp",
     "plan",
     "compare",
     "selftest",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
 
 
+class PassageAsker(Protocol):
+    """What reads documents for a finder, and finds passages; `api.Esa` is one."""
+
+    def find(self, document: Document) -> Book | None: ...
+
+    def ingest(self, source: Document) -> Book: ...
+
+    def find_passages(
+        self, question: str, books: Sequence[Book], count: int | None, minimum: float | None
+    ) -> list[Passage]: ...
+
+
 class PassageBooks:
     """Opens documents, and finds their passages. A document whose token index is in the library, or
     that is to be read, needs the model; the others are searched by their words without one.
@@ -32,6 +45,7 @@ class PassageBooks:
     Args:
         preset: of `adapter_files.for_finding`. stack: closes the model. read: whether a document
             that has not been read for the preset's finder is read. keep: as `open_esa.opened`.
+        load: gives the asker where the model is loaded elsewhere.
 
     Raises:
         UsageError: there is no such device or dtype, or $ESA_MEMORY_LIMIT is not a size.
@@ -47,13 +61,15 @@ class PassageBooks:
         *,
         read: bool = False,
         keep: bool | None = None,
+        load: Callable[[], PassageAsker] | None = None,
     ) -> None:
         # At once: later it would look as if each document was of another model.
         ModelPlace.of(model), machine.memory_limit()
         self.preset, self._model, self._library = preset, model, library
         self._reporter, self._stack = reporter, stack
         self._read, self._keep = read, keep
-        self._esa: Esa | None = None
+        self._load = load or self._open_model
+        self._esa: PassageAsker | None = None
 
     @property
     def loaded(self) -> bool:
@@ -91,16 +107,19 @@ class PassageBooks:
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == INDEX}
 
-    def _loaded(self) -> Esa:
+    def _loaded(self) -> PassageAsker:
         if self._esa is None:
-            from esa_cli.apps.cli.open_esa import opened
-
-            # Where nothing is read, a library that cannot be written is no matter.
-            keep = self._keep if self._read or self._library.writable else False
-            self._esa = self._stack.enter_context(
-                opened(self.preset, self._model, self._reporter, keep=keep, library=self._library)
-            )
+            self._esa = self._load()
         return self._esa
+
+    def _open_model(self) -> Esa:
+        from esa_cli.apps.cli.open_esa import opened
+
+        # Where nothing is read, a library that cannot be written is no matter.
+        keep = self._keep if self._read or self._library.writable else False
+        return self._stack.enter_context(
+            opened(self.preset, self._model, self._reporter, keep=keep, library=self._library)
+        )
 
     def _by_words(self, document: Document) -> Book:
         for text in document.missing:

@@ -42,10 +42,10 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def address(sock: socket.socket) -> str:
+def address(sock: socket.socket, path: str = "/v1") -> str:
     """The base URL for clients."""
     host, port = sock.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:

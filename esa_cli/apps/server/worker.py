@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from esa_cli.errors import EsaError
-from esa_cli.qa.reply import Reply
 
 Event = tuple[str, Any]
-"""("begun", None), ("text", piece), then ("done", Reply) or ("error", exception)."""
+"""("begun", None), ("text", piece), then ("done", result) or ("error", exception)."""
 
 
 class QueueFullError(Exception):
@@ -77,7 +76,8 @@ class Job:
             self.tell(("error", error))
 
 
-Answer = Callable[[Job], Reply]
+Answer = Callable[[Job], object]
+"""Gives a Reply, or what another kind of job gives."""
 
 
 class Worker:

@@ -112,17 +112,7 @@ def check(wanted: ServeRequest) -> None:
         raise UsageError(
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
-    from esa_cli.system.loopback import is_loopback
-
-    if wanted.token is not None and not (wanted.token.isascii() and wanted.token.isprintable()):
-        raise UsageError("the token must be printable ASCII", "a header has no other characters")
-    if wanted.token is not None and len(wanted.token.split()) != 1:
-        raise UsageError("the token must be one word without spaces", "choose another")
-    if wanted.token is None and not is_loopback(wanted.host):
-        raise UsageError(
-            f"--host {wanted.host} lets other machines in, so it needs a token",
-            "set $ESA_TOKEN, or give --token",
-        )
+    check_token(wanted.token, wanted.host)
     if wanted.max_body < 1:
         raise UsageError(
             f"--max-body must be at least 1 byte, got {wanted.max_body}", "as --max-body 1MB"
@@ -134,7 +124,27 @@ def check(wanted: ServeRequest) -> None:
         )
     if wanted.documents:
         inputs.check(wanted.documents, questions_on_stdin=False)
-    for folder in wanted.allow:
+    check_folders(wanted.allow)
+
+
+def check_token(token: str | None, host: str) -> None:
+    """Raises UsageError: it cannot be one, or lacks where other machines can connect."""
+    from esa_cli.system.loopback import is_loopback
+
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise UsageError("the token must be printable ASCII", "a header has no other characters")
+    if token is not None and len(token.split()) != 1:
+        raise UsageError("the token must be one word without spaces", "choose another")
+    if token is None and not is_loopback(host):
+        raise UsageError(
+            f"--host {host} lets other machines in, so it needs a token",
+            "set $ESA_TOKEN, or give --token",
+        )
+
+
+def check_folders(folders: Sequence[Path]) -> None:
+    """Raises UsageError where one of --allow is no folder."""
+    for folder in folders:
         if not folder.is_dir():
             raise UsageError(
                 f"--allow must be a folder, got {folder}", "give a folder that is there"

@@ -1,0 +1,127 @@
+"""The documents that a name of a request means: stored ones, synchronised files, allowed files.
+
+What the library has may always be read; a file outside only where `AllowedDocuments` lets it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from esa_cli.apps.server.allowed_documents import AllowedDocuments
+from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.documents.document import Document, read_document
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.storage.library import Entry, Library
+from esa_cli.system.text import text_digest
+
+if TYPE_CHECKING:
+    from esa_cli.qa.books import Book
+
+
+@dataclass(frozen=True)
+class NamedDocument:
+    """A document, and its entry in the library if it is stored there."""
+
+    document: Document
+    entry: Entry | None = None
+
+    @property
+    def id(self) -> str:
+        """The name that means it again: its id in the library, else its path."""
+        return self.entry.id if self.entry else self.document.source
+
+
+class DocumentNames:
+    """Finds documents by their names in requests.
+
+    Args:
+        allowed: the files outside the library that requests may name.
+    """
+
+    def __init__(self, library: Library, allowed: AllowedDocuments) -> None:
+        self.library, self.allowed = library, allowed
+
+    @property
+    def folders(self) -> list[str]:
+        return [str(folder) for folder in self.allowed.allowed]
+
+    def entries(self) -> list[Entry]:
+        """Stored documents, each text once, the last used first; damaged ones last."""
+        return _each_text_once(self.library.entries()) if self.library.exists else []
+
+    def synced(self) -> list[str]:
+        """Paths of the files that `esa sync` has put into the library."""
+        if not self.library.exists:
+            return []
+        with self.library.search_catalogue() as catalogue:
+            return [one.path for one in catalogue.files.synced()]
+
+    def find(self, name: str) -> NamedDocument:
+        """The document of that name.
+
+        Raises:
+            UsageError: there is none, several, or it may not be read here.
+            DocumentError: it cannot be read. LibraryError: it is damaged.
+        """
+        entry = self.entry(name)
+        if entry is not None:
+            return NamedDocument(self.stored(entry), entry)
+        return NamedDocument(read_document(self._path(name)))
+
+    def entry(self, name: str) -> Entry | None:
+        """The stored document whose id begins so, or whose name or path it is. Raises UsageError:
+        there are several."""
+        matches = self.library.matches(name) if self.library.exists else []
+        found = _each_text_once(matches)
+        if len(found) > 1:
+            ids = ", ".join(f"{one.id} ({one.name})" for one in found[:5])
+            raise UsageError(f"{name} fits {len(found)} documents: {ids}", "give an id")
+        return found[0] if found else None
+
+    def stored(self, entry: Entry) -> Document:
+        """A document of the library, as it was stored. Raises LibraryError: it is damaged."""
+        from esa_cli.qa.archive import restored
+
+        text, known = self.library.text(entry), entry.provenance
+        return restored(text, entry.marks, {**known, "source": path_of(entry) or known["source"]})
+
+    def ids(self, books: Sequence[Book]) -> dict[str, tuple[str, str | None]]:
+        """Id and path of each book, by the name that passages call it."""
+        from esa_cli.qa.books import place_books
+
+        stored = {entry.text_sha256: entry for entry in self.entries() if not entry.damage}
+        found = {}
+        for book, placed in zip(books, place_books(books), strict=True):
+            entry = book.entry or stored.get(text_digest(book.document.text))
+            file = path_of(entry) if entry else os.path.abspath(book.document.source)
+            found[placed.document.name] = (entry.id if entry else book.document.source, file)
+        return found
+
+    def _path(self, name: str) -> str:
+        synced = [one for one in self.synced() if name in (one, os.path.basename(one))]
+        if len(synced) > 1:
+            raise UsageError(f"{name} fits {len(synced)} files", "give the path of one")
+        try:
+            found = synced or [str(one) for one in self.allowed.find([name]) or []]
+        except ApiError as error:
+            if not self.allowed.allowed:
+                raise UsageError(
+                    f"no document {name} in the library, and no other file may be read here",
+                    "`list` shows what there is; `esa mcp --allow FOLDER` allows a folder's files",
+                ) from error
+            folders = "files may be in " + ", ".join(self.folders)
+            raise DocumentError(error.message, f"`list` shows what there is; {folders}") from error
+        return found[0]
+
+
+def path_of(entry: Entry) -> str | None:
+    """The path of the file that a stored document was read from."""
+    return entry.provenance.get("path") or None
+
+
+def _each_text_once(entries: Sequence[Entry]) -> list[Entry]:
+    good = {entry.text_sha256: entry for entry in reversed(entries) if not entry.damage}
+    return [*reversed(good.values()), *(entry for entry in entries if entry.damage)]

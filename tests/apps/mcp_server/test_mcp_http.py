@@ -1,0 +1,143 @@
+"""The tools over streamable HTTP, with the access control of `esa serve`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from live_server import until
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_client import FakeDocumentAsker, text_of
+
+from esa_cli.apps.mcp_server import mcp_run
+from esa_cli.apps.mcp_server.document_tools import DocumentTools
+from esa_cli.apps.server import server_run
+
+TOKEN = "let-me-in"
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+class McpHttpServer:
+    """A server in a thread."""
+
+    def __init__(self, tools: DocumentTools, token: str | None = None) -> None:
+        self.sock = server_run.bind("127.0.0.1", 0)
+        self.url, self.port = mcp_run.address(self.sock), self.sock.getsockname()[1]
+        self._served = mcp_run.served(tools)
+        app = mcp_run.http_app(self._served.__enter__(), token)
+        self._server = server_run.make_server(app)
+        run = {"sockets": [self.sock]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=run)
+        self._thread.start()
+
+    def post(self, body: Any, **headers: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        kinds = {"content-type": "application/json"}
+        accept = {"accept": "application/json, text/event-stream"}
+        data = body if isinstance(body, str) else json.dumps(body)
+        connection.request("POST", "/mcp", data, {**kinds, **accept, **headers})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self._served.__exit__(None, None, None)
+
+
+@pytest.fixture
+def running(tools: DocumentTools) -> Iterator[McpHttpServer]:
+    server = McpHttpServer(tools)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def guarded(tools: DocumentTools) -> Iterator[McpHttpServer]:
+    server = McpHttpServer(tools, TOKEN)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_calls_over_http(running: McpHttpServer, mode: Any) -> None:
+    assert running.url == f"http://127.0.0.1:{running.port}/mcp"
+
+    async def ask() -> Any:
+        async with Client(running.url, mode=mode, read_timeout_seconds=20) as client:
+            listed = await client.list_resources()
+            return listed.resources, await client.call_tool("ask", {"question": "who?"})
+
+    resources, said = anyio.run(ask)
+    assert [one.name for one in resources] == ["pages.html", "gate.txt"]
+    assert text_of(said).startswith("Answer of fake-model: You asked: who?")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_cancelled_call_stops_the_reading(
+    running: McpHttpServer, asker: FakeDocumentAsker, mode: Any
+) -> None:
+    asker.words, asker.delay = 500, 0.02
+
+    async def give_up() -> None:
+        async with Client(running.url, mode=mode, read_timeout_seconds=20) as client:
+            with anyio.move_on_after(0.5):
+                await client.call_tool("ingest", {"documents": ["loom.txt"]})
+            await anyio.to_thread.run_sync(until, lambda: asker.stopped)
+
+    anyio.run(give_up)
+    assert asker.read < 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:1"},
+        {"host": "evil.example"},
+    ],
+)
+def test_pages_of_other_origins_are_refused(
+    running: McpHttpServer, headers: dict[str, str]
+) -> None:
+    assert running.post(HELLO)[0] == 200
+    assert running.post(HELLO, **headers)[0] == 403
+
+
+def test_the_token(guarded: McpHttpServer) -> None:
+    assert guarded.post(HELLO)[0] == 401
+    assert guarded.post(HELLO, authorization="Bearer wrong")[0] == 401
+
+    async def look() -> int:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with (
+            httpx2.AsyncClient(headers=headers) as connection,
+            Client(streamable_http_client(guarded.url, http_client=connection)) as client,
+        ):
+            return len((await client.list_tools()).tools)
+
+    assert anyio.run(look) == 5
+
+
+def test_requests_that_are_none(running: McpHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert running.post("{")[0] == 400
+    assert running.post('{"x": "' + "a" * mcp_run.MAX_BODY + '"}')[0] == 413
