@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import sample_files as make
 from conftest import copy_registries
 from reader_checks import refused
+from reader_samples import SAMPLES
 
 from esa_cli.documents import readers
 from esa_cli.documents.document import read_document
@@ -194,36 +194,6 @@ def test_builder_places_marks_at_the_first_letter() -> None:
     out.line()
     out.exact("d\r\n\x00e")
     assert out.result(["m"]) == ExtractedText("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
-
-
-SAMPLES = {
-    "a.pdf": make.pdf(["Hello world", None, "More\nwords"], [("More", 2)]),
-    "a.epub": make.epub(
-        {"a.xhtml": "<h1>One</h1><p>x</p>", "b.xhtml": "<p id='s'>y</p>"},
-        nav='<li><a href="b.xhtml#s">Two</a></li>',
-    ),
-    "a.docx": make.docx(
-        make.paragraph("Head", "H1") + make.paragraph("Words", before=make.PAGE),
-        {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING},
-    ),
-    "a.html": b"<!doctype html><h1>A</h1><table><tr><td>x<td>y</table><ol start=2><li>z<pre> k",
-    "a.csv": b'name,town\nAnn,"a b"\nBo,Ulm\n' * 3,
-    "a.md": b"# One\ntext\n```\ncode\n```\nTwo\n===\n" * 3,
-    "a.txt": "Grüße, 世界\n".encode() * 5,
-    "a.ipynb": b'{"cells": [{"cell_type": "markdown", "metadata": {}, "source": ["# One\\n", "x"]},'
-    b' {"cell_type": "code", "metadata": {}, "source": "y", "outputs": [{"output_type": "stream", '
-    b'"text": "z"}]}], "metadata": {}, "nbformat": 4}',
-    "a.eml": b"From: Ann <a@x.org>\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\nContent-Type: multipart/"
-    b"mixed; boundary=b\n\n--b\nContent-Type: text/html\n\n<p>One\n--b\nContent-Type: image/png\n"
-    b"Content-Transfer-Encoding: base64\n\nAAAA\n--b--\n",
-    "a.xlsx": make.xlsx([["name", "sum"], ["Ann", 3], ["Bo", 2.5]]),
-    "a.pptx": make.slides("One", "Two"),
-    "a.odt": make.odt(
-        "<text:h>One</text:h><text:list><text:list-item><text:p>x</text:p>"
-        "</text:list-item></text:list><text:soft-page-break/>"
-    ),
-    "a.txt.gz": gzip.compress(b"some words\n" * 20),
-}
 
 
 @pytest.mark.parametrize("name", SAMPLES)

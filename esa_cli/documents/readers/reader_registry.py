@@ -150,7 +150,9 @@ def _check(extracted: ExtractedText, reader: Reader) -> None:
 
 
 def damage_error(name: str, what: str, reason: str) -> DocumentError:
-    """The error for a document that its format's rules do not fit."""
+    """The error for a document that its format's rules do not fit; libraries give reasons of
+    several lines."""
+    reason = " ".join(reason.split())
     return DocumentError(
         f"{label(name)} cannot be read as {what}; it is damaged or cut off ({reason})",
         "fetch or save it again; if other programs open it, save a new copy with one of them",
