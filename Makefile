@@ -4,7 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit check wheel wheel-test clean-install extras-check format clean
+.PHONY: install demo test unit soak check wheel wheel-test clean-install extras-check format clean
+
+MINUTES ?= 30
+SEED ?=
 
 install: $(STAMP)
 
@@ -22,6 +25,9 @@ test: check              ## Every check and every test, the default model's incl
 
 unit: install            ## What needs no model and no other process: under two minutes.
 	$(BIN)/python -m pytest -m 'not model and not process' -n 2 --dist worksteal
+
+soak: install            ## Attacks for MINUTES=30: documents, libraries, requests, settings; SEED=n repeats.
+	$(BIN)/python tests/soak/run_soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: install           ## Format, lint, types.
 	$(BIN)/ruff format --check .

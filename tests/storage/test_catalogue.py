@@ -348,3 +348,47 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
             found.append(sorted(catalogue.texts.ranked("harp in hall 7")))
     assert found[0] == found[1]
     assert files(library) == files(whole)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["UPDATE files SET path = x'ff'", "DELETE FROM passages_data WHERE id = 10"],
+)
+def test_damage_that_only_the_work_meets_is_made_good(library: Library, damage: str) -> None:
+    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
+    with library.catalogue() as catalogue:
+        catalogue.add_stored_texts()
+        with catalogue.transaction():
+            catalogue.files.put(record)
+        catalogue.keep_synced("/town")
+    with sqlite3.connect(library.root / NAME) as db:
+        db.execute(damage)
+    with suppress(LibraryError), library.search_catalogue() as catalogue:
+        catalogue.files.synced()
+        catalogue.texts.ranked("anvil")
+    assert library.synced_files == 1
+    assert len(library.entries()) == 3
+    with library.search_catalogue() as catalogue:
+        assert catalogue.files.synced() == [record]
+        assert catalogue.add_stored_texts() == []
+        assert len(catalogue.texts.ranked("w1")) == 3
+
+
+def list_and_search(library: Library, wanted: list[Entry]) -> None:
+    """Raises AssertionError where the list or the words are not what the files say."""
+    for _ in range(3):
+        assert library.entries() == wanted
+        with library.catalogue() as catalogue:
+            assert catalogue.add_stored_texts() == []
+            assert len(catalogue.texts.ranked("w1")) == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database" * 999])
+def test_processes_that_remake_the_catalogue_at_once_agree(library: Library, damage: bytes) -> None:
+    wanted, path = library.entries(), library.root / NAME
+    for _ in range(3):
+        path.write_bytes(damage)
+        numbers = [child(partial(list_and_search, library, wanted)) for _ in range(3)]
+        assert [ended(number) for number in numbers] == [0] * 3
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

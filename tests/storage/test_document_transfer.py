@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -189,6 +190,17 @@ def test_the_folder_of_a_disk_is_a_library(library: Library, tmp_path: Path) -> 
     assert all(far.verify(entry) == [] for entry in far.entries())
     assert far.prune().leftovers == 0
     assert ingest(far, IDS).key in {entry.key for entry in library.entries()}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such rights")
+def test_a_folder_that_push_makes_is_its_owners_alone(library: Library, tmp_path: Path) -> None:
+    made, before = tmp_path / "far" / "made", tmp_path / "before"
+    before.mkdir()
+    before.chmod(0o750)
+    for place in (made, before):
+        push(library, str(place), library.entries())
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert before.stat().st_mode & 0o777 == 0o750, "another's folder keeps its rights"
 
 
 def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Path) -> None:

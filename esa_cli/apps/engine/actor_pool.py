@@ -23,6 +23,12 @@ def actor_errors() -> tuple[type[Exception], ...]:
     return RayActorError, NodeDiedError, OutOfMemoryError
 
 
+def _reason(error: Exception) -> str:
+    """Why an actor died, for people: the last line of what Ray says of one that did not start."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if "creation task" in lines[0] else 0]
+
+
 class ActorPool:
     """Actors of one run.
 
@@ -71,8 +77,7 @@ class ActorPool:
 
         ray.kill(actor)  # it may only be out of reach
         self._since = time.monotonic()
-        lines = str(error).strip().splitlines()
-        self._deaths.add(task, lines[-1 if "creation task" in lines[0] else 0], error)
+        self._deaths.add(task, _reason(error), error)
 
     def check(self, running: int) -> None:
         """Says, once, that actors are waited for. Raises ResourceError: none came for too long.

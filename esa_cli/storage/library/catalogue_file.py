@@ -19,7 +19,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,16 +61,18 @@ def file_stamp(path: Path | str) -> str:
 
 def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Result]) -> Result:
     """What `work` returns of the catalogue; where it cannot be written, of a copy that ends with
-    this call, and where there is no library yet, of an empty one. `work` may run twice."""
+    this call, and where there is no library yet, of an empty one. `work` may run three
+    times."""
     if not (paths.root / MARKER).is_file():
         with catalogue_in_memory() as db:
             return work(db)
-    try:
-        with _opened(paths) as db:
-            return work(db)
-    except (sqlite3.Error, OSError, EsaError):
-        with catalogue_copy(paths) as db:
-            return work(db)
+    with suppress(sqlite3.Error, UnicodeError, OSError, EsaError), _opened(paths) as db:
+        return work(db)
+    with suppress(sqlite3.Error, UnicodeError), catalogue_copy(paths) as db:
+        return work(db)
+    with catalogue_in_memory() as db:  # what is damaged passed the check of the copy
+        restore(db, lambda: synced_folders.read_all(paths))
+        return work(db)
 
 
 def change_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], object]) -> str:
@@ -79,7 +81,7 @@ def change_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], o
     try:
         with _opened(paths) as db:
             work(db)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, UnicodeError, OSError) as error:
         return str(error) if _inode(catalogue_path(paths)) else ""
     except EsaError as error:
         return error.message
@@ -103,7 +105,7 @@ def writable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
     try:
         with _opened(paths) as db:
             yield db
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         full = _code(error) == sqlite3.SQLITE_FULL
         raise (DiskError if full else LibraryError)(
             f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
@@ -209,7 +211,8 @@ def _remove(paths: LibraryPaths, damaged: int) -> None:
     path = catalogue_path(paths)
     with paths.locked("catalogue"):
         if _inode(path) == damaged:
-            for suffix in ("", "-journal"):
+            # A journal that is left would be applied to the catalogue that is made next.
+            for suffix in ("-journal", ""):
                 path.with_name(NAME + suffix).unlink(missing_ok=True)
 
 
@@ -228,6 +231,6 @@ def _is_damage(error: sqlite3.Error | UnicodeError) -> bool:
     return _code(error) in _DAMAGED or "Could not decode" in str(error)
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """The primary result code."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

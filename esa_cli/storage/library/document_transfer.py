@@ -43,6 +43,7 @@ def push(
                 f"{remote.shown} is not a library of esa, and not empty",
                 "name a folder of its own; it need not exist",
             )
+        remote.make()
         remote.put(paths.root / MARKER, MARKER)
     there, result = remote.sizes(), TransferResult()
     for number, entry in enumerate(entries, 1):

@@ -209,7 +209,7 @@ class Library:
                 checksummed_file.write(path, "words", payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
-        """Reads every byte of a document and returns one error for each damaged file."""
+        """Reads every byte that a document needs and returns one error for each damaged file."""
         return maintenance.verify(self._paths, entry)
 
     def remove(self, entry: Entry) -> int:

@@ -172,7 +172,7 @@ def _delete(paths: LibraryPaths, files: list[Path]) -> int:
 
 def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     """Reads every byte of a document and returns one error for each damaged file. Checks made
-    before do not count."""
+    before do not count. Sentences and words are left out, for their damage is repaired."""
     from esa_cli.storage.library.document_files import read_fit
     from esa_cli.storage.library.segment import Segment
 
@@ -183,9 +183,6 @@ def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     for kind in ("text", "tokens"):
         path = paths.document(key, kind)
         checks.append(partial(checksummed_file.read, path, kind, key, entry.digests[kind]))
-    words = paths.document(key, "words")
-    if words.exists():
-        checks.append(partial(checksummed_file.read, words, "words", key))
     checks.append(partial(read_fit, paths, entry.fit, key))
 
     def check_segment(index: int) -> None:

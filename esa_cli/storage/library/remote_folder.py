@@ -85,6 +85,14 @@ class RemoteFolder:
         finally:
             file.close()
 
+    def make(self) -> None:
+        """Makes the folder, on a disk for its owner alone: documents may be private."""
+        with self._errors():
+            from fsspec.implementations.local import LocalFileSystem
+
+            if isinstance(self._fs, LocalFileSystem):
+                Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def put(self, path: Path, name: str) -> None:
         """Copies a file there; it is whole as soon as it has its name, whoever copies it, too."""
         target = self._path(name)
