@@ -124,7 +124,9 @@ def _run(arguments: list[str]) -> int:
     from esa_cli.apps.cli.cli_app import command
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
-        command().main(arguments, prog_name="esa")
+        from esa_cli.apps.cli.completion import called_command
+
+        command(called_command(os.environ)).main(arguments, prog_name="esa")
     group = command(arguments[0] if arguments else None)
     import typer
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
-
-import snowballstemmer
+from functools import cache, lru_cache
+from typing import Any
 
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 SPACELESS_CHARACTER = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
@@ -22,13 +21,20 @@ had he she his her him its i you your my me our we us were been being from about
 should may might must than so
 """
 STOP_WORDS = frozenset(_ENGLISH.split())
-STEMMER = snowballstemmer.stemmer("english")
+
+
+@cache
+def stemmer() -> Any:
+    """The English Snowball stemmer; its import takes as long as that of all else here."""
+    import snowballstemmer
+
+    return snowballstemmer.stemmer("english")
 
 
 @lru_cache(maxsize=1 << 17)
 def stem(word: str) -> str:
     """The stem of a word in lower case, by the English Snowball stemmer."""
-    return str(STEMMER.stemWord(word))
+    return str(stemmer().stemWord(word))
 
 
 def located_words(text: str) -> Iterator[tuple[int, str]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from esa_cli.apps.cli.completion import presets
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.errors import UsageError
 
@@ -32,6 +33,7 @@ ReaderName = Annotated[
     typer.Option(
         "--reader",
         metavar="PRESET|FOLDER|URL",
+        autocompletion=presets,
         help="Another model that words answers from the passages: a preset, a folder, or an "
         "OpenAI-compatible server, to which they are sent.",
     ),

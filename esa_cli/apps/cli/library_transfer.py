@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.completion import documents
 from esa_cli.errors import LibraryError
 from esa_cli.system.machine import size_text
 
@@ -19,7 +20,11 @@ Url = Annotated[
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID...]", help="Beginnings of ids, or names; without them all."),
+    typer.Argument(
+        metavar="[ID...]",
+        help="Beginnings of ids, or names; without them all.",
+        autocompletion=documents,
+    ),
 ]
 RemoteIds = Annotated[
     list[str] | None,

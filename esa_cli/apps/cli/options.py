@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from esa_cli.apps.cli import completion
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,12 @@ DEFAULT_PRESET = "smollm2-135m"
 
 Preset = Annotated[
     str,
-    typer.Option("--preset", "-p", help="A name from `esa presets list`, or a YAML file."),
+    typer.Option(
+        "--preset",
+        "-p",
+        help="A name from `esa presets list`, or a YAML file.",
+        autocompletion=completion.presets,
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -52,13 +58,17 @@ Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or 
 Method = Annotated[
     str | None,
     typer.Option(
-        "--method", help="Answer from rows by a whole method, by its name in `esa methods`."
+        "--method",
+        help="Answer from rows by a whole method, by its name in `esa methods`.",
+        autocompletion=completion.methods,
     ),
 ]
 Methods = Annotated[
     str,
     typer.Option(
-        "--methods", help="Names from `esa methods`, with commas; `preset`: the preset as it is."
+        "--methods",
+        help="Names from `esa methods`, with commas; `preset`: the preset as it is.",
+        autocompletion=completion.method_list,
     ),
 ]
 MethodsOrDefault = Annotated[
@@ -67,6 +77,7 @@ MethodsOrDefault = Annotated[
         "--methods",
         help="Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
         "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
+        autocompletion=completion.method_list,
     ),
 ]
 MaxTokens = Annotated[

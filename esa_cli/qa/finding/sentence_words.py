@@ -103,7 +103,7 @@ class _Numbers(dict[str, list[int]]):
 def _version() -> str:
     """A digest of everything that shapes a table beside the text."""
     # snowballstemmer hands over to PyStemmer where that is installed.
-    stemmer = type(content_words.STEMMER).__module__
+    stemmer = type(content_words.stemmer()).__module__
     parts = (unicodedata.unidata_version, version("snowballstemmer"), stemmer)
     found = hashlib.sha256(" ".join(parts).encode())
     for module in (sentences, sentence_windows, content_words):

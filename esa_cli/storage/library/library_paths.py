@@ -26,13 +26,16 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import filelock
 import platformdirs
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library.checksummed_file import read_errors, write_errors
 from esa_cli.system.machine import in_home
+
+if TYPE_CHECKING:
+    import filelock
 
 ROOT = "ESA_LIBRARY"
 WAIT_S = 0.5
@@ -185,11 +188,15 @@ class LibraryPaths:
         return False
 
     def _lock(self, name: str) -> filelock.BaseFileLock:
+        import filelock  # takes as long as the rest of the room's imports
+
         # Marker files in place of locks would stay after a kill.
         return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
 
     def _acquire(self, lock: filelock.BaseFileLock, wait_s: float = 0.0) -> bool:
         """Takes the lock if it is free, or becomes free within `wait_s`; whether it did."""
+        import filelock
+
         with write_errors(self.root):
             try:
                 lock.acquire(timeout=wait_s)

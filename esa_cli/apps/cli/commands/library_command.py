@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.completion import documents
 from esa_cli.apps.cli.entry_output import entry_label, facts, table_row
 from esa_cli.apps.cli.export_commands import export, import_
 from esa_cli.apps.cli.library_transfer import pull, push
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
 _BAD = ("damaged", "another format", "unreadable")
 _ID = "The beginning of an id from `esa library list`, or a document's name."
-Id = Annotated[str, typer.Argument(metavar="ID", help=_ID)]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID)]
+Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=documents)]
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=documents)]
 AnyIds = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID...]", help=_ID + " Without it all.")
+    list[str] | None,
+    typer.Argument(metavar="[ID...]", help=_ID + " Without it all.", autocompletion=documents),
 ]
 Text = Annotated[
     bool, typer.Option("--text", help="The text alone, in which `start` and `end` count.")

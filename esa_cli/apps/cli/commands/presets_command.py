@@ -7,9 +7,13 @@ from typing import Annotated
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.completion import presets
 
 app = typer.Typer(help="List, show and check presets.")
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A preset's name, or a YAML file.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A preset's name, or a YAML file.", autocompletion=presets),
+]
 
 
 @app.command("list")

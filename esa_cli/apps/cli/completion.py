@@ -1,0 +1,99 @@
+"""What a shell offers when Tab is pressed: stored documents, presets and methods.
+
+Called for each press of Tab, so nothing heavy is imported, and whatever fails offers nothing.
+Documents have names that strangers chose, and zsh evaluates what it is offered: a name with
+characters that a shell interprets is not offered, its id is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+METHODS = (
+    "bm25",
+    "esa",
+    "esa-consensus",
+    "esa-consensus-bm25",
+    "esa-individual",
+    "esa-vote",
+    "full",
+    "infiniretri",
+    "infllm",
+    "interpolation",
+    "lm-infinite",
+    "lm-infinite-topk",
+    "loki",
+    "ntk",
+    "ntk-dynamic",
+    "origin",
+    "quest",
+    "recontext",
+    "streaming-llm",
+    "tokenselect",
+    "yarn",
+)
+"""The methods that come with esa; to ask for all imports torch. A test compares."""
+_PLAIN = re.compile(r"[\w./@%+=,][\w ./@%+=,-]*")
+
+
+class BashWord(str):
+    """A word as bash must be given it: bash puts it into the line as it is."""
+
+    def __format__(self, spec: str) -> str:
+        return re.sub(r"([^\w./@%+=,:-])", r"\\\1", self)
+
+
+def documents(incomplete: str) -> list[str]:
+    """Names of stored documents, and ids that begin so."""
+    from esa_cli.errors import EsaError
+    from esa_cli.storage.library.library_paths import LibraryPaths, default_root
+    from esa_cli.storage.library.stored_names import stored_names
+
+    try:
+        paths = LibraryPaths(default_root())
+        paths.check()
+        known = stored_names(paths)
+    except (EsaError, OSError):
+        return []
+    times = Counter(known.values())
+    plain = {name for name in times if times[name] == 1 and _PLAIN.fullmatch(name)}
+    ids = [key[:12] for key, name in sorted(known.items()) if incomplete or name not in plain]
+    word = BashWord if os.environ.get("_ESA_COMPLETE") == "complete_bash" else str
+    return [word(name) for name in (*sorted(plain), *ids) if name.startswith(incomplete)]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Names of presets."""
+    from esa_cli.qa.preset_files import available
+
+    try:
+        names = sorted(available())
+    except OSError:
+        return []
+    return [name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
+
+
+def methods(incomplete: str) -> list[str]:
+    """Names of methods that came with esa."""
+    return [name for name in METHODS if name.startswith(incomplete)]
+
+
+def method_list(incomplete: str) -> list[str]:
+    """The same behind the last comma; `preset` and `text`, too."""
+    before, comma, last = incomplete.rpartition(",")
+    given = before.split(",")
+    found = (name for name in ("preset", "text", *METHODS) if name not in given)
+    return [before + comma + name for name in found if name.startswith(last)]
+
+
+def called_command(environment: Mapping[str, str]) -> str | None:
+    """The command whose words a shell wants completed; None where it may be the command itself."""
+    line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
+    words = line.split()
+    behind = len(words) > 2 or line[-1:].isspace()
+    if "COMP_WORDS" in environment:
+        behind = environment.get("COMP_CWORD", "").isdigit() and int(environment["COMP_CWORD"]) > 1
+    return words[1] if len(words) > 1 and behind else None

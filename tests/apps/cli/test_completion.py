@@ -1,0 +1,178 @@
+"""What a shell is offered when Tab is pressed: quick, harmless, and the names that are there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_library import ingest
+
+from esa_cli.__main__ import main
+from esa_cli.apps.cli import completion
+from esa_cli.storage.library import Library, manifest
+from esa_cli.storage.library.catalogue_file import NAME
+from esa_cli.storage.library.library_paths import LibraryPaths
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Library:
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return Library()
+
+
+def keep(library: Library, name: str, start: int) -> str:
+    """A stored document of that name; its id."""
+    entry = ingest(library, [*range(start, start + 20)])
+    named = replace(entry, provenance={**entry.provenance, "name": name})
+    manifest.write(LibraryPaths(library.root), named)
+    return entry.id
+
+
+def offered(line: str, shell: str = "bash") -> list[str]:
+    """What a shell is offered at the end of a line, by the program itself."""
+    words = line.split(" ")
+    given = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    if shell != "bash":
+        given = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("_ESA_COMPLETE", f"complete_{shell}")
+        for name, value in given.items():
+            patch.setenv(name, value)
+        out = Path(os.environ["ESA_LIBRARY"]).parent / "out"
+        with out.open("w", encoding="utf-8") as file:
+            patch.setattr(sys, "stdout", file)
+            with pytest.raises(SystemExit):
+                main([])
+    return out.read_text("utf-8").strip("\n").splitlines()
+
+
+def test_names_and_ids_of_stored_documents(library: Library) -> None:
+    moby, notes = keep(library, "moby-dick.txt", 0), keep(library, "notes.md", 50)
+    for command in ("show", "rm", "verify", "export", "push memory://x"):
+        assert offered(f"esa library {command} ") == ["moby-dick.txt", "notes.md"]
+    assert offered("esa library show mo") == ["moby-dick.txt"]
+    assert offered(f"esa library rm notes.md {moby[:5]}") == [moby]
+    assert offered("esa library show zzz") == []
+    for shell in ("fish", "zsh"):
+        assert notes not in "".join(offered("esa library show ", shell))
+        assert "notes.md" in "".join(offered("esa library show no", shell))
+
+
+def test_names_that_a_shell_would_interpret(library: Library) -> None:
+    hostile = ["$(reboot).txt", "`reboot`", "a\nb", "a;b", 'a"b', "a'b", "a\\", "-rf", "(x)", "*"]
+    ids = {keep(library, name, 40 * i) for i, name in enumerate(hostile)}
+    assert set(offered("esa library show ")) == ids
+    assert "reboot" not in "".join(offered("esa library show ", "zsh"))
+    keep(library, "my book.txt", 900)
+    assert offered("esa library show my") == ["my\\ book.txt"]
+    assert offered("esa library show my", "fish") == ["my book.txt"]
+
+
+def test_a_name_of_two_documents_is_not_offered(library: Library) -> None:
+    ids = {keep(library, "book.txt", 0), keep(library, "book.txt", 50)}
+    assert set(offered("esa library show ")) == ids
+
+
+def test_without_a_library_or_with_a_broken_one(library: Library, tmp_path: Path) -> None:
+    assert offered("esa library show ") == []
+    assert not library.root.exists()
+    one = keep(library, "book.txt", 0)
+    (library.root / NAME).write_bytes(b"damaged")
+    assert offered("esa library show ") == ["book.txt"]
+    next(library.root.glob("documents/*.doc")).write_bytes(b"damaged")
+    assert offered("esa library show ") == [one]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "x").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_LIBRARY", str(tmp_path / "own"))
+        assert completion.documents("") == []
+
+
+def test_nothing_is_written_and_no_lock_waited_for(library: Library) -> None:
+    keep(library, "book.txt", 0)
+    library.entries()
+    keep(library, "other.txt", 50)
+    before = (library.root / NAME).read_bytes()
+    with closing(sqlite3.connect(library.root / NAME)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        assert offered("esa library show ") == ["book.txt", "other.txt"]
+    assert (library.root / NAME).read_bytes() == before
+
+
+def test_presets_and_methods(library: Library, tmp_path: Path) -> None:
+    own = tmp_path / "config" / "esa" / "presets"
+    own.mkdir(parents=True)
+    (own / "zebra.yaml").touch()
+    (own / "zebra$(x).yaml").touch()
+    assert offered("esa ask --preset zeb") == ["zebra"]
+    assert "smollm2-135m" in offered("esa presets show smol")
+    assert offered("esa ask --reader zeb") == ["zebra"]
+    assert offered("esa chat --method infl") == ["infllm"]
+    assert offered("esa compare --methods esa,infl") == ["esa,infllm"]
+    assert offered("esa compare --methods preset,pre") == []
+    assert "ask" in offered("esa a")
+
+
+def test_the_methods_are_all_there() -> None:
+    from esa_cli.methods import recipes
+    from esa_cli.methods.plugin_loading import load_installed
+
+    load_installed()
+    named = {one.name for one in recipes.known() if one.origin.startswith("esa_cli.")}
+    assert named == set(completion.METHODS)
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ({"COMP_WORDS": "esa\nask\n", "COMP_CWORD": "2"}, "ask"),
+        ({"COMP_WORDS": "esa\nask", "COMP_CWORD": "1"}, None),
+        ({"COMP_WORDS": "esa", "COMP_CWORD": "x"}, None),
+        ({"_TYPER_COMPLETE_ARGS": "esa ask"}, None),
+        ({"_TYPER_COMPLETE_ARGS": "esa ask "}, "ask"),
+        ({"_TYPER_COMPLETE_ARGS": "esa ask x"}, "ask"),
+        ({}, None),
+    ],
+)
+def test_the_command_that_is_called(given: dict[str, str], command: str | None) -> None:
+    assert completion.called_command(given) == command
+
+
+@pytest.mark.process
+def test_bash_itself_without_torch(library: Library, tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if not bash:
+        pytest.skip("no bash")
+    keep(library, "my book.txt", 0)
+    keep(library, "$(touch hit).txt", 50)
+    program = tmp_path / "bin" / "esa"
+    program.parent.mkdir()
+    heavy = (
+        "{'torch', 'numpy', 'transformers', 'rich', 'yaml', 'snowballstemmer'} & set(sys.modules)"
+    )
+    program.write_text(
+        f"#!{sys.executable}\nimport atexit, sys\nfrom esa_cli.__main__ import main\n"
+        f"atexit.register(lambda: {heavy} and print('heavy', {heavy}))\nmain()\n",
+        "utf-8",
+    )
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    script = subprocess.run(
+        [program], capture_output=True, text=True, timeout=60,
+        env={**environment, "_ESA_COMPLETE": "source_bash"},
+    ).stdout  # fmt: skip
+    tab = "COMP_WORDS=(esa library show my); COMP_CWORD=3; _esa_completion esa; "
+    done = subprocess.run(
+        [bash, "--norc", "-c", f"{script}\n{tab}printf '%s\\n' \"${{COMPREPLY[@]}}\""],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    assert done.stdout == "my\\ book.txt\n", done.stderr
+    assert not (tmp_path / "hit").exists()
