@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.mcp_server.asker_on_demand import AskerOnDemand
-from esa_cli.apps.mcp_server.named_documents import DocumentNames, path_of
+from esa_cli.apps.mcp_server.document_list import listed_documents
+from esa_cli.apps.mcp_server.named_documents import MOST_FILES, DocumentNames, path_of
 from esa_cli.apps.mcp_server.tool_arguments import (
     AskArguments,
     FindArguments,
@@ -20,7 +20,6 @@ from esa_cli.apps.mcp_server.tool_arguments import (
 )
 from esa_cli.apps.mcp_server.tool_results import (
     AskResult,
-    DocumentFacts,
     FindResult,
     IngestedFacts,
     IngestResult,
@@ -64,6 +63,7 @@ class DocumentTools:
 
     def find(self, given: FindArguments, job: Job) -> FindResult:
         """Passages, ranked. Raises EsaError."""
+        documents = self._named(given.documents)
         from esa_cli.apps.cli.passage_books import PassageBooks
         from esa_cli.qa.adapter_files import for_finding
 
@@ -71,8 +71,6 @@ class DocumentTools:
             for_finding(self._preset), self._model, self.library, self._reporter, ExitStack(),
             load=lambda: self.asker,
         )  # fmt: skip
-        documents = self._named(given.documents)
-        job.check()
         books = self._books(given.query, documents, opener.stored, opener.open)
         job.check()
         passages = opener.passages(given.query, books, given.limit, None)
@@ -125,21 +123,19 @@ class DocumentTools:
         return IngestResult(documents=read)
 
     def list_documents(self, given: ListArguments) -> ListResult:
-        """The documents of the library: stored ones, then synchronised files. Raises
+        """Stored documents, synchronised files, then other files of allowed folders. Raises
         LibraryError."""
-        found = [stored_facts(entry) for entry in self.names.entries()]
-        files = {one.file for one in found}
-        found += [
-            DocumentFacts(id=path, document=os.path.basename(path), file=path, how="words")
-            for path in self.names.synced()
-            if path not in files
-        ]
+        found = listed_documents(self.names)
         part = given.containing.casefold()
-        fitting = [one for one in found if part in f"{one.document}\n{one.file or ''}".casefold()]
+        fitting = [one for one in found if part in f"{one.document}\n{one.file}".casefold()]
+        files = sum(one.how == "file" for one in found)
         return ListResult(
             documents=fitting[given.skip : given.skip + given.limit],
             total=len(fitting),
             folders=self.names.folders,
+            note=f"at most {MOST_FILES:,} files of the folders are listed"
+            if files >= MOST_FILES
+            else None,
         )
 
     def show_text(self, given: ShowArguments) -> ShowResult:
@@ -169,7 +165,17 @@ class DocumentTools:
         )
 
     def _named(self, names: Sequence[str] | None) -> Sequence[Document] | None:
-        """The documents of these names, each text once; None: the whole library is meant."""
+        """The documents of these names, each text once; None: the whole library is meant.
+
+        Raises:
+            UsageError: the library is empty. UsageError, DocumentError: as `DocumentNames.find`.
+        """
+        if not names and not self.library.exists:
+            raise UsageError(
+                "the library has no document",
+                "`list` shows files that may be named; `ingest`, or `esa ingest FILE` and "
+                "`esa sync FOLDER` in a terminal, put some into the library",
+            )
         if not names:
             return None
         documents = [self.names.find(name).document for name in names]
@@ -190,11 +196,6 @@ class DocumentTools:
 
         if documents is not None:
             return distinct([make(document) for document in documents])
-        if not self.library.exists:
-            raise UsageError(
-                "the library has no document",
-                "`ingest` reads one; so do `esa ingest FILE` and `esa sync FOLDER` in a terminal",
-            )
         with document_search(
             SourceFiles(), self.library, self._reporter,
             most=self._preset.answer.documents, in_library=True,
@@ -209,23 +210,6 @@ class DocumentTools:
     ) -> list[PassageResult]:
         ids = self.names.ids(books) if passages else {}
         return [_result(one, *ids.get(one.document, (one.document, None))) for one in passages]
-
-
-def stored_facts(entry: Entry) -> DocumentFacts:
-    """A stored document, for a list."""
-    if entry.damage:
-        return DocumentFacts(
-            id=entry.id, document=entry.name or entry.id, how="read", damage=entry.state
-        )
-    pages = [mark[1] for mark in entry.marks if mark[1] is not None]
-    return DocumentFacts(
-        id=entry.id,
-        document=entry.name,
-        file=path_of(entry),
-        characters=entry.characters,
-        pages=max(pages, default=None),
-        how="read",
-    )
 
 
 def _result(one: Passage | Evidence, id: str, file: str | None) -> PassageResult:

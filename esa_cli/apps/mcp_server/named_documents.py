@@ -6,19 +6,25 @@ What the library has may always be read; a file outside only where `AllowedDocum
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.books import Book
+
+MOST_FILES = 2000
+"""Files of allowed folders that are listed."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +65,32 @@ class DocumentNames:
         with self.library.search_catalogue() as catalogue:
             return [one.path for one in catalogue.files.synced()]
 
+    def files(self) -> list[str]:
+        """Paths of the files of allowed folders, hidden ones left out, at most `MOST_FILES`."""
+        return list(islice(chain.from_iterable(map(_below, self.allowed.allowed)), MOST_FILES))
+
     def find(self, name: str) -> NamedDocument:
-        """The document of that name.
+        """The document of that name: by its id in the library, else a file as it is now, else by
+        its name or path in the library.
 
         Raises:
             UsageError: there is none, several, or it may not be read here.
             DocumentError: it cannot be read. LibraryError: it is damaged.
         """
-        entry = self.entry(name)
-        if entry is not None:
-            return NamedDocument(self.stored(entry), entry)
-        return NamedDocument(read_document(self._path(name)))
+        matches = self._matches(name)
+        if not any(entry.key.startswith(name) for entry in matches):
+            path = self._file(name)
+            if path is not None:
+                return NamedDocument(read_document(path))
+        entry = _one(name, matches)
+        if entry is None:
+            raise self._refusal(name)
+        return NamedDocument(self.stored(entry), entry)
 
     def entry(self, name: str) -> Entry | None:
         """The stored document whose id begins so, or whose name or path it is. Raises UsageError:
         there are several."""
-        matches = self.library.matches(name) if self.library.exists else []
-        found = _each_text_once(matches)
-        if len(found) > 1:
-            ids = ", ".join(f"{one.id} ({one.name})" for one in found[:5])
-            raise UsageError(f"{name} fits {len(found)} documents: {ids}", "give an id")
-        return found[0] if found else None
+        return _one(name, self._matches(name))
 
     def stored(self, entry: Entry) -> Document:
         """A document of the library, as it was stored. Raises LibraryError: it is damaged."""
@@ -100,26 +111,48 @@ class DocumentNames:
             found[placed.document.name] = (entry.id if entry else book.document.source, file)
         return found
 
-    def _path(self, name: str) -> str:
+    def _matches(self, name: str) -> list[Entry]:
+        return _each_text_once(self.library.matches(name)) if self.library.exists else []
+
+    def _file(self, name: str) -> str | None:
+        """The path of an allowed file, or of a synchronised one. Raises UsageError: several."""
+        with suppress(ApiError):
+            return str((self.allowed.find([name]) or [])[0])
         synced = [one for one in self.synced() if name in (one, os.path.basename(one))]
         if len(synced) > 1:
             raise UsageError(f"{name} fits {len(synced)} files", "give the path of one")
+        return synced[0] if synced else None
+
+    def _refusal(self, name: str) -> EsaError:
+        if not self.allowed.allowed:
+            return UsageError(
+                f"no document {name} in the library, and no other file may be read here",
+                "`list` shows what there is; `esa mcp --allow FOLDER` allows a folder's files",
+            )
+        hint = f"`list` shows what there is; files may be in {', '.join(self.folders)}"
         try:
-            found = synced or [str(one) for one in self.allowed.find([name]) or []]
+            self.allowed.find([name])
         except ApiError as error:
-            if not self.allowed.allowed:
-                raise UsageError(
-                    f"no document {name} in the library, and no other file may be read here",
-                    "`list` shows what there is; `esa mcp --allow FOLDER` allows a folder's files",
-                ) from error
-            folders = "files may be in " + ", ".join(self.folders)
-            raise DocumentError(error.message, f"`list` shows what there is; {folders}") from error
-        return found[0]
+            return DocumentError(error.message, hint)
+        return DocumentError(f"there is no document {name}", hint)
 
 
 def path_of(entry: Entry) -> str | None:
     """The path of the file that a stored document was read from."""
     return entry.provenance.get("path") or None
+
+
+def _below(folder: Path) -> Iterator[str]:
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(where, name) for name in sorted(names) if name[0] != ".")
+
+
+def _one(name: str, found: Sequence[Entry]) -> Entry | None:
+    if len(found) > 1:
+        ids = ", ".join(f"{one.id} ({one.name})" for one in found[:5])
+        raise UsageError(f"{name} fits {len(found)} documents: {ids}", "give an id")
+    return found[0] if found else None
 
 
 def _each_text_once(entries: Sequence[Entry]) -> list[Entry]:

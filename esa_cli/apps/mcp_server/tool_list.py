@@ -95,7 +95,8 @@ def tool_list(tools: DocumentTools) -> dict[str, ToolSpec]:
         ),
         "list": ToolSpec(
             "List documents",
-            "Lists the documents of the library, the last used first.",
+            "Lists the documents of the library, the last used first, then other files that may "
+            "be named.",
             ListArguments,
             ListResult,
             run=tools.list_documents,

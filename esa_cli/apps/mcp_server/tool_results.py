@@ -57,13 +57,16 @@ class FindResult(ToolResult):
 class AskResult(ToolResult):
     answer: str
     found: bool = Field(description="false: the documents may not contain the answer.")
-    passages: list[PassageResult] = Field(description="What the answer rests on, best first.")
+    passages: list[PassageResult] = Field(
+        description="What the answer rests on; if not found, the nearest."
+    )
     model: str = Field(description="The local model that worded the answer.")
     note: str | None = None
 
     def as_text(self) -> str:
         absent = None if self.found else ABSENT
-        rests = f"Passages it rests on:\n\n{passages_text(self.passages)}"
+        title = "Passages it rests on:" if self.found else "The nearest passages:"
+        rests = f"{title}\n\n{passages_text(self.passages)}"
         return _joined(
             f"Answer of {self.model}: {self.answer}", absent, self.passages and rests, self.note
         )
@@ -97,15 +100,16 @@ def _ingested(one: IngestedFacts) -> str:
 
 
 class DocumentFacts(BaseModel):
-    """A document of the library."""
+    """A document of the library, or a file that may be named."""
 
     id: str
     document: str
     file: str | None = None
     characters: int | None = None
     pages: int | None = None
-    how: Literal["read", "words"] = Field(
-        description="read: by the model, text stored; words: a synchronised file, found by words."
+    how: Literal["read", "words", "file"] = Field(
+        description="read: by the model, text stored; words: a synchronised file, found by its "
+        "words; file: not in the library, found only where it is named."
     )
     damage: str | None = None
 
@@ -121,13 +125,15 @@ class ListResult(ToolResult):
     documents: list[DocumentFacts]
     total: int = Field(description="Documents that fit, those on other pages included.")
     folders: list[str] = Field(description="Folders whose files may be named, too, by path.")
+    note: str | None = None
 
     def as_text(self) -> str:
         shown = len(self.documents)
-        head = f"{self.total:,} documents" + (f", {shown:,} shown" if shown < self.total else "")
+        head = f"{self.total:,} document{'' if self.total == 1 else 's'}"
+        head += f", {shown:,} shown" if shown < self.total else ""
         lines = "\n".join(one.as_text() for one in self.documents)
         folders = "Files may be named in: " + ", ".join(self.folders) if self.folders else None
-        return _joined(f"{head}:\n{lines}" if shown else head, folders)
+        return _joined(f"{head}:\n{lines}" if shown else head, folders, self.note)
 
 
 class ShowResult(ToolResult):

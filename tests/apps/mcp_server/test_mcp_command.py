@@ -68,7 +68,7 @@ def test_a_process_over_standard_streams(library: Library, tmp_path: Path, mode:
     async def ask() -> None:
         async with Client(server, mode=mode, read_timeout_seconds=90) as client:
             listed = await client.call_tool("list")
-            assert listed.structured_content["total"] == 3
+            assert listed.structured_content["total"] == 4
             found = await client.call_tool("find", {"query": "northern gate"})
             assert "Captain Ahab" in text_of(found)
             given = {"documents": ["loom.txt"]}

@@ -11,8 +11,9 @@ from fake_asker import FakeAsker
 from mcp import Client, MCPError
 from mcp_client import FakeDocumentAsker, call, fail, talk, text_of, tools_of
 
+from esa_cli.apps.mcp_server import document_tools, named_documents
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
-from esa_cli.apps.mcp_server.tool_results import ABSENT
+from esa_cli.apps.mcp_server.tool_results import ABSENT, PassageResult
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.storage.library import Library
 
@@ -78,6 +79,20 @@ def test_files_of_allowed_folders(tools: DocumentTools, tmp_path: Path) -> None:
     fail(call(tools, "show", document="no.txt"), "there is no document no.txt")
 
 
+def test_a_file_is_read_as_it_is_now(
+    tools: DocumentTools, filled: Path, library: Library, gate: str, tmp_path: Path
+) -> None:
+    """A stored document of the same name is found by its id, and where no such file is allowed."""
+    assert call(tools, "show", document="gate.txt").structured_content["id"] == gate
+    path = tmp_path / "open/gate.txt"
+    path.write_text("Ahab has lost the key.", "utf-8")
+    shown = call(tools, "show", document="gate.txt").structured_content
+    assert (shown["id"], shown["text"]) == (str(path), "Ahab has lost the key.")
+    assert call(tools, "show", document=gate).structured_content["text"].startswith("A grey boat")
+    stored = str(filled / "gate.txt")
+    assert call(tools, "show", document=stored).structured_content["id"] == gate
+
+
 def test_without_allow_no_file_outside_the_library(
     asker: FakeDocumentAsker, library: Library, tmp_path: Path
 ) -> None:
@@ -98,7 +113,17 @@ def test_an_answer_with_its_passages(
     assert text_of(said).startswith("Answer of fake-model: Ahab\n\nPassages it rests on:\n\n[1] ga")
     assert asker.ingested == [], "its words are enough"
     asker.found = False
-    assert ABSENT in text_of(call(tools, "ask", question="who?", documents=[gate]))
+    absent = text_of(call(tools, "ask", question="who?", documents=[gate]))
+    assert f"{ABSENT}\n\nThe nearest passages:" in absent
+
+
+def test_places_in_a_text() -> None:
+    passage = PassageResult(
+        document="a.pdf", id="12", page=4, line=7, chapter="One\nTwo", start=1, end=9, score=2.5,
+        text=" said ",
+    )  # fmt: skip
+    place = "a.pdf, page 4, line 7, One Two (id 12, characters 1-9, score 2.5)"
+    assert passage.as_text(3) == f"[3] {place}\nsaid"
 
 
 def test_the_library_is_asked(tools: DocumentTools, asker: FakeDocumentAsker) -> None:
@@ -121,21 +146,28 @@ def test_documents_are_read_first_where_told(
     assert text_of(read).startswith("loom.txt: ")
 
 
-def test_the_list(tools: DocumentTools, tmp_path: Path) -> None:
+def test_the_list(tools: DocumentTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open/.hidden").write_text("x", "utf-8")
     data = call(tools, "list").structured_content
-    assert [one["document"] for one in data["documents"]] == ["pages.html", "gate.txt", "kiln.md"]
-    assert [one["how"] for one in data["documents"]] == ["read", "read", "words"]
+    names = ["pages.html", "gate.txt", "kiln.md", "loom.txt"]
+    assert [one["document"] for one in data["documents"]] == names
+    assert [one["how"] for one in data["documents"]] == ["read", "read", "words", "file"]
     assert data["folders"] == [str(tmp_path / "open")]
     data = call(tools, "list", limit=1, skip=1).structured_content
-    assert ([one["document"] for one in data["documents"]], data["total"]) == (["gate.txt"], 3)
-    assert call(tools, "list", containing="KILN").structured_content["total"] == 1
+    assert ([one["document"] for one in data["documents"]], data["total"]) == (["gate.txt"], 4)
+    assert "note" not in data
+    monkeypatch.setattr(named_documents, "MOST_FILES", 1)
+    monkeypatch.setattr(document_tools, "MOST_FILES", 1)
+    listed = call(tools, "list", containing="LOOM")
+    assert text_of(listed).startswith("1 document:\n")
+    assert text_of(listed).endswith("at most 1 files of the folders are listed")
 
 
 def test_an_empty_library(asker: FakeDocumentAsker, tmp_path: Path) -> None:
     tools = tools_of(asker, Library(tmp_path / "none"))
     assert text_of(call(tools, "list")) == "0 documents"
     for tool, word in (("find", "query"), ("ask", "question")):
-        fail(call(tools, tool, **{word: "x"}), "the library has no document\n`ingest` reads one")
+        fail(call(tools, tool, **{word: "x"}), "the library has no document\n`list` shows files")
     assert not (tmp_path / "none").exists()
 
 

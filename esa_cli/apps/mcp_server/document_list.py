@@ -1,0 +1,40 @@
+"""The documents that requests may name, for lists."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from esa_cli.apps.mcp_server.named_documents import DocumentNames, path_of
+from esa_cli.apps.mcp_server.tool_results import DocumentFacts
+from esa_cli.storage.library import Entry
+
+
+def listed_documents(names: DocumentNames) -> list[DocumentFacts]:
+    """Stored documents, synchronised files, then other files of allowed folders. Raises
+    LibraryError."""
+    stored, synced = [stored_facts(entry) for entry in names.entries()], names.synced()
+    read, words = {one.file for one in stored}, set(synced)
+    files = [path for path in dict.fromkeys([*synced, *names.files()]) if path not in read]
+    return [*stored, *(_file_facts(path, "words" if path in words else "file") for path in files)]
+
+
+def stored_facts(entry: Entry) -> DocumentFacts:
+    """A stored document, for a list."""
+    if entry.damage:
+        return DocumentFacts(
+            id=entry.id, document=entry.name or entry.id, how="read", damage=entry.state
+        )
+    pages = [mark[1] for mark in entry.marks if mark[1] is not None]
+    return DocumentFacts(
+        id=entry.id,
+        document=entry.name,
+        file=path_of(entry),
+        characters=entry.characters,
+        pages=max(pages, default=None),
+        how="read",
+    )
+
+
+def _file_facts(path: str, how: Literal["words", "file"]) -> DocumentFacts:
+    return DocumentFacts(id=path, document=os.path.basename(path), file=path, how=how)
