@@ -51,7 +51,7 @@ clean-install: wheel     ## The wheel with all its dependencies in an empty envi
 	cd build/empty && bin/esa doctor && bin/esa presets check smollm2-135m && bin/esa demo
 
 extras-check: install    ## Resolves every extra under constraints.txt; needs the package index.
-	$(BIN)/python tests/extras_check.py
+	$(BIN)/python tests/support/extras_check.py
 
 format: install
 	$(BIN)/ruff format .

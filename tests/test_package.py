@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from requirement_tree import needed
 
 from esa_cli.version import __version__
 
@@ -137,26 +137,6 @@ def imported() -> set[str]:
             elif isinstance(node, ast.ImportFrom):
                 found.add((node.module or "").partition(".")[0])
     return found - set(sys.stdlib_module_names) - {"esa_cli"}
-
-
-def needed(requirements: list[str]) -> set[str]:
-    """Distributions that are installed with these, on this machine."""
-    found: set[str] = set()
-    todo = [(Requirement(text), "") for text in requirements]
-    while todo:
-        one, extra = todo.pop()
-        if one.marker is not None and not one.marker.evaluate({"extra": extra}):
-            continue
-        name = canonicalize_name(one.name)
-        if name in found:
-            continue
-        found.add(name)
-        try:
-            below = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-        todo += [(Requirement(text), more) for text in below for more in (one.extras or {""})]
-    return found
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Adapter to flash-attn 2; docs/design.md says how to install it. The tests replace the package:
+"""Adapter to flash-attn 2; docs/extras.md says how to install it. The tests replace the package:
 they have no GPU."""
 
 from __future__ import annotations
