@@ -11,15 +11,19 @@ RESCAN_S = 60.0
 """Seconds after which one looks again without a notice: network disks send none."""
 
 
-def folder_changes(folder: str) -> Iterator[None]:
-    """Yields whenever something below the folder may have changed, without an end."""
+def folder_changes(*folders: str, poll: bool = False) -> Iterator[None]:
+    """Yields whenever something below the folders may have changed, without an end.
+
+    Args:
+        poll: looks every `POLL_S`, whatever the system's notices say.
+    """
     try:
         from watchfiles import watch
     except ImportError:
-        while True:
-            time.sleep(POLL_S)
-            yield
-    for _ in watch(
-        folder, watch_filter=None, yield_on_timeout=True, rust_timeout=int(RESCAN_S * 1000)
-    ):
+        poll, folders = True, ()
+    while not folders:
+        time.sleep(POLL_S)
+        yield
+    wait_ms = int((POLL_S if poll else RESCAN_S) * 1000)
+    for _ in watch(*folders, watch_filter=None, yield_on_timeout=True, rust_timeout=wait_ms):
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -13,7 +13,9 @@ from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.shard_options import Shard
 
 if TYPE_CHECKING:
+    from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.apps.engine.ingest_report import IngestReport
+    from esa_cli.qa.preset import Preset
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
@@ -22,12 +24,16 @@ Rows = Annotated[
     Literal["int8", "native"],
     typer.Option("--rows", help="How keys and values are kept: in 8 bits, or bit for bit."),
 ]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Go on: read new and changed files until Ctrl-C.")
+]
 
 
 @options.command
 def ingest(
     documents: Documents,
     rows: Rows = "int8",
+    watch: Watch = False,
     shard: Shard = None,
     engines: EngineOptions = LOCAL,
     model: ModelOptions = options.DEFAULTS,
@@ -48,8 +54,14 @@ def ingest(
     part, reporter = WorkShard.parse(shard), Reporter(quiet)
     kept: list[IngestReport] = []
     engines.check()
+    if watch:
+        from esa_cli.apps.cli.ingest_watch import check_watched
+
+        check_watched(documents, alone=shard is None and engines.local)
     try:
         chosen = without_adapter(model.load_preset())
+        if watch:
+            _watch(documents, chosen, model, rows, reporter, as_json)
         found = inputs.read(documents, reporter, part)
         if found.documents and engines.local:
             with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
@@ -70,6 +82,50 @@ def ingest(
         print_json({"documents": [one.as_dict() for one in kept], "left_out": left_out})
     else:
         _print(kept)
+
+
+def _watch(
+    names: Sequence[str],
+    chosen: Preset,
+    model: ModelOptions,
+    rows: Literal["int8", "native"],
+    reporter: Reporter,
+    as_json: bool,
+) -> NoReturn:
+    """Reads all documents, and then what is new or has changed, until Ctrl-C."""
+    from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.engine.ingest_report import ingest_document
+
+    watched = WatchedFiles(names)
+    with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
+
+        def read(path: str) -> None:
+            for document in inputs.read([path], reporter).documents:
+                _show_line(ingest_document(esa, document, rows, reporter), as_json)
+
+        read_changed(watched.first, read, reporter)
+        reporter.note(f"esa: waiting for changes of {', '.join(names)}, until Ctrl-C", dim=False)
+        for paths in watched.changes():
+            read_changed(paths, read, reporter)
+    raise AssertionError("watching has no end")
+
+
+def _show_line(one: IngestReport, as_json: bool) -> None:
+    """A document on standard output as soon as it is read."""
+    import sys
+
+    from esa_cli.apps.cli.terminal import as_json as written
+    from esa_cli.apps.cli.terminal import one_line
+    from esa_cli.system.machine import time_text
+
+    if as_json:
+        print(written(one.as_dict()))
+    else:
+        took = f"read in {time_text(one.read_s)}" if one.read_s else "read before"
+        print(one_line(f"{one.id or 'not kept'}  {one.tokens:,} tokens, {took}: {one.source}"))
+    sys.stdout.flush()
 
 
 def _print(kept: Sequence[IngestReport]) -> None:
