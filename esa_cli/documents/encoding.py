@@ -21,7 +21,10 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 BYTE_ORDER_MARKS = tuple(mark for mark, _ in _MARKS)
-
+_NOTATIONS = frozenset(
+    ("idna", "punycode", "raw_unicode_escape", "rot13", "undefined", "unicode_escape")
+)
+"""Python's codecs of text that are no encoding of a file's characters; some take minutes."""
 
 _UNPACK = "unpack it and give the text file inside"
 _SAVE = "open it and save it as docx, xlsx or pptx, without a password"
@@ -108,6 +111,15 @@ def decode(data: bytes, label: str, path: str) -> tuple[str, str]:
         f"{choices}",
         candidates[0] if candidates else "ENCODING",
     )
+
+
+def declared_codec(charset: str) -> str:
+    """The Python name of the encoding that a file declares. Raises LookupError: it is none, or a
+    notation that only Python knows."""
+    codec = codecs.lookup(charset).name
+    if codec.replace("-", "_") in _NOTATIONS:
+        raise LookupError(charset)
+    return codec
 
 
 def guess_encoding(data: bytes) -> tuple[str | None, list[str]]:

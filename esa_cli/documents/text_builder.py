@@ -14,11 +14,6 @@ from typing import Any, NamedTuple
 
 from esa_cli.errors import DocumentError
 
-UNPACKED_LIMIT = 1 << 30
-"""Bytes that a packed document may unpack to."""
-XML_LIMIT = 1 << 26
-"""Bytes of one XML or HTML part of it; the tree of a part takes 8 to 40 times its size."""
-
 STDIN = "standard input"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0]")
 _RAISED = re.compile(r"[+−-]?\d+")

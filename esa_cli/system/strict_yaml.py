@@ -9,6 +9,9 @@ import yaml
 MOST_DEEP = 32
 """Mappings and lists inside each other; whatever goes through them later is recursive, too."""
 
+MOST_VALUES = 100_000
+"""Values of a text, those of an alias counted wherever it stands."""
+
 
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, of which YAML's own loader silently takes the last, and nesting that
@@ -17,6 +20,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
+        self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self._depth > MOST_DEEP:
@@ -25,9 +29,25 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(None, None, problem, mark)
         self._depth += 1
         try:
-            return super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
         finally:
             self._depth -= 1
+        if node is not None:
+            self._count(node)
+        return node
+
+    def _count(self, node: yaml.Node) -> None:
+        """Counts a node's values as often as aliases repeat them: nine lines can mean a billion."""
+        if id(node) in self._sizes or not isinstance(node, yaml.CollectionNode):
+            return
+        inner = [
+            one for pair in node.value for one in (pair if isinstance(pair, tuple) else [pair])
+        ]
+        size = 1 + sum(self._sizes.get(id(one), 1) for one in inner)
+        if size > MOST_VALUES:
+            problem = f"values must be at most {MOST_VALUES:,}, aliases included"
+            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
+        self._sizes[id(node)] = size
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Not while values are constructed: by then `<<` has added other mappings' keys.

@@ -12,7 +12,7 @@ import pytest
 import sample_files as make
 from reader_checks import refused
 
-from esa_cli.documents import readers, text_builder
+from esa_cli.documents import readers
 from esa_cli.documents.readers import gzip_reader as packed
 
 
@@ -68,5 +68,5 @@ def test_gzip_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = refused(gzip.compress(b"\x89PNG\r\n\x1a\n"), "a.png.gz")
     assert "unpacked from a.png.gz" in inner.message
     assert "gunzip -k a.png.gz" in inner.hint
-    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
-    assert "limit of 1 MiB" in refused(gzip.compress(bytes(5 << 20)), "a.gz").message
+    monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
+    assert "at most 1 MiB" in refused(gzip.compress(bytes(5 << 20)), "a.gz").message

@@ -9,7 +9,7 @@ import pytest
 import sample_files as make
 from reader_checks import refused
 
-from esa_cli.documents import readers, text_builder
+from esa_cli.documents import readers
 from esa_cli.documents.readers import STDIN, ExtractedText
 
 
@@ -167,5 +167,5 @@ def test_odt_that_is_damaged(body: str) -> None:
 def test_odt_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = odt(p('a<text:s text:c="99999999999"/>b'), '<x:y xmlns:x="nobody">foreign</x:y>')
     assert found.text == f"a{' ' * 1000}b\n\nforeign\n".replace("\n\n", "\n")
-    monkeypatch.setattr(text_builder, "XML_LIMIT", 500)
-    assert "more than the limit" in refused(make.odt(p("x" * 999)), "a.odt").message
+    monkeypatch.setenv("ESA_READ_PART", "500")
+    assert "must unpack to at most" in refused(make.odt(p("x" * 999)), "a.odt").message

@@ -7,7 +7,7 @@ import pytest
 import sample_files as make
 from reader_checks import at, refused
 
-from esa_cli.documents import readers
+from esa_cli.documents import readers, reading_process
 from esa_cli.documents.readers import ExtractedText, Mark
 from esa_cli.documents.readers.pdf_reader import _missing, _tidied
 
@@ -113,6 +113,7 @@ def test_pdf_whose_form_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
         raise pypdfium2.PdfiumError("no form")
 
     monkeypatch.setattr(pypdfium2.PdfDocument, "init_forms", fail)
+    monkeypatch.setattr(reading_process, "SMALL", {})
     found = readers.read(make.form("/Subtype /Widget /F 4 /FT /Tx /T (x) /V (950)"), "a.pdf")
     assert found.text == "Tenant:\n"
     assert found.missing == ("the fields of its form cannot be read",)

@@ -12,7 +12,7 @@ from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
-from esa_cli.documents import readers, text_builder
+from esa_cli.documents import readers, reading_process
 from esa_cli.documents.readers import Mark
 from esa_cli.errors import DocumentError
 
@@ -85,11 +85,12 @@ def test_presentation_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     slide(show, "x", "y" * (1 << 21))
     data = saved(show)
     assert "damaged or cut off" in refused(data[:-40]).message
-    monkeypatch.setattr(text_builder, "XML_LIMIT", 1 << 20)
+    monkeypatch.setenv("ESA_READ_PART", "1MiB")
     assert "its part ppt/slides/slide1.xml" in refused(data).message
     monkeypatch.undo()
-    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
-    assert "limit of 1 MiB" in refused(data).message
+    monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
+    assert "at most 1 MiB" in refused(data).message
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "pptx", None)
+    monkeypatch.setattr(reading_process, "SMALL", {})
     assert refused(data).hint == "pip install 'esa-cli[office]'"

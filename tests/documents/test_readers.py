@@ -13,7 +13,7 @@ from conftest import copy_registries
 from reader_checks import refused
 from reader_samples import SAMPLES
 
-from esa_cli.documents import readers
+from esa_cli.documents import readers, reading_process
 from esa_cli.documents.document import read_document
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder, reader_registry
 from esa_cli.errors import DocumentError, PluginError
@@ -178,6 +178,7 @@ def test_an_exception_nobody_foresaw_is_damage() -> None:
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pypdfium2", None)
+    monkeypatch.setattr(reading_process, "SMALL", {})
     error = refused(make.pdf(["x"]), "a.pdf")
     assert "pypdfium2 is not installed" in error.message
     assert error.hint == "pip install pypdfium2"

@@ -15,7 +15,7 @@ from openpyxl.chart import BarChart
 from openpyxl.comments import Comment
 from reader_checks import refused
 
-from esa_cli.documents import readers, text_builder
+from esa_cli.documents import readers
 from esa_cli.documents.readers import STDIN, ExtractedText
 
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
@@ -207,11 +207,11 @@ def test_workbook_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workbook_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(workbook(A=[[f"{n}{'x' * 30_000}" for n in range(70)]]))
     assert len(data) < 1 << 15
-    monkeypatch.setattr(text_builder, "XML_LIMIT", 1 << 20)
+    monkeypatch.setenv("ESA_READ_PART", "1MiB")
     assert "its part xl/" in refused(data, "a.xlsx").message
     monkeypatch.undo()
-    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
-    assert "limit of 1 MiB" in refused(data, "a.xlsx").message
+    monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
+    assert "at most 1 MiB" in refused(data, "a.xlsx").message
     monkeypatch.undo()
     laughs = b'<!DOCTYPE x [<!ENTITY a "ha">]><'
     bomb = changed(data, lambda n, part: part.replace(b"<", laughs, 1) if "sheet1" in n else part)

@@ -6,7 +6,7 @@ import pytest
 import sample_files as make
 from reader_checks import refused
 
-from esa_cli.documents import readers, text_builder
+from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
 
 
@@ -24,21 +24,21 @@ def test_locked_and_bloated_zips(monkeypatch: pytest.MonkeyPatch) -> None:
             data[start + flags] |= 1
             start += 4
     assert "password" in refused(bytes(data), "a.docx").message
-    monkeypatch.setattr(text_builder, "UNPACKED_LIMIT", 1 << 20)
+    monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
     bomb = make.docx(make.paragraph("x" * (3 << 20)))
     assert len(bomb) < 1 << 14
-    assert "limit of 1 MiB" in refused(bomb, "a.docx").message
+    assert "at most 1 MiB" in refused(bomb, "a.docx").message
 
 
 def test_a_part_that_would_be_a_huge_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_builder, "XML_LIMIT", 1 << 20)
+    monkeypatch.setenv("ESA_READ_PART", "1MiB")
     for data, name in (
         (make.docx(make.paragraph("x" * (1 << 20))), "a.docx"),
         (make.epub({"a.xhtml": "<p>" + "x" * (1 << 20)}), "a.epub"),
     ):
         error = refused(data, name)
         assert "its part" in error.message
-        assert "limit of 1 MiB" in error.message
+        assert "at most 1 MiB" in error.message
     several = {f"{n}.xhtml": "<p>" + "x" * (1 << 19) for n in range(4)}
     assert len(readers.read(make.epub(several), "a.epub").text) > 1 << 21
 

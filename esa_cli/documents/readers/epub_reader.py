@@ -82,6 +82,7 @@ def _package(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
         file, kind, _ = items.get(itemref.get("idref", ""), ("", "", ""))
         if kind in _PAGES or (file and not kind):
             spine.append(file)
+    spine = list(dict.fromkeys(spine))  # a page that is named again is not another one
     if not spine:
         raise damage_error(name, EpubReader.what, "it names no pages")
     navigation = [file for file, _, properties in items.values() if "nav" in properties.split()]

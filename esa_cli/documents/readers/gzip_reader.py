@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import ClassVar
 
-from esa_cli.documents import text_builder
 from esa_cli.documents.readers.reader_registry import damage_error, read, register
+from esa_cli.documents.reading_limits import UNPACKED, limit_error, mebibytes, reading_limits
 from esa_cli.documents.text_builder import STDIN, ExtractedText, label, path_in_hint
 from esa_cli.errors import DocumentError
 
@@ -54,7 +54,8 @@ def unpack(data: bytes, name: str) -> bytes:
         DocumentError: it is damaged or cut off, or unpacks to more than the limit.
     """
     parts: list[bytes] = []
-    packed, at, left = memoryview(data), 0, text_builder.UNPACKED_LIMIT
+    most = reading_limits().unpacked
+    packed, at, left = memoryview(data), 0, most
     while at < len(packed):
         if at and not packed[at] and not bytes(packed[at:]).strip(b"\0"):
             break  # padding, as tapes leave it
@@ -72,9 +73,5 @@ def unpack(data: bytes, name: str) -> bytes:
             parts.append(part)
             left -= len(part)
             if left < 0:
-                raise DocumentError(
-                    f"{label(name)} unpacks to more than the limit of "
-                    f"{text_builder.UNPACKED_LIMIT >> 20} MiB",
-                    "unpack it, split it, and ask about the parts",
-                )
+                raise limit_error(name, "", f"unpack to at most {mebibytes(most)}", UNPACKED)
     return b"".join(parts)

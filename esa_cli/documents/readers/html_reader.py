@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from typing import ClassVar
 
-from esa_cli.documents.encoding import BYTE_ORDER_MARKS, decode
+from esa_cli.documents.encoding import BYTE_ORDER_MARKS, declared_codec, decode
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, path_in_hint
@@ -59,7 +58,7 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     declared = _DECLARED.search(data[:_HEAD])
     if declared and not data.startswith(BYTE_ORDER_MARKS):
         try:
-            encoding = codecs.lookup(declared[1].decode("ascii")).name
+            encoding = declared_codec(declared[1].decode("ascii"))
             encoding = WIDER.get(encoding, encoding)
             if not encoding.startswith(("utf-16", "utf-32")):  # or it could not be read as ASCII
                 return data.decode(encoding), encoding

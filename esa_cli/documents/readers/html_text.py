@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from esa_cli.documents.readers.reader_registry import damage_error
+from esa_cli.documents.reading_limits import check_html
 from esa_cli.documents.text_builder import TextBuilder, optional_import
 
 _SKIPPED = frozenset({"script", "style", "template", "head", "annotation", "annotation-xml", "rp"})
@@ -45,10 +46,11 @@ def parse_html(text: str, name: str) -> Any:
     """The root element of an HTML text, repaired where it is broken; None when nothing is left.
 
     Raises:
-        DocumentError: the parser gave up, so that text would be lost.
+        DocumentError: it exceeds a limit, or the parser gave up, so that text would be lost.
     """
     etree = optional_import("lxml.etree", "lxml", name)
     text = _DECLARATION.sub("", text, count=1).replace("\0", "\ufffd")
+    check_html(text, name)
     parser = etree.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
     try:
         root = etree.fromstring(text.encode("utf-8", "replace"), parser)

@@ -6,7 +6,6 @@ A mail inside a mail is read in place, as a chapter of its own. Attached files a
 
 from __future__ import annotations
 
-import codecs
 import re
 from base64 import b64decode
 from collections import Counter
@@ -17,7 +16,7 @@ from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
 from typing import Any, ClassVar
 
-from esa_cli.documents.encoding import decode
+from esa_cli.documents.encoding import declared_codec, decode
 from esa_cli.documents.readers.html_reader import WIDER, decode_markup
 from esa_cli.documents.readers.html_text import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
@@ -213,7 +212,7 @@ class _MailWriter:
         """By what it declares; where that does not fit, as a file of text would be."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):
-            encoding = codecs.lookup(charset or "ascii").name
+            encoding = declared_codec(charset or "ascii")
             encoding = encoding if encoding == "ascii" else WIDER.get(encoding, encoding)
             return data.decode(encoding)
         with suppress(DocumentError):

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.pdf_forms import typed_lines
+from esa_cli.documents.readers.pdf_streams import check_streams
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
@@ -50,6 +51,7 @@ class PdfReader:
         pdfium = optional_import("pypdfium2", "pypdfium2", name)
         if b"%PDF-" not in data[:_HEAD]:
             raise damage_error(name, self.what, "it does not begin as one")
+        check_streams(data, name)
         try:
             document = pdfium.PdfDocument(data)
         except pdfium.PdfiumError as error:

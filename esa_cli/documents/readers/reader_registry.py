@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
+from esa_cli.documents.reading_process import SMALL, at_risk, read_apart
 from esa_cli.documents.text_builder import ExtractedText, label
 from esa_cli.errors import NOT_BLAMED, DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
@@ -124,14 +125,23 @@ def read(data: bytes, name: str) -> ExtractedText:
         DocumentError: it cannot be read. PluginError: a reader breaks the rules.
     """
     reader = choose(data, name)
+    known = next((key for key in SMALL if key in READERS and type(reader) is READERS[key]), "")
     try:
-        extracted = reader.read(data, name)
-    except (EsaError, *NOT_BLAMED):
-        raise
+        if at_risk(known, data):
+            return read_apart(known, data, name)
+        return read_by(reader, data, name)
     except MemoryError as error:
         raise DocumentError(
             f"{label(name)} is too large for this machine's memory", "split the document"
         ) from error
+
+
+def read_by(reader: Reader, data: bytes, name: str) -> ExtractedText:
+    """As `read`, by this reader and in this process. Raises MemoryError, too."""
+    try:
+        extracted = reader.read(data, name)
+    except (EsaError, MemoryError, *NOT_BLAMED):
+        raise
     except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
         raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     _check(extracted, reader)

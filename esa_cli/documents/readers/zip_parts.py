@@ -13,8 +13,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from esa_cli.documents import text_builder
 from esa_cli.documents.readers.reader_registry import damage_error
+from esa_cli.documents.reading_limits import (
+    PART,
+    UNPACKED,
+    check_elements,
+    limit_error,
+    mebibytes,
+    reading_limits,
+)
 from esa_cli.documents.text_builder import label, optional_import
 from esa_cli.errors import DocumentError
 
@@ -35,7 +42,8 @@ class ZipParts:
         self, data: bytes, name: str, what: str, alike: Mapping[bytes, bytes] = _NONE
     ) -> None:
         self._name, self._what, self._alike = name, what, alike
-        self._left = text_builder.UNPACKED_LIMIT
+        self._limits = reading_limits()
+        self._left = self._limits.unpacked
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
             self.names = set(self._archive.namelist())
@@ -60,7 +68,7 @@ class ZipParts:
 
         Raises:
             DocumentError: it is missing, encrypted or damaged, or it or the parts together unpack
-                to too much.
+                to too much, or it has too many elements.
         """
         if part not in self.names:
             raise damage_error(self._name, self._what, f"it has no {part}")
@@ -73,11 +81,8 @@ class ZipParts:
                 "save it without one and give that file",
             )
         pieces: list[bytes] = []
-        left = (
-            text_builder.XML_LIMIT
-            if keep or part.endswith((".xml", ".rels"))
-            else text_builder.UNPACKED_LIMIT
-        )
+        markup, elements = keep or part.endswith((".xml", ".rels")), 0
+        left = self._limits.part if markup else self._limits.unpacked
         try:
             with self._archive.open(part) as stream:
                 while piece := stream.read(_STEP):
@@ -85,6 +90,9 @@ class ZipParts:
                     left -= len(piece)
                     if self._left < 0 or left < 0:
                         raise self._too_large(part if left < 0 else "")
+                    if markup:
+                        elements += piece.count(b"<") - piece.count(b"</")
+                        check_elements(elements, self._name, part)
                     pieces += [piece] if keep else []
         except DocumentError:
             raise
@@ -100,11 +108,10 @@ class ZipParts:
         return parse_xml(data, self._name, self._what, part)
 
     def _too_large(self, part: str) -> DocumentError:
-        limit = text_builder.XML_LIMIT if part else text_builder.UNPACKED_LIMIT
-        return DocumentError(
-            f"{label(self._name)}{f': its part {part}' if part else ''} unpacks to more than the "
-            f"limit of {limit >> 20} MiB",
-            "split it and ask about the parts",
+        limit = mebibytes(self._limits.part if part else self._limits.unpacked)
+        what = f"its part {part}" if part else ""
+        return limit_error(
+            self._name, what, f"unpack to at most {limit}", PART if part else UNPACKED
         )
 
 
