@@ -4,9 +4,9 @@
 
 Floor: the matrix products of the layers that run, alone, of the shapes that reading has, in
 float32, bfloat16 and int8. Then tokens/s of the default model's finder on generated tokens: as
-transformers runs it (PyTorch's fused attention, the adapter beside each layer), with attention in
-blocks of queries, and with the adapter added to the weights, too, as esa reads. At last the shares
-of the parts, by PyTorch's profiler. Seconds are processor time divided by the threads: what other
+transformers runs it (PyTorch's fused attention, the adapter beside each layer), and as esa reads:
+attention in blocks of queries, and weights of which several are one product, with the adapter added
+to them. At last the shares of the parts, by PyTorch's profiler. Seconds are processor time divided by the threads: what other
 work on the machine changes least.
 """
 
@@ -16,8 +16,8 @@ import argparse
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +28,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from esa_cli import models
-from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.qa import preset
 from esa_cli.qa.finding import token_encoder
 from esa_cli.qa.finding.load_encoder import load_encoder
@@ -81,24 +80,11 @@ def main() -> None:
     append_line(args.out, facts | {"floor": {name: round(rate) for name, rate in floors.items()}})
 
 
-@contextmanager
-def _changed(blocks: bool, merged: bool) -> Iterator[None]:
-    with (
-        nullcontext() if blocks else patch.object(token_encoder, "block_attention", _none),
-        nullcontext() if merged else patch.object(LoraAdapter, "merged", LoraAdapter.active),
-    ):
-        yield
-
-
-@contextmanager
-def _none(model: Any) -> Iterator[None]:
-    yield
-
-
 WAYS: dict[str, Callable[[], Any]] = {
-    "fused attention, adapter beside": lambda: _changed(blocks=False, merged=False),
-    "attention in blocks, adapter beside": lambda: _changed(blocks=True, merged=False),
-    "attention in blocks, adapter merged (esa)": lambda: _changed(blocks=True, merged=True),
+    "transformers, adapter beside": lambda: patch.object(
+        token_encoder, "can_be_fused", lambda model: False
+    ),
+    "fused weights, attention in blocks (esa)": nullcontext,
 }
 
 

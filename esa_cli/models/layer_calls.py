@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
+
+_CALLS: WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = WeakKeyDictionary()
+"""What is called for each model at present."""
 
 
 @contextmanager
@@ -22,8 +26,17 @@ def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
         call()
 
     handles = [layer.register_forward_pre_hook(hook) for layer in model.base_model.layers]
+    _CALLS.setdefault(model, []).append(call)
     try:
         yield
     finally:
+        _CALLS[model].remove(call)
         for handle in handles:
             handle.remove()
+
+
+def call_before_layer(model: Any) -> None:
+    """Calls what is to be called before a layer of the model: for forward passes that have its
+    weights and not its modules."""
+    for call in _CALLS.get(model, ()):
+        call()

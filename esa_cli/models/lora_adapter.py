@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) of a model's linear layers.
 
 An adapter adds `scale * B A x` to the output of each linear layer that it names: within `active` by
-forward hooks, the weights being as they were; within `merged` it is added to the weights, which
-have their own values again behind the block. Whatever runs outside gets the bare model. Folders are
-those that the peft library writes: `adapter_config.json` and `adapter_model.safetensors`.
+forward hooks, the weights being as they were; `FusedForward` has weights of its own to which it is
+added. Whatever runs outside gets the bare model. Folders are those that the peft library writes:
+`adapter_config.json` and `adapter_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -142,32 +142,12 @@ class LoraAdapter:
             for handle in handles:
                 handle.remove()
 
-    @contextmanager
-    def merged(self) -> Iterator[None]:
-        """The model's weights have the adapter added until the block ends, then their own values.
-
-        Faster than `active` for long texts, as there are no products of small matrices; the sums
-        are rounded to the weights' type. Nothing else may use the model meanwhile. Weights that
-        nothing can be added to (quantised, or on another device than their layer runs) stay, and
-        the block runs as in `active`.
-        """
-        weights = {name: layer.weight for name, layer in self._layers.items()}
-        if not all(map(_can_be_added_to, weights.values())):
-            with self.active():
-                yield
-            return
-        own = {name: one.detach().clone() for name, one in weights.items()}
-        try:
-            for name, weight in weights.items():
-                a, b = (matrix.detach().to(weight.device).float() for matrix in self.matrices[name])
-                weight.data.copy_(own[name].float() + self.scale * (b @ a))
-            yield
-        finally:
-            try:
-                _copy(own, weights)
-            except KeyboardInterrupt:
-                _copy(own, weights)
-                raise
+    def products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+        """A and `scale * B` by the linear layer to whose weights their product is added."""
+        return {
+            self._layers[name]: (a.detach(), b.detach() * self.scale)
+            for name, (a, b) in self.matrices.items()
+        }
 
     def to(self, like: Tensor) -> LoraAdapter:
         """Moves the matrices to a tensor's device and type, for running."""
@@ -184,16 +164,6 @@ class LoraAdapter:
             return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         return add
-
-
-def _can_be_added_to(weight: Tensor) -> bool:
-    """False for quantised weights, also of float8, and for such as are elsewhere."""
-    return weight.is_floating_point() and weight.itemsize > 1 and not weight.is_meta
-
-
-def _copy(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    for name, weight in weights.items():
-        weight.data.copy_(values[name])
 
 
 def _scale(config: Mapping[str, Any]) -> float:

@@ -34,11 +34,15 @@ def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
     try:
         model.base_model(input_ids=ids.to(model.device), use_cache=False)
     except _LayerReached as reached:
-        states = reached.states.float()
-        return nn.functional.rms_norm(states, states.shape[-1:], eps=1e-6)
+        return of_size_one(reached.states)
     finally:
         handle.remove()
     raise AssertionError("the pass must reach the layer")
+
+
+def of_size_one(states: Tensor) -> Tensor:
+    """Hidden states as float32, each divided by the root mean square of its numbers."""
+    return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> Tensor:

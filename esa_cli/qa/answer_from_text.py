@@ -87,7 +87,7 @@ class TextAnswers:
         passages = PassagePrompt(
             tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
         )
-        self._reader = PassageReader(model, passages, adapter, preset.context)
+        self._reader = PassageReader(model, passages, adapter, preset.context, fixed=True)
 
     def check(self, question: str, max_new_tokens: int) -> int:
         """Tokens of the question in the preset's prompt, checked to leave room for passages.

@@ -12,7 +12,6 @@ from conftest import ModelFactory
 from safetensors.torch import load_file, save_file
 
 from esa_cli.errors import ModelError
-from esa_cli.models import lora_adapter
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 
 
@@ -40,66 +39,16 @@ def test_a_new_adapter_changes_nothing(model: Any) -> None:
         assert torch.equal(logits(model), before)
 
 
-def test_active_equals_merged_weights_and_leaves_the_model_as_it_was(model: Any) -> None:
+def test_active_until_the_block_ends(model: Any) -> None:
     before, adapter = logits(model), random_adapter(model)
     with adapter.active():
         adapted = logits(model)
     assert torch.equal(logits(model), before)
     assert not torch.allclose(adapted, before, atol=1e-3)
-    with adapter.merged():
-        torch.testing.assert_close(logits(model), adapted, atol=1e-4, rtol=1e-4)
-        assert not any(layer._forward_hooks for layer in model.modules())
-    assert torch.equal(logits(model), before)
-
-
-@pytest.mark.parametrize("way", ["active", "merged"])
-def test_an_adapter_ends_with_an_exception(model: Any, way: str) -> None:
-    before = logits(model)
-    with pytest.raises(KeyError), getattr(random_adapter(model), way)():
+    with pytest.raises(KeyError), adapter.active():
         raise KeyError
     assert torch.equal(logits(model), before)
-
-
-def test_weights_that_nothing_can_be_added_to(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of quantised layers: the adapter is active instead."""
-    before, adapter = logits(model), random_adapter(model)
-    with adapter.active():
-        adapted = logits(model)
-    monkeypatch.setattr(torch.Tensor, "is_floating_point", lambda one: False)
-    with adapter.merged():
-        monkeypatch.undo()
-        assert torch.equal(logits(model), adapted)
-    assert torch.equal(logits(model), before)
-
-
-def test_nothing_is_added_to_weights_of_eight_bits(model: Any) -> None:
-    """Those of a quantised layer have a factor of their own beside them."""
-    adapter = random_adapter(model)
-    [layer] = (layer for name, layer in model.named_modules() if name.endswith("0.mlp.up_proj"))
-    layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), False)
-    before = {name: one.detach().clone() for name, one in model.named_parameters()}
-    with adapter.merged():
-        assert layer._forward_hooks
-        assert all(
-            torch.equal(one.float(), before[name].float()) for name, one in model.named_parameters()
-        )
-
-
-def test_an_interrupted_end_of_merging_leaves_the_weights(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, copy, calls = logits(model), lora_adapter._copy, []
-
-    def interrupted(values: Any, weights: Any) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        copy(values, weights)
-
-    monkeypatch.setattr(lora_adapter, "_copy", interrupted)
-    with pytest.raises(KeyboardInterrupt), random_adapter(model).merged():
-        pass
-    assert torch.equal(logits(model), before)
+    assert not any(layer._forward_hooks for layer in model.modules())
 
 
 def test_all_linear_layers_but_the_output(model: Any) -> None:

@@ -9,7 +9,9 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 
 from esa_cli.models import prompt_batch
+from esa_cli.models.fused_forward import FusedForward
 from esa_cli.models.prompt_batch import PromptBatch
+from esa_cli.models.text_forward import ModelForward
 
 LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
 
@@ -17,6 +19,11 @@ LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
 @pytest.fixture(params=["llama", "mistral", "qwen2", "qwen3"])
 def model(request: pytest.FixtureRequest, make_model: ModelFactory) -> Any:
     return make_model(request.param)
+
+
+@pytest.fixture(params=[ModelForward, FusedForward])
+def forward(request: pytest.FixtureRequest, model: Any) -> Any:
+    return request.param(model)
 
 
 def prompts(lengths: list[int]) -> list[list[int]]:
@@ -30,19 +37,19 @@ def alone(model: Any, ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("group", [1, 3, 8, 100])
 def test_logits_are_those_of_each_prompt_alone(
-    model: Any, monkeypatch: pytest.MonkeyPatch, group: int
+    model: Any, forward: Any, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
     monkeypatch.setattr(prompt_batch, "GROUP", group)
     given = prompts(LENGTHS)
-    batch = PromptBatch(model, given)
+    batch = PromptBatch(forward, given)
     want = torch.stack([alone(model, ids) for ids in given])
     assert batch.logits.dtype == torch.float32
     torch.testing.assert_close(batch.logits, want, atol=1e-4, rtol=1e-4)
 
 
-def test_continuations_are_those_of_the_whole_prompt(model: Any) -> None:
+def test_continuations_are_those_of_the_whole_prompt(model: Any, forward: Any) -> None:
     given = prompts(LENGTHS)
-    batch = PromptBatch(model, given)
+    batch = PromptBatch(forward, given)
     for number in (5, 2, 0):
         continuation = batch.continuation(number)
         branches = [[3], [8], [3]]
@@ -64,7 +71,7 @@ def test_what_prompts_share_is_processed_once(model: Any, shared: int) -> None:
     hook = model.get_input_embeddings().register_forward_pre_hook(
         lambda _, inputs: widths.append(inputs[0].shape[1])
     )
-    batch = PromptBatch(model, given, min(shared, len(first)))
+    batch = PromptBatch(ModelForward(model), given, min(shared, len(first)))
     hook.remove()
     assert widths == [min(shared, 6), *(width - min(shared, 6) for width in (18, 26))]
     want = torch.stack([alone(model, ids) for ids in given])
@@ -78,17 +85,17 @@ def test_what_prompts_share_is_processed_once(model: Any, shared: int) -> None:
 def test_one_prompt_that_is_all_shared(make_model: ModelFactory) -> None:
     model, given = make_model("llama"), prompts([5])
     for shared in (4, 5, 9):
-        logits = PromptBatch(model, given, shared).logits[0]
+        logits = PromptBatch(ModelForward(model), given, shared).logits[0]
         torch.testing.assert_close(logits, alone(model, given[0]), atol=1e-4, rtol=1e-4)
 
 
 def test_a_continuation_leaves_the_others_as_they_were(make_model: ModelFactory) -> None:
     model, given = make_model("llama"), prompts([7, 4])
-    batch = PromptBatch(model, given)
+    batch = PromptBatch(ModelForward(model), given)
     first = batch.continuation(0).append([0], [5])
     batch.continuation(1).append([0, 0], [1, 2])
     assert torch.equal(batch.continuation(0).append([0], [5]), first)
 
 
 def test_no_prompts(make_model: ModelFactory) -> None:
-    assert PromptBatch(make_model("llama"), []).logits.numel() == 0
+    assert PromptBatch(ModelForward(make_model("llama")), []).logits.numel() == 0

@@ -29,7 +29,7 @@ def load_encoder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenE
     """
     if settings.source != "text" or settings.finder is None:
         return None
-    return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer)
+    return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def index_sizes(settings: AnswerSettings) -> FinderSizes | None:

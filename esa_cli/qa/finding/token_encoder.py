@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.block_attention import block_attention
+from esa_cli.models.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.models.partial_forward import hidden_states, padded
+from esa_cli.models.partial_forward import hidden_states, of_size_one, padded
 from esa_cli.system.files import replacing
 
 MAPS = "maps.safetensors"
@@ -43,7 +44,9 @@ class TokenEncoder:
         model, tokenizer: of transformers; nothing is attached while it encodes. adapter: of layers
             below `layers`. maps: `query_map` and `key_map` (H, R), `query_weight` (H,),
             `query_bias` (1,), and `scale` (1,), the logarithm of the factor of scores in training.
-        layers: number of the model's layers that run. prompt: around a question.
+        layers: number of the model's layers that run. prompt: around a question. fixed: neither
+            model nor adapter is trained any more, so their fused weights are kept, where there are
+            any for this model.
 
     Raises:
         ModelError: the maps are of another model.
@@ -57,7 +60,11 @@ class TokenEncoder:
         maps: Mapping[str, Tensor],
         layers: int,
         prompt: str = PROMPT,
+        *,
+        fixed: bool = False,
     ) -> None:
+        self._fixed = fixed
+        self._kept: FusedForward | None = None
         self.model, self.tokenizer, self.adapter = model, tokenizer, adapter
         self.maps, self.layers, self.prompt = dict(maps), layers, prompt
         size, most = model.config.hidden_size, len(model.base_model.layers)
@@ -92,8 +99,8 @@ class TokenEncoder:
         return cls(model, tokenizer, LoraAdapter(model, within, every.scale), maps, layers)
 
     @classmethod
-    def load(cls, folder: Path, model: Any, tokenizer: Any) -> TokenEncoder:
-        """Reads an encoder from its folder.
+    def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
+        """Reads an encoder from its folder. fixed: see the class.
 
         Raises:
             ModelError: the folder has none, it is damaged, or of another model.
@@ -114,7 +121,7 @@ class TokenEncoder:
         weight = next(model.parameters())
         adapter.to(weight)
         maps = {name: one.to(weight.device) for name, one in maps.items()}
-        return cls(model, tokenizer, adapter, maps, layers, prompt)
+        return cls(model, tokenizer, adapter, maps, layers, prompt, fixed=fixed)
 
     def save(self, folder: Path, base: str) -> None:
         """Writes adapter and maps. base: what names the model in the adapter's configuration."""
@@ -159,8 +166,8 @@ class TokenEncoder:
         """Reduced queries (B, M, R) of unit length, and weights (B, M) that sum to 1 a question;
         0 at padding. Gradients pass through."""
         sequences = [self._ids(self.prompt.replace("{question}", text)) for text in texts]
-        with self.adapter.active():
-            states, lengths = self._states(sequences)
+        fused = self._fused() if self._fixed and not torch.is_grad_enabled() else None
+        states, lengths = self._states(sequences, fused)
         logits = states @ self.maps["query_weight"] / WEIGHT_SCALE + self.maps["query_bias"]
         at = torch.arange(states.shape[1], device=states.device)[None]
         # The first two tokens are the prompt's own, before the question.
@@ -171,8 +178,7 @@ class TokenEncoder:
     def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Reduced keys (B, T, R) of unit length of sequences of token ids, each on its own; zeros
         behind the shorter ones. Gradients pass through."""
-        with self.adapter.active():
-            states, _ = self._states(sequences)
+        states, _ = self._states(sequences)
         return self._reduced(states, "key_map")
 
     @torch.inference_mode()
@@ -185,14 +191,14 @@ class TokenEncoder:
         """
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces: list[Tensor] = []
-        with self.adapter.merged(), block_attention(self.model):
-            for group in _groups(range(first, last, SEGMENT_TOKENS)):
-                begins = [max(0, at - CONTEXT_TOKENS) for at in group]
-                ends = [min(last, at + SEGMENT_TOKENS) for at in group]
-                states, _ = self._states([ids[a:b] for a, b in zip(begins, ends, strict=True)])
-                keys = self._reduced(states, "key_map")
-                rows = zip(keys, group, begins, ends, strict=True)
-                pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
+        fused = self._fused()
+        for group in _groups(range(first, last, SEGMENT_TOKENS)):
+            begins = [max(0, at - CONTEXT_TOKENS) for at in group]
+            ends = [min(last, at + SEGMENT_TOKENS) for at in group]
+            states, _ = self._states([ids[a:b] for a, b in zip(begins, ends, strict=True)], fused)
+            keys = self._reduced(states, "key_map")
+            rows = zip(keys, group, begins, ends, strict=True)
+            pieces += [row[at - a : b - a].cpu() for row, at, a, b in rows]
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
     def _ids(self, text: str) -> list[int]:
@@ -204,17 +210,32 @@ class TokenEncoder:
     def _reduced(self, states: Tensor, name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[name], dim=-1)
 
-    def _states(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Hidden states (B, T, H), zeros at padding, and lengths (B,), of the model as it is."""
+    def _fused(self) -> FusedForward | None:
+        """The layers' fused weights with the adapter in them; None where there are none."""
+        if self._kept is not None or not can_be_fused(self.model):
+            return self._kept
+        fused = FusedForward(self.model, self.layers, self.adapter)
+        self._kept = fused if self._fixed else None
+        return fused
+
+    def _states(
+        self, sequences: Sequence[Sequence[int]], fused: FusedForward | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, T, H), zeros at padding, and lengths (B,)."""
         lengths = torch.tensor([len(ids) for ids in sequences], device=self.model.device)
         width = int(lengths.max())
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
         rows: dict[int, Tensor] = {}
-        for group in _groups(order):
-            found = hidden_states(self.model, padded([sequences[n] for n in group]), self.layers)
-            for n, one in zip(group, found, strict=True):
-                kept = one[: len(sequences[n])]
-                rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
+        with nullcontext() if fused else self.adapter.active():
+            for group in _groups(order):
+                ids = padded([sequences[n] for n in group])
+                if fused:
+                    found = of_size_one(fused.states(ids)[0])
+                else:
+                    found = hidden_states(self.model, ids, self.layers)
+                for n, one in zip(group, found, strict=True):
+                    kept = one[: len(sequences[n])]
+                    rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
         return torch.stack([rows[n] for n in range(len(sequences))]), lengths
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from esa_cli.models.fused_forward import MOST_BYTES
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
@@ -32,7 +33,15 @@ class IndexCosts(Costs):
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
         scores = rows * SEQUENCE * shape.heads * size
-        return activations + scores + tokens * TOKEN_BYTES + LIBRARIES
+        tokenised = tokens * TOKEN_BYTES
+        return activations + scores + tokenised + self.fused_weights(size) + LIBRARIES
+
+    def fused_weights(self, size: int) -> int:
+        """Copies of the layers for the finder and for reading passages, on the processor."""
+        copied = self.shape.body * size
+        if self.on_gpu or copied > MOST_BYTES:
+            return 0
+        return copied + copied * self.sizes.layers // self.shape.layers
 
     def operations(self, tokens: int) -> float:
         shape = self.shape

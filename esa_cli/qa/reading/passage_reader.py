@@ -10,14 +10,17 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from esa_cli.models.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.prompt_batch import PromptBatch
+from esa_cli.models.text_forward import ModelForward, TextForward
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.span_search import LONGEST, most_probable_span
 from esa_cli.qa.reading.token_bytes import token_bytes
@@ -45,7 +48,7 @@ class PassageReading:
             passages = [prompt.clipped(question, passage, most) for passage in passages]
         self._reader, self._lines = reader, [_Line(passage) for passage in passages]
         ids = [prompt.ids(question, passage) for passage in passages]
-        self._batch = PromptBatch(reader.model, ids, prompt.shared(ids))
+        self._batch = PromptBatch(reader.forward, ids, prompt.shared(ids))
         if not passages:
             self.log_odds: list[float] = []
             return
@@ -72,6 +75,8 @@ class PassageReader:
     Args:
         model: a causal language model of transformers; nothing is attached while it reads.
         context: the model's window in tokens; the ends of passages that exceed it are not read.
+        fixed: neither model nor adapter is trained any more, so their fused weights are kept, where
+            there are any for this model.
     """
 
     def __init__(
@@ -80,15 +85,24 @@ class PassageReader:
         prompt: PassagePrompt,
         adapter: LoraAdapter | None,
         context: int | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self.model, self.prompt = model, prompt
         self.longest = None if context is None else context - LONGEST
-        self._adapted = adapter.active if adapter else nullcontext
+        self._adapter, self._fuses = adapter, fixed and can_be_fused(model)
         self.piece = token_bytes(prompt.tokenizer)
 
-    def reading(self) -> Any:
+    @cached_property
+    def forward(self) -> TextForward:
+        """The model's forward pass, within `reading`."""
+        if self._fuses:
+            return FusedForward(self.model, adapter=self._adapter)
+        return ModelForward(self.model)
+
+    def reading(self) -> AbstractContextManager[None]:
         """Context in which `read` and the spans of its result are computed."""
-        return self._adapted()
+        return nullcontext() if self._adapter is None or self._fuses else self._adapter.active()
 
     def read(self, question: str, passages: Sequence[str]) -> PassageReading:
         """Reads each passage with the question; all in few forward calls."""
