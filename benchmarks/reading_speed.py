@@ -6,8 +6,8 @@ Floor: the matrix products of the layers that run, alone, of the shapes that rea
 float32, bfloat16 and int8. Then tokens/s of the default model's finder on generated tokens: as
 transformers runs it (PyTorch's fused attention, the adapter beside each layer), and as esa reads:
 attention in blocks of queries, and weights of which several are one product, with the adapter added
-to them. At last the shares of the parts, by PyTorch's profiler. Seconds are processor time divided by the threads: what other
-work on the machine changes least.
+to them. At last the shares of the parts, by PyTorch's profiler. Seconds are processor time divided
+by the threads: what other work on the machine changes least.
 """
 
 from __future__ import annotations

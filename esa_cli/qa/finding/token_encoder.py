@@ -202,10 +202,8 @@ class TokenEncoder:
         return torch.cat(pieces) if pieces else torch.zeros(0, self.dim)
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
-            "input_ids"
-        ]
-        return ids
+        found = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(found["input_ids"])
 
     def _reduced(self, states: Tensor, name: str) -> Tensor:
         return nn.functional.normalize(states @ self.maps[name], dim=-1)
