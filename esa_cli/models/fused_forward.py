@@ -163,9 +163,10 @@ def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLa
 
     def weights(*parts: Any) -> Tensor:
         if len(parts) == 1 and parts[0] not in added:
-            return parts[0].weight.detach()
+            alone: Tensor = parts[0].weight.detach()
+            return alone
         sizes = [part.weight.shape[0] for part in parts]
-        out = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
+        out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
         for part, rows in zip(parts, out.split(sizes), strict=True):
             if part in added:
                 a, b = (matrix.to(part.weight) for matrix in added[part])

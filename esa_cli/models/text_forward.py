@@ -55,7 +55,8 @@ class ModelForward:
         for index, (keys, values) in enumerate(past):
             cache.update(keys, values, index)
         out = self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        return out.last_hidden_state, [(layer.keys, layer.values) for layer in cache.layers]
+        layers: Sequence[Any] = cache.layers
+        return out.last_hidden_state, [(layer.keys, layer.values) for layer in layers]
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
