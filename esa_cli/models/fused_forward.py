@@ -167,7 +167,7 @@ def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLa
             return alone
         sizes = [part.weight.shape[0] for part in parts]
         out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
-        for part, rows in zip(parts, out.split(sizes), strict=True):
+        for part, rows in zip(parts, torch.split(out, sizes), strict=True):
             if part in added:
                 a, b = (matrix.to(part.weight) for matrix in added[part])
                 torch.addmm(part.weight, b, a, out=rows)
