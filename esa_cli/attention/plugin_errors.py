@@ -58,12 +58,23 @@ def checked_scores(score: Score, step: Step) -> Tensor:
         found = score.scores(step)
         shape = str(tuple(found.shape)) if isinstance(found, Tensor) else type(found).__name__
         if isinstance(found, Tensor) and found.shape == (step.middle,):
-            if has_values(found):
+            shape = _wrong_numbers(score, found)
+            if not shape:
                 return found
-            shape = "a tensor on the meta device"
         raise PluginError(
             f"score {type(score).__name__} must return ({step.middle},) numbers, got {shape}", HINT
         )
+
+
+def _wrong_numbers(score: Score, found: Tensor) -> str:
+    """What scores have in place of numbers that can be ordered; empty: nothing. NaN is looked for
+    in those of plugins."""
+    if not has_values(found):
+        return "a tensor on the meta device"
+    if not found.is_floating_point():
+        return str(found.dtype).removeprefix("torch.")
+    own = type(score).__module__.startswith("esa_cli.")
+    return "NaN" if not own and bool(found.isnan().any()) else ""
 
 
 def near_positions(

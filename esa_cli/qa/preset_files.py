@@ -77,7 +77,7 @@ def read_file(path: Path) -> dict[str, Any]:
         where, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {where.line + 1})" if where else ""
         raise PresetError(
-            f"preset {path} is not valid YAML{line}: {problem or error}",
+            f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}",
             "YAML needs spaces, not tabs" if "\\t" in str(problem) else "",
         ) from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

@@ -13,7 +13,7 @@ from reader_fuzz import Mutant, limited_reader, request
 from reader_samples import SAMPLES
 from sample_files import zipped
 
-EACH = 30
+EACH = 20
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork")
 
 
@@ -37,7 +37,7 @@ def test_mutants_are_read_or_refused(reader: LimitedChild, name: str) -> None:
 def test_some_damage_is_harmless(reader: LimitedChild) -> None:
     """A fuzzer whose mutants are all refused at the first byte tests nothing."""
     for name in SAMPLES:
-        mutants = [Mutant(1, name, number) for number in range(2 * EACH)]
+        mutants = [Mutant(1, name, number) for number in range(3 * EACH)]
         found = (reader.do(request(one.data(), name)).said for one in mutants)
         assert "text" in found, name
 

@@ -18,14 +18,21 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / name) for name in ("support", "storage"))]
+sys.path[:0] = [
+    str(ROOT),
+    *(str(ROOT / "tests" / name) for name in ("support", "storage", "apps/cli")),
+]
 
+from soak_damage import SoakDamage  # noqa: E402
+from soak_kills import SoakKills  # noqa: E402
 from soak_part import SoakPart  # noqa: E402
+from soak_properties import SoakProperties  # noqa: E402
 from soak_readers import SoakReaders  # noqa: E402
+from soak_server import SoakServer  # noqa: E402
 
-PARTS: dict[str, type[SoakPart]] = {part.name: part for part in (SoakReaders,)}
-TURNS = 4
-"""How often each part has its turn."""
+PARTS: dict[str, type[SoakPart]] = {
+    part.name: part for part in (SoakReaders, SoakDamage, SoakKills, SoakServer, SoakProperties)
+}
 
 
 def main() -> int:
@@ -40,7 +47,7 @@ def main() -> int:
     print(f"seed {seed}, {asked.minutes:g} minutes, findings go to {out}", flush=True)
     parts = [PARTS[name](out, seed) for name in dict.fromkeys(asked.part or PARTS)]
     ends = time.monotonic() + 60 * asked.minutes
-    for turn in range(TURNS, 0, -1):
+    for turn in range(asked.turns, 0, -1):
         for number, part in enumerate(parts):
             left = turn * len(parts) - number
             started = time.monotonic()
@@ -56,6 +63,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="30 by default")
+    parser.add_argument("--turns", type=int, default=4, help="of each part; 4")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--part", choices=PARTS, action="append", help="all by default")
     parser.add_argument("--out", default="soak-findings", help="a folder; soak-findings")
