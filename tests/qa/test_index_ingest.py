@@ -27,7 +27,7 @@ from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_archive import index_identity
 from esa_cli.qa.ingest_events import IngestEvents
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Library, checksummed_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
 MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20
@@ -427,7 +427,8 @@ def test_the_words_are_stored_beside_the_index(
     with monkeypatch.context() as patch:
         patch.setattr(index_ingest, "sentence_words", refused)
         opened()
-    for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1])):
+    foreign = checksummed_file.encode("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
+    for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign):
         path.write_bytes(damaged)
         assert library.verify(made.entry) == [], "it is repaired, so nothing is to be removed"
         opened(keep=False)

@@ -194,11 +194,14 @@ class Library:
         return manifest.read_text(self._paths, entry)
 
     def words(self, entry: Entry) -> bytes | None:
-        """What `keep_words` stored for the document; None where there is nothing, or damage."""
+        """What `keep_words` stored for the document; None where there is nothing, or damage, or
+        another document's."""
+        path, own = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
         try:
-            return checksummed_file.read(self._paths.document(entry.key, "words"), "words", "")
+            payload = checksummed_file.read(path, "words", "")
         except LibraryError:
             return None
+        return payload.removeprefix(own) if payload.startswith(own) else None
 
     def keep_words(self, entry: Entry, payload: bytes) -> None:
         """Stores what can be made from the document's text again, if the library can be written
@@ -206,7 +209,8 @@ class Library:
         with suppress(LibraryError, ResourceError, OSError), self._paths.locked(entry.key, _busy):
             if manifest.exists(self._paths, entry.key):
                 path = self._paths.document(entry.key, "words")
-                checksummed_file.write(path, "words", payload, entry.key)
+                own = f"{entry.key}\n".encode()
+                checksummed_file.write(path, "words", own + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
         """Reads every byte that a document needs and returns one error for each damaged file."""
