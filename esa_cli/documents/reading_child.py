@@ -29,6 +29,8 @@ def main() -> None:
     """Serves requests on standard input, and replies where standard output was."""
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # Linux ends this process, not the one with the model
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with suppress(EOFError, OSError):
