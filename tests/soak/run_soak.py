@@ -37,7 +37,8 @@ PARTS: dict[str, type[SoakPart]] = {
 
 def main() -> int:
     asked = _parser().parse_args()
-    out, seed = Path(asked.out), asked.seed
+    # Absolute, for parts work in folders of their own.
+    out, seed = Path(asked.out).resolve(), asked.seed
     if asked.replay:
         reader = SoakReaders(out / "replayed", seed)
         for path in asked.replay:

@@ -23,6 +23,7 @@ from esa_cli.__main__ import main
 from esa_cli.qa.planning import plan
 
 LIMIT_S = 300.0
+STARTED = Path.cwd()
 TEXTS = {
     "a.txt": "The gate opens at nine, and Ann Lee has the only key to it. " * 12,
     "b.txt": "The ferry leaves from pier four when the red flag is up. " * 14,
@@ -35,10 +36,10 @@ OF_CATALOGUE = "catalogue-1.sqlite"
 
 
 class SoakFolder:
-    """A folder with documents, a finder and libraries; this process is in it until `end`."""
+    """Documents, a finder and libraries; this process is in their folder from `use` to `end`."""
 
     def __init__(self) -> None:
-        self.before, self.root = Path.cwd(), Path(tempfile.mkdtemp(prefix="esa-soak-"))
+        self.root = Path(tempfile.mkdtemp(prefix="esa-soak-"))
         torch.set_num_threads(1)
         plan._PROBE_S = 0.001
         self.use("first")
@@ -106,7 +107,7 @@ class SoakFolder:
         return result
 
     def end(self) -> None:
-        os.chdir(self.before)
+        os.chdir(STARTED)
         shutil.rmtree(self.root, ignore_errors=True)
 
 
