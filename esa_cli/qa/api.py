@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor
-
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
@@ -27,12 +25,13 @@ from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.finding.load_encoder import index_sizes, load_encoder
+from esa_cli.qa.heat_map import WeighedBooks, heat_maps, weighed
 from esa_cli.qa.ingest import DocumentIngest, Source
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.passage_search import COUNT, Passage, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
-from esa_cli.qa.reply import Reply, Turn
+from esa_cli.qa.reply import HeatMap, Reply, Turn
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.row_reply import reply_from_rows
 from esa_cli.qa.second_model.answer_reader import AnswerReader
@@ -83,8 +82,7 @@ class Esa:
         self.documents = DocumentIngest(
             self.session, library, keep, rows, events, planner, self.encoder
         )
-        self._weights: Tensor | None = None
-        self._asked: list[Book] = []
+        self._last: WeighedBooks | None = None
 
     @classmethod
     def load(
@@ -221,7 +219,8 @@ class Esa:
                 question, self.placed(books), lambda: self._cached.use(books),
                 evidence=evidence, **asking,
             )  # fmt: skip
-        (reply, self._weights), self._asked = made, books
+        reply, weights = made
+        self._last = WeighedBooks(books, weights)
         return reply
 
     def find_passages(
@@ -238,10 +237,11 @@ class Esa:
         """The last answer as an HTML page: the documents with a heat map of attention."""
         from esa_cli.qa.evidence_page import evidence_page
 
-        books = distinct(books)
-        if self._weights is None or list(map(id, books)) != list(map(id, self._asked)):
-            raise UsageError("a report is of the last answer", "ask about these books first")
-        return evidence_page(reply, question, self.placed(books), self._weights)
+        return evidence_page(reply, question, *weighed(self._last, books))
+
+    def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
+        """The heat maps of the last answer; see `reply.Asker`."""
+        return heat_maps(*weighed(self._last, books))
 
     def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
         """These books, each with its place in the cache of a question about them."""

@@ -15,13 +15,10 @@ from torch import Tensor
 
 from esa_cli.qa import page_style as look
 from esa_cli.qa.evidence import EvidenceSource
+from esa_cli.qa.heat_map import LEVELS, heaviest_token, shaded_spans, weights_of
 from esa_cli.qa.html_page import render_page
 from esa_cli.qa.reply import Evidence, Reply
 
-LEVELS = 8
-"""Shades of heat; the stylesheet has a class for each."""
-COLD = 1 / 64
-"""A token with less than this share of the heaviest token's weight is plain."""
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
 APART = 2.5
@@ -48,8 +45,8 @@ def evidence_page(
         reply: its evidence is numbered as on the page. books: the documents of the question.
         weights: (N,) of all cached tokens, as `AttentionWeights.weights`.
     """
-    top = max((float(weights[_rows(book)].max()) for book in books if len(book.rows)), default=0.0)
-    whole = sum(float(weights[_rows(book)].sum()) for book in books)
+    top = heaviest_token(books, weights)
+    whole = sum(float(weights_of(book, weights).sum()) for book in books)
     shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
     return render_page(
         files(__package__).joinpath("evidence.html.jinja"),
@@ -62,10 +59,6 @@ def evidence_page(
     )
 
 
-def _rows(book: EvidenceSource) -> slice:
-    return slice(book.rows.start, book.rows.stop)
-
-
 def _where(one: Evidence) -> str:
     parts = [one.document]
     parts += [f"page {one.page}"] if one.page is not None else []
@@ -76,13 +69,13 @@ def _book(
     book: EvidenceSource, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
 ) -> dict[str, Any]:
     name, text = book.document.name, book.document.text
-    own = weights[_rows(book)].double()
+    own = weights_of(book, weights).double()
     passages = sorted(
         (one.start, one.end, number)
         for number, one in enumerate(evidence, 1)
         if one.document == name and text[one.start : one.end] == one.text
     )
-    heat = _heat(book.spans, own, top)
+    heat = shaded_spans(book.spans, own, top)
     return {
         "name": name,
         "share": look.percent_sign(float(own.sum()) / whole if whole else 0.0),
@@ -99,22 +92,6 @@ def _marks(places: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     for number, place in places:
         least = out[-1][1] + APART if out else 0.0
         out.append((number, round(max(100 * place, least), 2)))
-    return out
-
-
-def _heat(spans: Tensor, weights: Tensor, top: float) -> list[tuple[int, int, int]]:
-    """(start, end, level) of the tokens that are not cold, ascending and apart."""
-    out: list[tuple[int, int, int]] = []
-    if top <= 0:
-        return out
-    for i in (weights >= COLD * top).nonzero()[:, 0].tolist():
-        start, end = int(spans[i, 0]), int(spans[i, 1])
-        start = max(start, out[-1][1]) if out else start
-        level = max(1, round(LEVELS * (float(weights[i]) / top) ** 0.5))
-        if out and out[-1][1:] == (start, level):
-            out[-1] = (out[-1][0], end, level)
-        elif start < end:
-            out.append((start, end, level))
     return out
 
 

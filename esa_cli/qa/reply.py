@@ -52,6 +52,22 @@ class Quotation:
     end: int
 
 
+class ShadedSpan(NamedTuple):
+    """Characters [start, end) of a document with weight, and their shade, 1 to 8."""
+
+    start: int
+    end: int
+    level: int
+
+
+class HeatMap(NamedTuple):
+    """A document of an answer, by its name in the evidence, and its characters that have weight,
+    ascending; what is not among them has almost none."""
+
+    document: str
+    spans: tuple[ShadedSpan, ...]
+
+
 NOT_TOLD = "The documents do not say."
 """The answer where no passage tells it."""
 _NOT_TOLD = re.compile(
@@ -181,4 +197,9 @@ class Asker(Protocol):
             UsageError: no book, an empty question, or one that is too long.
             HistoryError: it is too long with its history, and may not be with less of it.
         """
+        ...
+
+    def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:
+        """The heat maps of the last answer: one for each of its documents, in their order, each
+        text once. Raises UsageError: it was not about these books."""
         ...
