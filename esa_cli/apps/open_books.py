@@ -21,8 +21,12 @@ MOST_SCHEDULED = 8
 """Documents that stay open for later questions of a schedule, besides those of the present one."""
 
 
+FileStamp = tuple[int, int] | None
+"""A file's time of change and length; None where reading tells what is wrong."""
+
+
 class _OpenFile(NamedTuple):
-    stamp: tuple[int, int] | None
+    stamp: FileStamp
     document: Document
 
 
@@ -50,7 +54,7 @@ class OpenBooks:
 
     def read(self, path: str) -> Document:
         """The document, read unless it is open and unchanged. Raises DocumentError."""
-        stamp, known = _stamp(path), self._files.pop(path, None)
+        stamp, known = file_stamp(path), self._files.pop(path, None)
         if known is None or known.stamp != stamp:
             del known
             self._close_unused()
@@ -129,8 +133,8 @@ class ScheduledBooks(OpenBooks):
         self._close_unused()
 
 
-def _stamp(path: str) -> tuple[int, int] | None:
-    """Time of change and length; None where reading tells what is wrong."""
+def file_stamp(path: str) -> FileStamp:
+    """What changes when the file does."""
     try:
         facts = os.stat(path)
     except (OSError, ValueError):

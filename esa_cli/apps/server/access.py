@@ -2,9 +2,9 @@
 
 Without a token only this machine can connect, but any web page that a browser shows here can, too:
 its requests have the page's own Origin, or, where a foreign name was made to resolve to this
-machine, that Host. Both are refused, and so are pages of other ports. Starlette's
-TrustedHostMiddleware cannot do it: its list of hosts has no networks (127.0.0.0/8), it does not
-check Origin, and its error has another shape.
+machine, that Host. Both are refused, and so are pages of other ports; their images and scripts,
+which send no Origin, by Sec-Fetch-Site. Starlette's TrustedHostMiddleware cannot do it: its list of
+hosts has no networks (127.0.0.0/8), it does not check Origin, and its error has another shape.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.system.loopback import is_loopback
 
 SEND_WITHIN_S = 30
-WITHOUT_TOKEN = ("/health",)
-"""Paths that need no token."""
+PAGE = "/"
+WITHOUT_TOKEN = ("/health", PAGE)
+"""Paths that need no token: they have nothing of the documents."""
+_FOREIGN = (b"cross-site", b"same-site")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -51,6 +53,8 @@ class AccessCheck:
                 return ApiError(403, "the Host header names another machine")
             if origin is not None and not _is_own(origin.decode("latin-1"), host):
                 return ApiError(403, "pages of other origins may not ask here")
+            if headers.get(b"sec-fetch-site") in _FOREIGN and not _opens_page(scope, headers):
+                return ApiError(403, "pages of other origins may not ask here")
             return None
         if scope["path"] in WITHOUT_TOKEN:
             return None
@@ -58,6 +62,11 @@ class AccessCheck:
         if kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.token):
             return None
         return ApiError(401, "the token is missing or wrong", code="invalid_api_key")
+
+
+def _opens_page(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Whether a person follows a link to the page."""
+    return scope["path"] == PAGE and headers.get(b"sec-fetch-mode") == b"navigate"
 
 
 def _is_here(address: str) -> bool:

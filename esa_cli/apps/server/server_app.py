@@ -1,4 +1,4 @@
-"""The routes: /v1/chat/completions, /v1/models, /health."""
+"""The routes: /v1/chat/completions, /v1/models, /v1/documents, /health and the page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from starlette.routing import Route
 
 from esa_cli.apps.server.access import AccessCheck, read_body
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
+from esa_cli.apps.server.completion_json import Completion, heat_of, json_bytes, model_card
+from esa_cli.apps.server.document_routes import DocumentRoutes
 from esa_cli.apps.server.http_errors import ApiError, as_api_error, is_of_server, with_hint
+from esa_cli.apps.server.question_page import question_page
 from esa_cli.apps.server.streaming import ClientGoneError, Events, follow
-from esa_cli.apps.server.wire import ChatRequest, Completion, json_bytes, model_card, parse
+from esa_cli.apps.server.wire import ChatRequest, parse
 from esa_cli.apps.server.worker import Answer, Event, Job, Worker
 from esa_cli.errors import EsaError, LengthError
 from esa_cli.qa.reply import Asker, Reply, lacking
@@ -54,6 +57,7 @@ def make_app(
         warn: called with what is wrong with the server itself.
     """
     routes = _Routes(asker, documents, limits or ServerLimits(), note, warn)
+    about = DocumentRoutes(documents)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -67,7 +71,10 @@ def make_app(
             Route("/v1/chat/completions", routes.completions, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
+            Route("/v1/documents", about.list),
+            Route("/v1/documents/text", about.text),
             Route("/health", routes.health),
+            Route("/", question_page),
         ],
         middleware=[Middleware(AccessCheck, token=token)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _error),
@@ -101,7 +108,7 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         asked = parse(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
-        answer = self._answer(asked, completion.missing)
+        answer = self._answer(asked, completion)
         events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
         try:
             if not asked.stream:
@@ -116,20 +123,28 @@ class _Routes:
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
-    def _answer(self, asked: ChatRequest, missing: list[str]) -> Answer:
-        """Answers a request, in the worker's thread; adds to `missing`. Raises ApiError."""
+    def _answer(self, asked: ChatRequest, completion: Completion) -> Answer:
+        """Answers a request, in the worker's thread; fills the lists of `completion`. Raises
+        ApiError."""
         question, history = asked.conversation()
-        paths = self.documents.find(asked.documents)
+        found = self.documents.find(asked.documents)
 
         def answer(job: Job) -> Reply:
             try:
                 self._check_length(self.asker.question_tokens(question, history))
-                books = self.documents.open(paths, job.report_progress)
-                missing.extend(lacking(books))
+                opened = self.documents.open(found, job.report_progress)
+                books = [one.book for one in opened]
+                completion.missing.extend(lacking(books))
                 with self.asker.interruptible(job.check):
-                    return self.asker.ask(
+                    reply = self.asker.ask(
                         question, books, history=history, on_text=job.add_text, **asked.options()
                     )
+                if asked.heat:
+                    ids: dict[str, str] = {}  # of each text once, as the heat maps
+                    for id, book in opened:
+                        ids.setdefault(book.document.text, id)
+                    completion.heat.extend(heat_of(ids.values(), self.asker.heat_maps(books)))
+                return reply
             except EsaError as error:
                 if is_of_server(error):
                     self.warn(with_hint(error))
@@ -167,6 +182,8 @@ class _Routes:
                 async for kind, value in _chained(first, events):
                     if kind == "text":
                         yield _event(completion.chunk({"content": value}))
+                    elif kind == "reading":
+                        yield b": reading %d of %d tokens\n\n" % value
                     elif kind == "alive":
                         yield b": waiting\n\n"
                     else:

@@ -27,7 +27,8 @@ class ClientGoneError(Exception):
 
 
 async def follow(worker: Worker, answer: Answer, receive: Receive, timeout_s: float) -> Events:
-    """("text", piece), then ("done", Reply); ("alive", None) after every few seconds of silence.
+    """("reading", (tokens, of)), ("text", piece), then ("done", Reply); ("alive", None) after every
+    few seconds of silence.
 
     The job is cancelled when this ends, however it ends.
 

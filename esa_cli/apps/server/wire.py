@@ -1,4 +1,4 @@
-"""The JSON of OpenAI's chat completions: requests, checked, and answers with their evidence.
+"""The JSON of requests for OpenAI's chat completions, checked.
 
 Unknown parameters are ignored, as by other servers of this protocol. Known ones that would change
 the answer and are not supported are refused.
@@ -6,18 +6,14 @@ the answer and are not supported are refused.
 
 from __future__ import annotations
 
-import json
 import reprlib
-import time
-import uuid
-from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.qa.reply import Reply, Turn
+from esa_cli.qa.reply import Turn
 
 MAX_DOCUMENTS = 64
 MAX_EVIDENCE = 50
@@ -93,6 +89,7 @@ class ChatRequest(BaseModel):
     evidence: int | None = _optional(
         f"a whole number from 0 to {MAX_EVIDENCE}", ge=0, le=MAX_EVIDENCE
     )
+    heat: bool | None = _optional("true or false")
     n: int | None = _optional("1", ge=1, le=1)
     response_format: Annotated[Any, AfterValidator(_plain_text)] = _optional('{"type": "text"}')
     tools: Unsupported = None
@@ -179,69 +176,3 @@ def _refusal(place: tuple[int | str, ...], value: Any) -> ApiError:
     if not allowed:
         return ApiError(400, f"{where} is not supported", where, code)
     return ApiError(400, f"{where} must be {allowed}, got {got}", where, code)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The bodies of one answer: whole, or as chunks of a stream.
-
-    Args:
-        missing: what the documents' texts lack; filled when they are open, before the answer ends.
-    """
-
-    model: str
-    missing: list[str] = field(default_factory=list)
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def whole(self, reply: Reply) -> dict[str, Any]:
-        message = {"role": "assistant", "content": reply.text, "refusal": None}
-        choice = self._choice("message", message | self._evidence(reply), _finish_reason(reply))
-        return self._body("chat.completion", [choice], usage=_usage(reply))
-
-    def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return self._body("chat.completion.chunk", [self._choice("delta", delta, None)])
-
-    def last_chunk(self, reply: Reply) -> dict[str, Any]:
-        choice = self._choice("delta", {}, _finish_reason(reply))
-        return self._body("chat.completion.chunk", [choice], **self._evidence(reply))
-
-    def usage_chunk(self, reply: Reply) -> dict[str, Any]:
-        return self._body("chat.completion.chunk", [], usage=_usage(reply))
-
-    def _choice(self, kind: str, value: dict[str, Any], end: str | None) -> dict[str, Any]:
-        return {"index": 0, kind: value, "logprobs": None, "finish_reason": end}
-
-    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return {**about, "choices": choices, **more}
-
-    def _evidence(self, reply: Reply) -> dict[str, Any]:
-        extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
-        extra["answered_from"] = reply.answered_from
-        extra["read"] = reply.read
-        extra["quotation"] = None if reply.quotation is None else asdict(reply.quotation)
-        return {**extra, "missing": self.missing} if self.missing else extra
-
-
-def _finish_reason(reply: Reply) -> str:
-    return "length" if reply.cut else "stop"
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    """Tokens of the question with its history, and of the answer; documents are not counted."""
-    question, answer = reply.question_tokens, reply.answer_tokens
-    return {
-        "prompt_tokens": question,
-        "completion_tokens": answer,
-        "total_tokens": question + answer,
-    }
-
-
-def model_card(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "esa"}
-
-
-def json_bytes(data: Any) -> bytes:
-    """As JSON. Names of files that are not UTF-8 are escaped, which pydantic refuses to do."""
-    return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")

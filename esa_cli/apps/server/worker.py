@@ -19,7 +19,10 @@ from typing import Any
 from esa_cli.errors import EsaError
 
 Event = tuple[str, Any]
-"""("begun", None), ("text", piece), then ("done", result) or ("error", exception)."""
+"""("begun", None), ("reading", (tokens, of)), ("text", piece), then ("done", result) or ("error",
+exception)."""
+READING_EVERY_S = 1.0
+"""The least seconds between two events of reading."""
 
 
 class QueueFullError(Exception):
@@ -43,14 +46,19 @@ class Job:
         self._cancelled = threading.Event()
         self.ingesting: tuple[int, int] | None = None
         """During the ingestion of a document: its tokens done, and all of them."""
+        self._told_s = time.monotonic()
 
     def cancel(self) -> None:
         self._cancelled.set()
 
     def report_progress(self, done: int, total: int) -> None:
-        """Notes how far a document is ingested. Raises JobCancelledError."""
+        """Notes how far a document is ingested, and tells it now and then. Raises
+        JobCancelledError."""
         self.ingesting = (done, total) if done < total else None
         self.check()
+        if self.ingesting and time.monotonic() - self._told_s >= READING_EVERY_S:
+            self._told_s = time.monotonic()
+            self.tell(("reading", self.ingesting))
 
     def add_text(self, piece: str) -> None:
         """Tells a piece of the answer. Raises JobCancelledError."""
@@ -65,6 +73,7 @@ class Job:
     def run(self) -> None:
         if self._cancelled.is_set():
             return
+        self._told_s = time.monotonic()
         self.tell(("begun", None))
         try:
             self.tell(("done", self.answer(self)))

@@ -161,7 +161,12 @@ def abc(tmp_path: Path) -> Path:
 
 
 def opened(documents: AllowedDocuments, *names: str) -> list[str]:
-    return [book.name for book in documents.open(documents.find([f"{name}.txt" for name in names]))]
+    found = documents.find([f"{name}.txt" for name in names])
+    return [one.book.name for one in documents.open(found)]
+
+
+def books(documents: AllowedDocuments, *names: str) -> list[Any]:
+    return [one.book for one in documents.open(documents.find(names))]
 
 
 def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
@@ -220,9 +225,9 @@ def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
     (abc / "copy.txt").write_text("a", "utf-8")
     (abc / "fixed.txt").write_text("alpha", "utf-8")
     documents = AllowedDocuments(asker, ["the fixed book"], [abc], ["alpha"])
-    assert documents.open(documents.find(["a.txt", "copy.txt", "b.txt"])) == ["a", "b"]
-    assert documents.open(documents.find(["copy.txt"])) == ["a"]
-    assert documents.open(documents.find(["fixed.txt"])) == ["the fixed book"]
+    assert books(documents, "a.txt", "copy.txt", "b.txt", "a.txt") == ["a", "b"]
+    assert books(documents, "copy.txt") == ["a"]
+    assert books(documents, "fixed.txt") == ["the fixed book"]
     assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
     (abc / "copy.txt").write_text("another", "utf-8")
-    assert documents.open(documents.find(["copy.txt", "a.txt"])) == ["another", "a"]
+    assert books(documents, "copy.txt", "a.txt") == ["another", "a"]

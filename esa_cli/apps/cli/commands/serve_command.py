@@ -177,6 +177,7 @@ def run(
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),
         )  # fmt: skip
         print(server.address(sock), flush=True)
-        reporter.note(f"esa: serving {asker.name}; Ctrl-C ends")
+        page = server.address(sock).removesuffix("v1")
+        reporter.note(f"esa: serving {asker.name}, with a page at {page}; Ctrl-C ends")
         server.run(app, sock)
     reporter.note("esa: ended")

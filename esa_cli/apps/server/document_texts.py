@@ -1,0 +1,47 @@
+"""Texts of files that were asked about or shown, for whoever looks at a passage in its document."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from esa_cli.apps.open_books import FileStamp, file_stamp
+from esa_cli.documents.document import Document, read_document
+
+MOST_CHARACTERS = 50_000_000
+"""Characters that are kept, unless one document alone has more."""
+
+
+class _KeptText(NamedTuple):
+    stamp: FileStamp
+    document: Document
+
+
+class DocumentTexts:
+    """The documents used last, by path. Several threads may use it; they read one at a time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _KeptText] = {}
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+
+    def keep(self, path: str, document: Document) -> None:
+        """Keeps a document that was just read from the file."""
+        stamp = file_stamp(path)
+        with self._lock:
+            self._kept.pop(path, None)
+            self._kept[path] = _KeptText(stamp, document)
+            while self._characters() > MOST_CHARACTERS and len(self._kept) > 1:
+                del self._kept[next(iter(self._kept))]
+
+    def read(self, path: str) -> Document:
+        """The document; the file is read if it has changed. Raises DocumentError."""
+        with self._reading:
+            with self._lock:
+                kept = self._kept.get(path)
+            if kept is None or kept.stamp != file_stamp(path):
+                self.keep(path, read_document(path))
+                kept = self._kept[path]
+            return kept.document
+
+    def _characters(self) -> int:
+        return sum(len(one.document.text) for one in self._kept.values())

@@ -1,0 +1,77 @@
+"""An `Asker` without a model that quotes the sentence with most of the question's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fake_asker import FakeAsker
+
+from esa_cli.documents.sentences import Sentences
+from esa_cli.qa.reply import NOT_TOLD, Evidence, HeatMap, Quotation, Reply, ShadedSpan, Turn
+
+
+class QuotingAsker(FakeAsker):
+    """Its evidence has true places, so that a page can show them."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self._evidence: tuple[Evidence, ...] = ()
+
+    def ask(
+        self,
+        question: str,
+        books: Sequence[Any],
+        *,
+        history: Sequence[Turn] = (),
+        evidence: int = 3,
+        on_text: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> Reply:
+        super().ask(question, books, history=history, evidence=0, on_text=None, **options)
+        words = set(re.findall(r"\w{3,}", question.lower()))
+        found = [one for book in books for one in _sentences(book.document, words)]
+        found.sort(key=lambda one: -one.weight)
+        best, total = found[: max(1, evidence)], sum(one.weight for one in found[:8]) or 1.0
+        self._evidence = tuple(_weighed(one, one.weight / total) for one in best if one.weight)
+        first = self._evidence[0] if self._evidence else None
+        text = " ".join(first.text.split()) if first else NOT_TOLD
+        self._say([word if i == 0 else f" {word}" for i, word in enumerate(text.split(" "))], on_text)
+        quoted = Quotation(first.document, first.start, first.end) if first else None
+        return Reply(
+            text, self._evidence[:evidence], first is not None, len(words), len(text.split()),
+            0.1, 0.2, answered_from="text", quotation=quoted,
+        )  # fmt: skip
+
+    def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:
+        spans: dict[str, list[ShadedSpan]] = {book.document.name: [] for book in books}
+        for one in sorted(self._evidence, key=lambda one: one.start):
+            spans[one.document].append(
+                ShadedSpan(one.start, one.end, max(1, round(8 * one.weight**0.5)))
+            )
+        return [HeatMap(name, tuple(shaded)) for name, shaded in spans.items()]
+
+
+def _sentences(document: Any, words: set[str]) -> list[Evidence]:
+    out, at, sentences = [], 0, Sentences(document.text)
+    while at < len(document.text):
+        start, end = sentences.around(at)
+        text = document.text[start:end]
+        place = document.place(start)
+        same = words & set(re.findall(r"\w{3,}", text.lower()))
+        if text:
+            out.append(
+                Evidence(
+                    document.name, place.page, place.line, place.chapter, start, end, text,
+                    float(len(same)),
+                )
+            )  # fmt: skip
+        at = max(end, at + 1)
+    return out
+
+
+def _weighed(one: Evidence, weight: float) -> Evidence:
+    return Evidence(
+        one.document, one.page, one.line, one.chapter, one.start, one.end, one.text, weight
+    )
