@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit soak check wheel wheel-test clean-install extras-check format clean
+.PHONY: install demo test unit soak check wheel wheel-test clean-install extras-check format screenshots clean
 
 MINUTES ?= 30
 SEED ?=
@@ -56,6 +56,10 @@ extras-check: install    ## Resolves every extra under constraints.txt; needs th
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+screenshots: install     ## The server's page with the default model, in docs/. Needs a Chromium.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,browser]'
+	$(BIN)/python docs/make_screenshots.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -29,7 +29,7 @@ class LiveServer:
         self.asker, self.notes = asker, list[str]()
         self.clients: list[openai.OpenAI] = []
         fixed = more.pop("fixed", ["alpha"])
-        fixed = [fake_book(one) if isinstance(one, str) else one for one in fixed]
+        fixed = [fake_book(one) if type(one) is str else one for one in fixed]
         allowed = more.pop("allowed", [folder / "open"])
         token = more.pop("token", None)
         documents, note = AllowedDocuments(asker, fixed, allowed), self.notes.append
@@ -59,7 +59,8 @@ class LiveServer:
         answer = found.getresponse()
         data = answer.read()
         found.close()
-        return answer.status, answer.headers, json.loads(data)
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, answer.headers, json.loads(data) if is_json else data.decode()
 
     def post(self, body: Any, **headers: str) -> tuple[int, Any, Any]:
         data = body if isinstance(body, bytes | str) else json.dumps(body)

@@ -37,7 +37,9 @@ class QuotingAsker(FakeAsker):
         self._evidence = tuple(_weighed(one, one.weight / total) for one in best if one.weight)
         first = self._evidence[0] if self._evidence else None
         text = " ".join(first.text.split()) if first else NOT_TOLD
-        self._say([word if i == 0 else f" {word}" for i, word in enumerate(text.split(" "))], on_text)
+        self._say(
+            [word if i == 0 else f" {word}" for i, word in enumerate(text.split(" "))], on_text
+        )
         quoted = Quotation(first.document, first.start, first.end) if first else None
         return Reply(
             text, self._evidence[:evidence], first is not None, len(words), len(text.split()),

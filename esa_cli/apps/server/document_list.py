@@ -29,12 +29,12 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
     listed: set[Path] = set()
     refused = Counter[str]()
     for path in _files(documents, left_out):
-        if why := _refuse(documents, path, listed):
+        if (why := _refuse(documents, path, listed)) is not None:
             refused[why] += 1
             continue
         listed.add(path)
         data.append(_listed(documents.id(path), path.name, path.stat().st_size, given=False))
-    left_out += [f"{count:,} {why}" for why, count in refused.items() if why]
+    left_out += [f"{why}: {count:,}" for why, count in refused.items() if why]
     return {"object": "list", "data": data, "left_out": left_out}
 
 
@@ -55,17 +55,16 @@ def _files(documents: AllowedDocuments, left_out: list[str]) -> Iterator[Path]:
 
 
 _COPY = ""
-_LIMIT = f"files beyond the first {MOST_LISTED:,}; they can be named all the same"
 _NOT_UTF8 = "files whose names are not UTF-8"
 _SAME_NAME = "files of a name that another allowed folder has"
 
 
 def _refuse(documents: AllowedDocuments, path: Path, listed: set[Path]) -> str | None:
-    """Why a file is not listed, in words that follow a number; None: it is."""
+    """Why a file is not listed, in words; None: it is. A copy needs none."""
     if path in listed or not path.is_file():
         return _COPY
     if has_lone_surrogate(str(path)):
         return _NOT_UTF8
     if len(listed) >= MOST_LISTED:
-        return _LIMIT
+        return f"files beyond the first {MOST_LISTED:,}, which can be named all the same"
     return None if not Path(documents.id(path)).is_absolute() else _SAME_NAME

@@ -56,7 +56,7 @@ function documentItem(one, index) {
   const label = make("label", { for: box.id, title: shown },
     make("bdi", { class: "name" }, folder ? make("span", { class: "soft" }, folder) : "", shown.slice(folder.length)),
     make("span", { class: "size soft" }, bytes(one.bytes)));
-  const open = make("button", { type: "button", class: "plain open", "aria-label": `Open ${shown}`, title: "Show the text" }, "›");
+  const open = make("button", { type: "button", class: "plain", "aria-label": `Open ${shown}`, title: "Show the text" }, "›");
   open.addEventListener("click", () => openDocument(one.id, one.name, open));
   return make("li", { "data-name": shown.toLowerCase() }, box, label, open);
 }
@@ -74,7 +74,14 @@ function tellChosen() {
   byId("choose-all").textContent = chosen.length === library.all.length ? "None" : "All";
   const text = chosen.length === 1 ? safeName(chosen[0].name) : several(chosen.length, "document");
   byId("about").textContent = chosen.length ? `About ${text}` : "No document is chosen";
-  byId("show-documents").textContent = library.all.length ? `Documents (${chosen.length})` : "Documents";
+  nameToggle();
+}
+
+// On small screens: what opens the list also closes it.
+function nameToggle() {
+  const open = document.body.classList.contains("choosing");
+  byId("show-documents").setAttribute("aria-expanded", String(open));
+  byId("show-documents").textContent = open ? "Done" : `Documents (${library.chosen.size})`;
 }
 
 byId("filter").addEventListener("input", filterDocuments);
@@ -92,7 +99,7 @@ byId("choose-all").addEventListener("click", () => {
 
 byId("show-documents").addEventListener("click", () => {
   const open = document.body.classList.toggle("choosing");
-  byId("show-documents").setAttribute("aria-expanded", String(open));
+  nameToggle();
   if (open) {
     const first = byId("documents").querySelector("input:not([hidden])");
     if (first) first.focus();

@@ -213,7 +213,7 @@ function closeReading() {
 
 function closeDocuments() {
   document.body.classList.remove("choosing");
-  byId("show-documents").setAttribute("aria-expanded", "false");
+  nameToggle();
 }
 
 byId("close").addEventListener("click", closeReading);

@@ -1,0 +1,57 @@
+"""Makes page.png and page-dark.png: the page of `esa serve` with the default model.
+
+    make screenshots
+
+Needs a Chromium and the extra `browser`. The document is examples/chronicle.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests/support")]
+
+from browser import headless_browser  # noqa: E402
+
+DOCUMENTS = ["examples/chronicle.md", "docs/evidence.md", "docs/library.md"]
+QUESTION = "Where did Mistwick put its books when the storm was over?"
+SCHEMES = {"light": "page.png", "dark": "page-dark.png"}
+SIZE = {"width": 1280, "height": 760}
+
+
+def shoot(browser: Any, url: str, scheme: str, name: str) -> None:
+    context = browser.new_context(viewport=SIZE, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(300_000)
+    page.goto(url)
+    page.wait_for_selector("#list input:checked")
+    for number in range(1, len(DOCUMENTS)):
+        page.uncheck(f"#document-{number}")
+    page.fill("#question", QUESTION)
+    page.press("#question", "Enter")
+    page.click(".passage >> nth=0")
+    page.wait_for_selector(".number.here")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=str(ROOT / "docs" / name))
+    context.close()
+
+
+def main() -> None:
+    command = [sys.executable, "-m", "esa_cli", "serve", "--port", "0", *DOCUMENTS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().strip().removesuffix("v1")
+            with headless_browser() as browser:
+                for scheme, name in SCHEMES.items():
+                    shoot(browser, url, scheme, name)
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()

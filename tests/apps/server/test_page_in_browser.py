@@ -1,0 +1,380 @@
+"""The page in a real browser: runs where Playwright (extra `browser`) and a Chromium are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import browser_path, headless_browser
+from fake_asker import fake_book
+from live_server import TOKEN, LiveServer, until
+from quoting_asker import QuotingAsker
+
+from esa_cli.documents.document import Document, Mark, read_document
+from esa_cli.errors import HistoryError, ResourceError
+
+pytest.importorskip("playwright")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.browser,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(browser_path() is None, reason="needs a Chromium"),
+]
+
+MILL = "The mill of Brookfield burned down in 1812. Nobody was hurt.\n"
+NASTY = (
+    "<script>document.title='script'</script> The <img src=x onerror=\"document.title='image'\"> "
+    "mill \U0001f600 of \u202eevil\u202c <b>Brookfield</b> burned again.\n"
+)
+NASTY_NAME = "x<img src=x onerror=document.title='name'>\u202etxt.exe.md"
+QUESTION = "When did the mill of Brookfield burn down?"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with headless_browser() as found:
+        yield found
+
+
+class Tab:
+    """A page of the browser that fails on every error of its scripts or policy."""
+
+    def __init__(self, browser: Any, url: str, **context: Any) -> None:
+        context.setdefault("viewport", {"width": 1300, "height": 800})
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self._note)
+        self.page.goto(url)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.errors.append(message.text)
+
+    def ask(self, question: str = QUESTION) -> None:
+        self.page.fill("#question", question)
+        self.page.press("#question", "Enter")
+
+    def answers(self) -> list[str]:
+        found: list[str] = self.page.locator(".answer").all_inner_texts()
+        return found
+
+    def focused(self) -> str:
+        return str(self.page.evaluate("() => document.activeElement.id"))
+
+
+class Visits:
+    """Servers and tabs of one test."""
+
+    def __init__(self, browser: Any, folder: Path) -> None:
+        self.browser, self.folder = browser, folder
+        self.asker = QuotingAsker()
+        self.tabs: list[Tab] = []
+        self.servers: list[LiveServer] = []
+
+    def open(self, fixed: Any = None, context: Any = None, **more: Any) -> Tab:
+        first = Document("brookfield.txt", MILL * 3, "brookfield.txt", "utf-8", 99)
+        books = [fake_book(first.text, first)] if fixed is None else fixed
+        server = LiveServer(self.asker, self.folder, fixed=books, **more)
+        self.servers.append(server)
+        tab = Tab(self.browser, server.url.removesuffix("v1"), **(context or {}))
+        self.tabs.append(tab)
+        return tab
+
+
+@pytest.fixture
+def visits(browser: Any, tmp_path: Path) -> Iterator[Visits]:
+    (tmp_path / "open").mkdir()
+    found = Visits(browser, tmp_path)
+    yield found
+    errors = [error for tab in found.tabs for error in tab.errors]
+    for tab in found.tabs:
+        tab.context.close()
+    for server in found.servers:
+        server.close()
+    assert errors == []
+
+
+def long_document() -> Document:
+    lines = [f"Line {number} says nothing of note \U0001f600.\n" for number in range(3000)]
+    lines[2000] = "The mill of Brookfield burned down in 1812.\n"
+    text = "".join(lines)
+    half = text.index("Line 1500 ")
+    return Document("long.pdf", text, "long.pdf", "", 9, (Mark(0, 1), Mark(half, 2, "Fires")))
+
+
+def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> None:
+    document = long_document()
+    tab = visits.open(fixed=[fake_book(document.text, document)])
+    page = tab.page
+    tab.ask()
+    page.wait_for_selector(".passage")
+    assert tab.answers() == ["The mill of Brookfield burned down in 1812."]
+    assert page.inner_text(".passage >> nth=0").split("\n")[0] == "1"
+    assert "page 2 · line 2,001 · Fires" in page.inner_text(".passage >> nth=0")
+    page.click(".passage >> nth=0")
+    page.wait_for_selector(".number.here")
+    assert page.inner_text("mark.h8, mark.h4, .text mark") == tab.answers()[0]
+    assert page.locator("#text .number.here").is_visible()
+    assert page.inner_text("#reading-place") == "page 2 · line 2,001 · Fires"
+    assert page.locator("#strip rect.warm").count() > 0
+    assert not page.locator("#reading-note").is_visible()
+    assert page.locator(".piece").count() <= 3, "only the pieces around it are loaded"
+    page.evaluate("() => { document.getElementById('pages').scrollTop = 0 }")
+    page.wait_for_selector(".page", state="attached")
+    assert "Line 1499 " in page.inner_text("#text")
+    for _ in range(6):
+        page.evaluate("() => { document.getElementById('pages').scrollTop = 0 }")
+        page.wait_for_timeout(150)
+    until_text = page.inner_text("#text")
+    assert until_text.startswith("Line 0 says nothing of note \U0001f600.")
+    shown = document.text[: document.text.index("Line 2001 ")].replace(tab.answers()[0], "")
+    assert re.sub(r"\s", "", shown) in re.sub(r"\s|1The.*?1812\.", "", until_text)
+
+
+def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
+    (visits.folder / "open" / NASTY_NAME).write_text(NASTY + MILL, "utf-8")
+    visits.asker.answers["x"] = "y"
+    tab = visits.open(fixed=[])
+    page = tab.page
+    page.wait_for_selector("#list input:checked")
+    tab.ask("mill Brookfield burned again <img src=x onerror=document.title='asked'>")
+    page.wait_for_selector(".passage")
+    for number in range(page.locator(".passage").count()):
+        page.click(f".passage >> nth={number}")
+        page.wait_for_selector(".number.here")
+    page.click("#list button")
+    page.wait_for_selector(".piece")
+    assert page.title() == "esa"
+    assert page.locator("img, b, #main script, #documents script, #reading script").count() == 0
+    assert "<script>document.title" in page.inner_text("#text")
+    everything = page.evaluate("() => document.body.innerText")
+    assert "\u202e" not in everything
+    assert "<img src=x onerror=document.title='name'>\ufffdtxt.exe.md" in everything
+
+
+def test_keys(visits: Visits) -> None:
+    tab = visits.open()
+    page = tab.page
+    page.wait_for_selector("#list input:checked")
+    assert tab.focused() == "question"
+    page.keyboard.type("mill")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Brookfield burned")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".passage")
+    assert page.inner_text(".question") == "mill\nBrookfield burned"
+    page.keyboard.type("/jk")
+    assert page.input_value("#question") == "/jk", "in the question they are letters"
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    first = page.evaluate("() => document.activeElement.textContent")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("() => document.activeElement.textContent") != first
+    page.keyboard.press("k")
+    assert page.evaluate("() => document.activeElement.textContent") == first
+    outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".number.here")
+    assert tab.focused() == "pages"
+    page.keyboard.press("j")
+    page.wait_for_selector("[aria-current] .number:text('2')")
+    assert page.inner_text(".number.here") == "2"
+    page.keyboard.press("Escape")
+    assert page.locator("#reading").is_hidden()
+    assert "2" in page.evaluate("() => document.activeElement.textContent")
+    page.keyboard.press("/")
+    assert tab.focused() == "question"
+
+
+def test_everything_can_be_reached_with_tab(visits: Visits) -> None:
+    tab = visits.open()
+    page = tab.page
+    tab.ask("mill Brookfield")
+    page.wait_for_selector(".passage")
+    page.click(".passage >> nth=0")
+    page.wait_for_selector(".number.here")
+    page.evaluate("() => document.activeElement.blur()")
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("() => document.activeElement.id || document.activeElement.className")
+        )
+    order = list(dict.fromkeys(reached))
+    wanted = ["new", "document-0", "passage", "question", "send", "close", "pages"]
+    assert [one for one in order if one in wanted] == wanted
+
+
+def test_stop(visits: Visits) -> None:
+    visits.asker.delay = 0.05
+    tab = visits.open(fixed=[fake_book(*_said("word " * 300 + "mill."))])
+    tab.ask("mill")
+    until(lambda: len(visits.asker.spoken) > 2)
+    tab.page.click("#stop")
+    until(lambda: visits.asker.stopped == 1)
+    tab.page.wait_for_selector("text=Stopped.")
+    assert tab.page.locator("#send").is_visible()
+    assert tab.page.input_value("#question") == "mill"
+    visits.asker.delay = 0
+    tab.ask("mill again")
+    tab.page.wait_for_selector(".passage")
+    assert visits.asker.calls[-1]["history"] == [], "a stopped answer is not told again"
+
+
+def _said(text: str) -> tuple[str, Document]:
+    return text, Document("said.txt", text, "said.txt", "utf-8", 9)
+
+
+def test_a_conversation(visits: Visits) -> None:
+    tab = visits.open()
+    tab.ask("mill Brookfield")
+    tab.page.wait_for_selector(".passage")
+    tab.ask("Nobody hurt?")
+    until(lambda: tab.page.locator(".meta").count() == 2)
+    (turn,) = visits.asker.calls[-1]["history"]
+    assert (turn.question, turn.answer) == ("mill Brookfield", tab.answers()[0])
+    visits.asker.failures["too long"] = HistoryError("the history is too long")
+    tab.ask("too long")
+    tab.page.wait_for_selector(".failed")
+    assert [len(call["history"]) for call in visits.asker.calls[-3:]] == [2, 1, 0]
+    tab.page.click("#new")
+    assert tab.page.locator(".turn").count() == 0
+    tab.ask("mill")
+    tab.page.wait_for_selector(".passage")
+    assert visits.asker.calls[-1]["history"] == []
+
+
+def test_errors_are_told_in_the_servers_words(visits: Visits) -> None:
+    visits.asker.failures["one"] = ResourceError("it needs 9 GB, and 2 are free", "close something")
+    tab = visits.open()
+    tab.ask("one")
+    tab.page.wait_for_selector(".failed")
+    assert tab.page.inner_text(".failed") == "It needs 9 GB, and 2 are free; close something."
+    visits.servers[0].server.should_exit = True
+    visits.servers[0].thread.join(20)
+    tab.ask("two")
+    until(lambda: tab.page.locator(".failed").count() == 2)
+    assert "the server cannot be reached" in tab.page.inner_text(".failed >> nth=1").lower()
+
+
+def test_progress_while_a_document_is_read(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esa_cli.apps.server import worker
+
+    monkeypatch.setattr(worker, "READING_EVERY_S", 0.05)
+    (visits.folder / "open/a.txt").write_text(MILL, "utf-8")
+    visits.asker.words, visits.asker.delay = 100, 0.02
+    tab = visits.open()
+    tab.page.uncheck("#document-0")
+    assert tab.page.inner_text("#about") == "No document is chosen"
+    tab.ask()
+    assert tab.page.locator(".turn").count() == 0
+    tab.page.check("#document-1")
+    assert tab.page.inner_text("#about") == "About a.txt"
+    tab.page.press("#question", "Enter")
+    tab.page.wait_for_selector("text=/Reading: \\d+ of 100 tokens/")
+    tab.page.wait_for_selector(".passage")
+    assert visits.asker.calls[-1]["books"] == [MILL]
+
+
+def test_a_document_that_changed_is_said(visits: Visits) -> None:
+    path = visits.folder / "open/a.txt"
+    path.write_text(MILL, "utf-8")
+    tab = visits.open(fixed=[])
+    tab.page.wait_for_selector("#list input:checked")
+    tab.ask()
+    tab.page.wait_for_selector(".passage")
+    path.write_text("Something else altogether, and longer than it was before.\n" * 3, "utf-8")
+    tab.page.click(".passage >> nth=0")
+    tab.page.wait_for_selector("text=The document has changed since this answer")
+
+
+def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
+    tab = visits.open(token=TOKEN)
+    page = tab.page
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    page.wait_for_selector("#token-dialog[open]")
+    page.keyboard.press("Escape")
+    assert page.locator("#token-dialog").is_visible()
+    page.fill("#token", "wrong")
+    page.press("#token", "Enter")
+    page.wait_for_selector("text=The token is wrong")
+    page.fill("#token", TOKEN)
+    page.press("#token", "Enter")
+    page.wait_for_selector("#list input:checked")
+    tab.ask()
+    page.wait_for_selector(".passage")
+    page.reload()
+    page.wait_for_selector("#list input:checked")
+    assert page.locator("#token-dialog").is_hidden()
+    assert not [url for url in [*addresses, page.url] if TOKEN in url]
+    assert tab.context.cookies() == []
+    assert page.evaluate("() => localStorage.length") == 0
+    other = tab.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#token-dialog[open]")
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 640), (820, 1100), (1400, 900)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_screens(visits: Visits, width: int, height: int, scheme: str) -> None:
+    document = read_document(str(Path(__file__).parents[3] / "examples/chronicle.md"))
+    view = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    tab = visits.open(fixed=[fake_book(document.text, document)], context=view)
+    tab.ask("Where was the library of Mistwick moved?")
+    tab.page.wait_for_selector(".passage")
+    tab.page.click(".passage >> nth=0")
+    tab.page.wait_for_selector(".number.here")
+    assert tab.page.evaluate("() => document.documentElement.scrollWidth") <= width
+    ground = tab.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
+    assert tab.page.locator(".number.here").is_visible()
+    tab.page.click("#close")
+    assert tab.page.locator("#question").is_visible()
+    if width < 760:
+        tab.page.click("#show-documents")
+        assert tab.page.locator("#document-0").is_visible()
+        tab.page.keyboard.press("Escape")
+        assert tab.page.locator("#document-0").is_hidden()
+
+
+def test_another_page_gets_nothing(visits: Visits) -> None:
+    tab = visits.open()
+    url = tab.page.url
+    other = LiveServer(QuotingAsker(), visits.folder, fixed=["alpha"])
+    visits.servers.append(other)
+    evil = Tab(visits.browser, other.url.removesuffix("v1") + "health")
+    try:
+        status = evil.page.evaluate(
+            """(url) => new Promise((done) => {
+                const image = document.createElement("script");
+                image.src = url + "v1/documents";
+                image.onload = () => done("loaded");
+                image.onerror = () => done("refused");
+                document.body.append(image);
+            })""",
+            url,
+        )
+        assert status == "refused"
+        framed = evil.page.evaluate(
+            """(url) => new Promise((done) => {
+                const frame = document.createElement("iframe");
+                frame.src = url;
+                frame.onload = () => {
+                    try { done(frame.contentDocument ? "open" : "closed") }
+                    catch { done("closed") }
+                };
+                document.body.append(frame);
+            })""",
+            url,
+        )
+        assert framed == "closed"
+    finally:
+        evil.context.close()
