@@ -2,15 +2,19 @@
 
     make screenshots
 
-Needs a Chromium and the extra `browser`. The document is examples/chronicle.md.
+Needs a Chromium and the extra `browser`. What is read is stored in the library, so that the next
+time is quick.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests/support")]
@@ -36,12 +40,13 @@ def shoot(browser: Any, url: str, scheme: str, name: str) -> None:
     page.click(".passage >> nth=0")
     page.wait_for_selector(".number.here")
     page.wait_for_timeout(1500)
-    page.screenshot(path=str(ROOT / "docs" / name))
+    picture = Image.open(BytesIO(page.screenshot()))
+    picture.quantize(96).save(ROOT / "docs" / name, optimize=True)
     context.close()
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "esa_cli", "serve", "--port", "0", *DOCUMENTS]
+    command = [sys.executable, "-m", "esa_cli", "serve", "--keep", "--port", "0", *DOCUMENTS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         assert server.stdout is not None
         try:

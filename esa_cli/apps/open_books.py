@@ -7,7 +7,7 @@ is short, documents that the present question does not need are closed, one at a
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
@@ -52,13 +52,17 @@ class OpenBooks:
         self._files = {path: f for path, f in self._files.items() if f.document.text in texts}
         self._close_surplus()
 
-    def read(self, path: str) -> Document:
-        """The document, read unless it is open and unchanged. Raises DocumentError."""
+    def read(self, path: str, load: Callable[[str], Document] | None = None) -> Document:
+        """The document, read unless it is open and unchanged. Raises DocumentError.
+
+        Args:
+            load: reads it; None: from a file.
+        """
         stamp, known = file_stamp(path), self._files.pop(path, None)
         if known is None or known.stamp != stamp:
             del known
             self._close_unused()
-            known = _OpenFile(stamp, read_document(path))
+            known = _OpenFile(stamp, (load or read_document)(path))
         self._files[path] = known
         return known.document
 

@@ -441,6 +441,8 @@ def test_no_passages_and_a_report(loaded: Any, tmp_path: Path) -> None:
         reply = one.ask(QUESTION, [book], evidence=0)
         assert reply.evidence == ()
         assert QUESTION in one.report(reply, QUESTION, [book])
+        (heat,) = one.heat_maps([book])
+        assert (heat.document, bool(heat.spans)) == (book.document.name, True)
 
 
 def test_a_method_with_a_memory_keeps_it_and_asks_one_document(

@@ -1,5 +1,5 @@
-"""The documents that a request may name: those of the command line, and files below the allowed
-folders.
+"""The documents that a request may name: those of the command line, files below the allowed
+folders, and what the library has stored.
 
 Links are followed before the check: neither `..` nor a symbolic link leads out. The answer does not
 say whether a file outside exists.
@@ -7,7 +7,7 @@ say whether a file outside exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 from esa_cli.apps.open_books import OpenBooks
 from esa_cli.apps.server.document_texts import DocumentTexts
 from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.documents.document import Document
+from esa_cli.apps.server.stored_documents import STORED, StoredDocuments
+from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.qa.reply import Asker
 from esa_cli.system.progress import Progress
 
 FIXED = "esa:"
 """Begins the ids of the documents of the command line; their numbers follow, from 1."""
-NamedDocument = Path | int
-"""A file, or the number of a document of the command line."""
+NamedDocument = Path | int | str
+"""A file, the number of a document of the command line, or the id of one in the library."""
 
 
 class OpenDocument(NamedTuple):
@@ -38,7 +39,8 @@ class AllowedDocuments:
 
     Args:
         fixed: books for requests that name no documents. texts: theirs.
-        allowed: folders whose files requests may name.
+        allowed: folders whose files requests may name. stored: the library's documents; None:
+            requests may not name these.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class AllowedDocuments:
         fixed: Sequence[Any],
         allowed: Sequence[Path],
         texts: Sequence[str] = (),
+        stored: StoredDocuments | None = None,
     ) -> None:
         self.fixed = list(fixed)
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
+        self.stored = stored
         self._books = OpenBooks(asker, dict(zip(texts, fixed, strict=False)))
         self._texts = DocumentTexts()
 
@@ -67,6 +71,8 @@ class AllowedDocuments:
         number = name.removeprefix(FIXED)
         if number != name and number.isdecimal() and 0 < int(number[:9]) <= len(self.fixed):
             return int(number) - 1
+        if self.stored is not None and name.startswith(STORED):
+            return name
         if not self.allowed:
             raise ApiError(403, "requests may not name documents here", "documents")
         inside = False
@@ -96,7 +102,7 @@ class AllowedDocuments:
         """
         named = range(len(self.fixed)) if found is None else found
         paths = [one for one in named if isinstance(one, Path)]
-        self._books.need([str(path) for path in paths])
+        self._books.need([str(one) for one in named])
         try:
             with self._with_short_names(paths):
                 opened = [OpenDocument(self.id(one), self._open(one, progress)) for one in named]
@@ -110,7 +116,7 @@ class AllowedDocuments:
     def _open(self, one: NamedDocument, progress: Progress | None) -> Any:
         if isinstance(one, int):
             return self.fixed[one]
-        document = self._books.read(str(one))
+        document = self._books.read(str(one), self._load(one))
         book = self._books.book(document, progress)
         self._texts.keep(str(one), document)
         return book
@@ -122,13 +128,19 @@ class AllowedDocuments:
         if isinstance(found, int):
             document: Document = self.fixed[found].document
             return document
-        with self._with_short_names([found]):
-            return self._texts.read(str(found))
+        with self._with_short_names([found] if isinstance(found, Path) else []):
+            return self._texts.read(str(found), self._load(found))
+
+    def _load(self, one: NamedDocument) -> Callable[[str], Document]:
+        """What reads a document that is not of the command line."""
+        return self.stored.document if self.stored and isinstance(one, str) else read_document
 
     def id(self, one: NamedDocument) -> str:
         """What `find` finds it by."""
         if isinstance(one, int):
             return f"{FIXED}{one + 1}"
+        if isinstance(one, str):
+            return one
         inside = [one.relative_to(f) for f in self.allowed if one.is_relative_to(f)]
         return next((name.as_posix() for name in inside if self._find(str(name)) == one), str(one))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.sources import find_any
-from esa_cli.errors import DocumentError
+from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.system.text import has_lone_surrogate
 
 MOST_LISTED = 2000
@@ -23,7 +23,7 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
     """
     left_out: list[str] = []
     data = [
-        _listed(documents.id(number), book.document.name, book.document.bytes, given=True)
+        _listed(documents.id(number), book.document.name, book.document.bytes, "given")
         for number, book in enumerate(documents.fixed)
     ]
     listed: set[Path] = set()
@@ -33,13 +33,29 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
             refused[why] += 1
             continue
         listed.add(path)
-        data.append(_listed(documents.id(path), path.name, path.stat().st_size, given=False))
+        data.append(_listed(documents.id(path), path.name, path.stat().st_size, "file"))
+    data += _stored(documents, left_out)
     left_out += [f"{why}: {count:,}" for why, count in refused.items() if why]
     return {"object": "list", "data": data, "left_out": left_out}
 
 
-def _listed(id: str, name: str, nbytes: int, *, given: bool) -> dict[str, Any]:
-    return {"id": id, "object": "document", "name": name, "bytes": nbytes, "given": given}
+def _listed(id: str, name: str, nbytes: int, kind: str) -> dict[str, Any]:
+    return {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
+
+
+def _stored(documents: AllowedDocuments, left_out: list[str]) -> list[dict[str, Any]]:
+    """Those of the library, if requests may name them."""
+    if documents.stored is None:
+        return []
+    try:
+        entries = documents.stored.entries()
+    except LibraryError:
+        left_out.append("the library cannot be used")
+        return []
+    return [
+        _listed(id, entry.name, int(entry.provenance.get("bytes", 0)), "stored")
+        for id, entry in entries.items()
+    ]
 
 
 def _files(documents: AllowedDocuments, left_out: list[str]) -> Iterator[Path]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from esa_cli.apps.open_books import FileStamp, file_stamp
-from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.document import Document
 
 MOST_CHARACTERS = 50_000_000
 """Characters that are kept, unless one document alone has more."""
@@ -33,13 +34,13 @@ class DocumentTexts:
             while self._characters() > MOST_CHARACTERS and len(self._kept) > 1:
                 del self._kept[next(iter(self._kept))]
 
-    def read(self, path: str) -> Document:
-        """The document; the file is read if it has changed. Raises DocumentError."""
+    def read(self, path: str, load: Callable[[str], Document]) -> Document:
+        """The document; it is loaded if the file has changed. Raises: as `load`."""
         with self._reading:
             with self._lock:
                 kept = self._kept.get(path)
             if kept is None or kept.stamp != file_stamp(path):
-                self.keep(path, read_document(path))
+                self.keep(path, load(path))
                 kept = self._kept[path]
             return kept.document
 

@@ -149,7 +149,7 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "documents or --allow must be given"),
+        ([], "documents, --allow or --library must be given"),
         (["a.txt", "--host", "0.0.0.0"], "needs a token"),
         (["a.txt", "--token", ""], "one word"),
         (["a.txt", "--token", "a b"], "without spaces"),

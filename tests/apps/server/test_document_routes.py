@@ -32,9 +32,9 @@ def test_the_list(start: Start) -> None:
     status, headers, body = live.raw("GET", "/v1/documents")
     assert status == 200
     assert body["data"] == [
-        {"id": "esa:1", "object": "document", "name": "paged.pdf", "bytes": 99, "given": True},
-        {"id": "a.txt", "object": "document", "name": "a.txt", "bytes": 6, "given": False},
-        {"id": "sub/b.txt", "object": "document", "name": "b.txt", "bytes": 6, "given": False},
+        {"id": "esa:1", "object": "document", "name": "paged.pdf", "bytes": 99, "kind": "given"},
+        {"id": "a.txt", "object": "document", "name": "a.txt", "bytes": 6, "kind": "file"},
+        {"id": "sub/b.txt", "object": "document", "name": "b.txt", "bytes": 6, "kind": "file"},
     ]
     assert body["left_out"] == []
     assert headers["cross-origin-resource-policy"] == "same-origin"
@@ -211,9 +211,10 @@ def test_only_so_many_characters_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     for path in paths:
         Path(path).write_text("x" * 6, "utf-8")
     texts = DocumentTexts()
-    kept = {path: texts.read(path) for path in paths}
-    assert texts.read(paths[2]) is kept[paths[2]]
-    assert texts.read(paths[0]) is not kept[paths[0]]
+    kept = {path: texts.read(path, read_document) for path in paths}
+    assert texts.read(paths[2], read_document) is kept[paths[2]]
+    assert texts.read(paths[0], read_document) is not kept[paths[0]]
     Path(paths[0]).write_text("y" * 99, "utf-8")
     texts.keep(paths[0], read_document(paths[0]))
-    assert texts.read(paths[0]) is texts.read(paths[0]), "one alone may have more"
+    again = texts.read(paths[0], read_document)
+    assert texts.read(paths[0], read_document) is again, "one alone may have more"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +379,27 @@ def test_another_page_gets_nothing(visits: Visits) -> None:
         assert framed == "closed"
     finally:
         evil.context.close()
+
+
+def test_passages_that_overlap_have_a_number_each(visits: Visits) -> None:
+    text = "Rain fell. The mill of Brookfield burned. Nobody was hurt.\n"
+    document = Document("rain.txt", text, "rain.txt", "utf-8", 9)
+    places = [(11, 58), (0, 41)]
+    whole = visits.asker.ask
+
+    def overlapping(*given: Any, **more: Any) -> Any:
+        reply = whole(*given, **more)
+        best = reply.evidence[0]
+        moved = [replace(best, start=a, end=b, text=text[a:b], line=1) for a, b in places]
+        return replace(reply, evidence=tuple(moved))
+
+    visits.asker.ask = overlapping  # type: ignore[method-assign]
+    tab = visits.open(fixed=[fake_book(text, document)])
+    tab.ask()
+    tab.page.wait_for_selector(".passage")
+    for number in ("1", "2"):
+        tab.page.click(f".passage >> nth={int(number) - 1}")
+        tab.page.wait_for_selector(f".number.here:text('{number}')")
+    numbers = tab.page.locator("#text .number").all_inner_texts()
+    assert numbers == ["2", "1"]
+    assert tab.page.inner_text("#text mark") == "The mill of Brookfield burned."

@@ -28,6 +28,9 @@ Allow = Annotated[
     list[Path] | None,
     typer.Option("--allow", metavar="DIR", help="Requests may name files in it. Repeatable."),
 ]
+Stored = Annotated[
+    bool, typer.Option("--library", help="Requests may name what the library has stored.")
+]
 Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
 Token = Annotated[
@@ -56,6 +59,7 @@ class ServeRequest:
 
     documents: Sequence[str] = ()
     allow: Sequence[Path] = ()
+    library: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
@@ -69,6 +73,7 @@ class ServeRequest:
 def serve(
     documents: Documents = None,
     allow: Allow = None,
+    library: Stored = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,
@@ -91,8 +96,9 @@ def serve(
 
     size = parse_size(max_body, "--max-body")
     wanted = ServeRequest(
-        documents or [], allow or [], host, port, token, size, max_question, max_queue, timeout
-    )
+        documents or [], allow or [], library, host, port, token, size, max_question, max_queue,
+        timeout,
+    )  # fmt: skip
     check(wanted)
     chosen = answer.load_preset(model)
     reader = answer.reader_choice()
@@ -117,9 +123,9 @@ def check(wanted: ServeRequest) -> None:
         raise UsageError(
             f"--max-body must be at least 1 byte, got {wanted.max_body}", "as --max-body 1MB"
         )
-    if not wanted.documents and not wanted.allow:
+    if not wanted.documents and not wanted.allow and not wanted.library:
         raise UsageError(
-            "documents or --allow must be given, got neither",
+            "documents, --allow or --library must be given, got none",
             "name some, or --allow a folder whose files requests may name",
         )
     if wanted.documents:
@@ -162,13 +168,16 @@ def run(
     from esa_cli.apps.server import server_run as server
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.server_app import ServerLimits, make_app
+    from esa_cli.apps.server.stored_documents import StoredDocuments
+    from esa_cli.storage.library import Library
 
     with server.bind(wanted.host, wanted.port) as sock:
         fixed = inputs.ingest(asker, documents)
         reporter.settle()
         allowed = AllowedDocuments(
-            asker, fixed, wanted.allow, [document.text for document in documents]
-        )
+            asker, fixed, wanted.allow, [document.text for document in documents],
+            StoredDocuments(Library()) if wanted.library else None,
+        )  # fmt: skip
         limits = ServerLimits(
             wanted.max_body, wanted.max_question, wanted.max_queue, wanted.timeout_s
         )

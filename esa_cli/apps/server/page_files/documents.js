@@ -9,7 +9,7 @@ async function loadDocuments() {
     const known = new Set(library.all.map((one) => one.id));
     library.all = found.data;
     for (const one of found.data) {
-      if (!known.has(one.id) && one.given) library.chosen.add(one.id);
+      if (!known.has(one.id) && one.kind === "given") library.chosen.add(one.id);
     }
     if (library.all.length === 1) library.chosen.add(library.all[0].id);
     showLeftOut(found.left_out);
@@ -29,8 +29,8 @@ function showLeftOut(reasons) {
 // The ids a request names; null for all documents of the command line, which need no names.
 function chosenDocuments() {
   const chosen = library.all.filter((one) => library.chosen.has(one.id));
-  const given = library.all.filter((one) => one.given);
-  const plain = given.length > 0 && chosen.length === given.length && chosen.every((one) => one.given);
+  const given = library.all.filter((one) => one.kind === "given");
+  const plain = given.length > 0 && chosen.length === given.length && chosen.every((one) => one.kind === "given");
   return plain ? null : chosen.map((one) => one.id);
 }
 
@@ -51,7 +51,7 @@ function documentItem(one, index) {
     else library.chosen.delete(one.id);
     tellChosen();
   });
-  const shown = safeName(one.given ? one.name : one.id);
+  const shown = safeName(one.kind === "file" ? one.id : one.name);
   const folder = shown.includes("/") ? shown.slice(0, shown.lastIndexOf("/") + 1) : "";
   const label = make("label", { for: box.id, title: shown },
     make("bdi", { class: "name" }, folder ? make("span", { class: "soft" }, folder) : "", shown.slice(folder.length)),

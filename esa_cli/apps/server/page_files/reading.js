@@ -98,20 +98,32 @@ function runs(piece) {
   const places = [...edges].sort((a, b) => a - b);
   const out = [];
   let next = 0;
+  let before = 0;
   places.slice(0, -1).forEach((start, index) => {
     const end = places[index + 1];
     while (next < warm.length && warm[next][1] <= start) next += 1;
     const level = next < warm.length && warm[next][0] <= start ? warm[next][2] : 0;
-    const inside = marked.find((one) => one.start <= start && start < one.end);
+    const inside = marked.some((one) => one.start <= start && start < one.end);
     const quoted = quotation && quotation.start <= start && start < quotation.end;
     const mark = marks.get(start);
     if (mark && (start > piece.start || piece.start === 0) && mark.page !== null) out.push(make("span", { class: "page", "aria-hidden": "true", "data-page": `page ${mark.page}` }));
-    if (inside && inside.start === start) out.push(make("span", { class: "number", "data-passage": inside.number, "aria-label": `passage ${inside.number}`, role: "img" }, String(inside.number)));
-    const text = safeText(points.slice(start - piece.start, end - piece.start));
+    for (const one of marked.filter((passage) => passage.start === start)) out.push(numberSign(one.number));
+    let text = safeText(points.slice(start - piece.start, end - piece.start));
+    if (level && !before) {
+      // A token has the space before its word, which would be a stain of its own.
+      const word = text.trimStart();
+      out.push(text.slice(0, text.length - word.length));
+      text = word;
+    }
+    before = level;
     const kinds = [level ? `h${level}` : "", inside ? "in" : "", quoted ? "quoted" : ""].filter(Boolean);
     out.push(kinds.length ? make(quoted ? "mark" : "span", { class: kinds.join(" ") }, text) : text);
   });
   return out;
+}
+
+function numberSign(number) {
+  return make("span", { class: "number", "data-passage": number, "aria-label": `passage ${number}`, role: "img" }, String(number));
 }
 
 function goToPassage() {
@@ -159,9 +171,9 @@ function drawStrip() {
     sums[Math.min(BARS - 1, Math.floor((start * BARS) / characters))] += (end - start) * level * level;
   }
   const most = Math.max(...sums);
-  const bars = sums.flatMap((sum, at) => sum ? [bar(at * 2, 2, 3 + 17 * Math.sqrt(sum / most), "warm")] : []);
-  const marks = passages.map((one) => bar((400 * one.start) / characters - 1, 2, 20, one.number === shown.number ? "tick here" : "tick"));
-  strip.replaceChildren(...bars, ...marks);
+  const bars = sums.flatMap((sum, at) => sum ? [bar(at * 2 - 0.5, 3, 3 + 17 * Math.sqrt(sum / most), "warm")] : []);
+  const marks = passages.map((one) => bar((400 * one.start) / characters - 0.5, 1, 20, one.number === shown.number ? "tick here" : "tick"));
+  strip.replaceChildren(...marks.filter((one) => !one.classList.contains("here")), ...bars, ...marks.filter((one) => one.classList.contains("here")));
 }
 
 byId("strip").addEventListener("click", (event) => {

@@ -19,7 +19,7 @@ async function ask(question) {
     return false;
   }
   byId("about").classList.remove("missing");
-  const turn = { question, answer: "", evidence: [], quotation: null, heat: [], whole: false, started: performance.now() };
+  const turn = { question, answer: "", evidence: [], quotation: null, heat: [], whole: false };
   const control = new AbortController();
   running = { turn, control };
   turns.push(turn);
@@ -45,7 +45,7 @@ async function answer(turn, documents, signal) {
     const messages = [...historyOf(earlier), { role: "user", content: turn.question }];
     try {
       const last = await askServer(messages, documents, signal, (event) => hear(turn, event));
-      Object.assign(turn, last, { whole: true, seconds: (performance.now() - turn.started) / 1000 });
+      Object.assign(turn, last, { whole: true });
       if (all > earlier.length) addNote(turn, `Asked without the first ${several(all - earlier.length, "question")} of this conversation, which no longer fit.`);
       showEvidence(turn);
       return;
@@ -111,7 +111,7 @@ function showEvidence(turn) {
   const list = make("ol", { class: "passages", "aria-label": "Passages the answer rests on" });
   turn.buttons = turn.evidence.map((passage, number) => passageButton(turn, passage, number));
   list.append(...turn.buttons.map((button) => make("li", {}, button)));
-  turn.below.append(make("p", { class: "meta soft" }, `${several(turn.evidence.length, "passage")} · ${turn.seconds.toFixed(1)} s`), list);
+  turn.below.append(make("p", { class: "meta soft" }, several(turn.evidence.length, "passage")), list);
   announce(`Answered, with ${several(turn.evidence.length, "passage")}.`);
   keepInView();
 }
@@ -127,6 +127,13 @@ function passageButton(turn, passage, number) {
   return button;
 }
 
+// What stands before a quotation, short enough for that to be seen.
+function beginning(text) {
+  if (text.length < 140) return text;
+  const cut = text.indexOf(" ", text.length - 90);
+  return `… ${text.slice(cut < 0 ? text.length - 90 : cut + 1)}`;
+}
+
 // The passage's text, with the answer in it where it is a quotation.
 function quotedWords(turn, passage) {
   const { quotation } = turn;
@@ -134,7 +141,7 @@ function quotedWords(turn, passage) {
   if (!quotation || quotation.document !== passage.document || quotation.start < passage.start || quotation.end > passage.end) return [words(passage.text)];
   const points = new CodePoints(passage.text);
   const [start, end] = [quotation.start - passage.start, quotation.end - passage.start];
-  return [words(points.slice(0, start)), make("mark", {}, words(points.slice(start, end))), words(points.slice(end, points.length))];
+  return [beginning(words(points.slice(0, start))), make("mark", {}, words(points.slice(start, end))), words(points.slice(end, points.length))];
 }
 
 function choosePassage(turn, number, focus = true) {
