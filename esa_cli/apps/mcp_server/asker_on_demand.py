@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from esa_cli.qa.reply import Asker, Reply, Turn
+from esa_cli.qa.reply import Asker, HeatMap, Reply, Turn
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class AskerOnDemand:
 
     def ask(self, question: str, books: Sequence[Any], **more: Any) -> Reply:
         return self.asker.ask(question, books, **more)
+
+    def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:
+        return self.asker.heat_maps(books)
 
     def find(self, document: Document) -> Book | None:
         return self.asker.find(document)
