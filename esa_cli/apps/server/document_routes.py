@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.completion_json import json_bytes
-from esa_cli.apps.server.document_list import list_documents
+from esa_cli.apps.server.document_listing import list_documents
 from esa_cli.apps.server.http_errors import ApiError, as_api_error
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError

@@ -11,9 +11,9 @@ from fake_asker import FakeAsker, fake_book
 from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
 
-from esa_cli.apps.server import document_list
+from esa_cli.apps.server import document_listing
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.document_list import list_documents
+from esa_cli.apps.server.document_listing import list_documents
 from esa_cli.apps.server.document_texts import DocumentTexts
 from esa_cli.documents.document import Document, Mark, read_document
 
@@ -50,7 +50,7 @@ def test_what_is_not_listed_is_said_without_where_it_is(
     (tmp_path / "open/zero.bin").write_bytes(b"a\0b" * 100)
     (tmp_path / "open/out.txt").symlink_to(tmp_path / "secret.txt")
     (tmp_path / "open/copy.txt").symlink_to(tmp_path / "open/a.txt")
-    monkeypatch.setattr(document_list, "MOST_LISTED", 1)
+    monkeypatch.setattr(document_listing, "MOST_LISTED", 1)
     body = live.raw("GET", "/v1/documents")[2]
     assert [one["id"] for one in body["data"]] == ["esa:1", "a.txt"]
     said = " ".join(body["left_out"])

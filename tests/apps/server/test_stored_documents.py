@@ -10,7 +10,7 @@ import pytest
 from fake_asker import FakeAsker, fake_book
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.document_list import list_documents
+from esa_cli.apps.server.document_listing import list_documents
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.apps.server.stored_documents import StoredDocuments
 from esa_cli.errors import LibraryError
