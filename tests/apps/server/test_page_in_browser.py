@@ -403,3 +403,21 @@ def test_passages_that_overlap_have_a_number_each(visits: Visits) -> None:
     numbers = tab.page.locator("#text .number").all_inner_texts()
     assert numbers == ["2", "1"]
     assert tab.page.inner_text("#text mark") == "The mill of Brookfield burned."
+
+
+def test_lines_broken_at_one_width_are_joined_and_others_are_not(visits: Visits) -> None:
+    line = "It was the best of lines, it was the worst of lines, and the mill"
+    prose = "\n".join(["Chapter the first", "", *[line] * 30, "", "The end.", "  Indented.", ""])
+    code = "\n".join(f"mill = {number}  # {'x' * (number % 60)}" for number in range(60))
+    books = [
+        fake_book(text, Document(name, text, name, "utf-8", 9))
+        for name, text in (("prose.txt", prose), ("code.py", code))
+    ]
+    tab = visits.open(fixed=books)
+    for number, text in enumerate((prose, code)):
+        tab.page.click(f"#list button >> nth={number}")
+        tab.page.wait_for_selector(f"#reading-name:text('{books[number].document.name}')")
+        tab.page.wait_for_selector(".piece")
+        found = tab.page.evaluate("() => document.getElementById('text').textContent")
+        assert len(found) == len(text)
+        assert found == (text.replace("mill\nIt", "mill It") if number == 0 else text)

@@ -56,6 +56,15 @@ class CodePoints {
   }
 }
 
+// A text whose lines were all broken at one width, as in old text files: such breaks are shown as
+// spaces, so that lines are as long as the window lets them. It stays as long as it was.
+function unwrapped(text) {
+  const lines = text.split("\n").filter((line) => line.trim());
+  const full = lines.filter((line) => line.length >= 50 && line.length <= 85);
+  if (lines.length < 20 || 2 * full.length < lines.length || lines.some((line) => line.length > 100)) return text;
+  return text.replace(/([^\n]{50})\n(?=[^\s*#>|-])/g, "$1 ");
+}
+
 function placeOf(passage) {
   const parts = [safeName(passage.document)];
   if (passage.page !== null) parts.push(`page ${count(passage.page)}`);

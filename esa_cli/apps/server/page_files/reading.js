@@ -85,7 +85,7 @@ async function addPiece(number, mine) {
 // or ends.
 function runs(piece) {
   const { heat, passages, quotation } = shown;
-  const points = new CodePoints(piece.text);
+  const points = new CodePoints(unwrapped(piece.text));
   const near = (one) => one[0] < piece.end && one[1] > piece.start;
   const warm = heat.filter(near);
   const marked = passages.filter((one) => near([one.start, one.end]));
