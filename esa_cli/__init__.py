@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from esa_cli.models.attach import attach
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
+    from esa_cli.qa.collecting.collected_place import CollectedPlace
+    from esa_cli.qa.collecting.collection import Collection
     from esa_cli.qa.passage_search import Passage
     from esa_cli.qa.preset import load as load_preset
     from esa_cli.qa.reply import Evidence, Reply, Turn
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Book",
+    "CollectedPlace",
+    "Collection",
     "Document",
     "Esa",
     "Evidence",
@@ -46,6 +50,8 @@ __all__ = [
 _PLACES = {
     "Answer": ("esa_cli.qa.session", "Answer"),
     "Book": ("esa_cli.qa.books", "Book"),
+    "CollectedPlace": ("esa_cli.qa.collecting.collected_place", "CollectedPlace"),
+    "Collection": ("esa_cli.qa.collecting.collection", "Collection"),
     "Document": ("esa_cli.documents.document", "Document"),
     "Esa": ("esa_cli.qa.api", "Esa"),
     "Evidence": ("esa_cli.qa.reply", "Evidence"),

@@ -13,8 +13,9 @@ import esa_cli
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = [
-    "Answer", "Book", "Document", "Esa", "Evidence", "Library", "Method", "Passage", "Reply",
-    "Session", "Turn", "Window", "__version__", "attach", "load_preset", "read_document",
+    "Answer", "Book", "CollectedPlace", "Collection", "Document", "Esa", "Evidence", "Library",
+    "Method", "Passage", "Reply", "Session", "Turn", "Window", "__version__", "attach",
+    "load_preset", "read_document",
 ]  # fmt: skip
 
 
@@ -39,8 +40,11 @@ def test_names_are_those_of_their_modules() -> None:
     from esa_cli.documents import document
     from esa_cli.models import attach as seam
     from esa_cli.qa import api, books, passage_search, preset, reply, session
+    from esa_cli.qa.collecting import collected_place, collection
     from esa_cli.storage import library
 
+    assert esa_cli.CollectedPlace is collected_place.CollectedPlace
+    assert esa_cli.Collection is collection.Collection
     assert esa_cli.Esa is api.Esa
     assert esa_cli.Book is books.Book
     assert esa_cli.Library is library.Library

@@ -87,7 +87,7 @@ class TextAnswers:
         passages = PassagePrompt(
             tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
         )
-        self._reader = PassageReader(model, passages, adapter, preset.context, fixed=True)
+        self.reader = PassageReader(model, passages, adapter, preset.context, fixed=True)
 
     def check(self, question: str, max_new_tokens: int) -> int:
         """Tokens of the question in the preset's prompt, checked to leave room for passages.
@@ -99,7 +99,7 @@ class TextAnswers:
             UsageError: it is empty, or no text. LengthError: it is too long.
         """
         tokens = len(self._prompt.question(question))
-        need = max(tokens, len(self._reader.prompt.ids(question, "")))
+        need = max(tokens, len(self.reader.prompt.ids(question, "")))
         need += min(ROOM, self._context // 2)
         need += max_new_tokens if self._free(question) else 0
         if need > self._context:
@@ -159,7 +159,7 @@ class TextAnswers:
         if told and (span := read[0].span) is not None:
             quoted, start = read[0].text[span.start : span.end], passages[0].start
             place = start + span.start, start + span.end
-            tokens = len(self._reader.prompt.answer_ids(quoted)) - 1
+            tokens = len(self.reader.prompt.answer_ids(quoted)) - 1
             answer = TextAnswer(one_line(quoted), passages, tuple(weights), True, tokens, place)
         if on_text:
             on_text(answer.text)
@@ -192,7 +192,7 @@ class TextAnswers:
                 found = grown(texts, found, settings.grow)
             shown = [texts[one.document][one.start : one.end] for one in found]
             return read_passages(
-                self._reader, question, found, shown, prior=settings.prior, spans=spans
+                self.reader, question, found, shown, prior=settings.prior, spans=spans
             )
 
         asked = f"{earlier} {question}".strip()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -24,6 +24,7 @@ from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.cached_books import CachedBooks
+from esa_cli.qa.collecting.collection import Collection, HowToCollect
 from esa_cli.qa.finding.load_encoder import index_sizes, load_encoder
 from esa_cli.qa.heat_map import WeighedBooks, heat_maps, weighed
 from esa_cli.qa.ingest import DocumentIngest, Source
@@ -86,21 +87,12 @@ class Esa:
 
     @classmethod
     def load(
-        cls,
-        name: str = DEFAULT,
-        overrides: Sequence[str] = (),
-        *,
-        method: str | None = None,
-        length: int = 0,
-        device: str = "auto",
-        dtype: str = "auto",
-        library: Library | None = None,
-        keep: bool = True,
-        rows: str = "int8",
-        reader: str | None = None,
-        reader_model: str | None = None,
+        cls, name: str = DEFAULT, overrides: Sequence[str] = (), *, method: str | None = None,
+        length: int = 0, device: str = "auto", dtype: str = "auto",
+        library: Library | None = None, keep: bool = True, rows: str = "int8",
+        reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
-    ) -> Esa:
+    ) -> Esa:  # fmt: skip
         """Loads a preset and its model, fetching the model if need be. Each document is held to the
         memory there is now before it is read; see `plan`.
 
@@ -232,6 +224,16 @@ class Esa:
         self.question_tokens(question)  # checks it
         with self.session.attachment.suspended():
             return self._search.passages(question, self.placed(distinct(books)), count, minimum)
+
+    def collect(
+        self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]
+    ) -> Collection:
+        """An iterator of every place of some books that fits a question; see `HowToCollect`.
+        Raises UsageError: there is no book, the question is empty or too long, or the preset
+        answers from rows."""
+        if self._text is None:
+            raise UsageError("places are collected from text", "use the setting answer.from=text")
+        return self._text.collect(question, self.placed(distinct(books)), **how)
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from esa_cli.qa.answer_from_text import TextAnswer, TextAnswers
 from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.collecting.collection import Collection, HowToCollect
+from esa_cli.qa.collecting.passage_sieve import chosen_passages
+from esa_cli.qa.collecting.told_spans import LEAST, LogOddsDecision, WrittenDecision
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.passage_search import PassageSearch
@@ -115,6 +119,32 @@ class TextReplies:
             spent, found.cut, "text", _quotation(found, books), read,
         )  # fmt: skip
         return reply, token_weights(found, books)
+
+    def collect(
+        self, question: str, books: Sequence[PlacedBook], **how: Unpack[HowToCollect]
+    ) -> Collection:
+        """The places of these books that fit a question; see `api.Esa.collect`."""
+        session, search = self._session, self._answers.search
+        self.check(question, 1)
+        minimum, every = how.get("minimum"), how.get("every", False)
+        with session.attachment.suspended():
+            chosen = chosen_passages(search, question, books, minimum, every)
+        decision: LogOddsDecision | WrittenDecision
+        if self._reader is None:
+            decision = LogOddsDecision(self._answers.reader, question, how.get("least", LEAST))
+        else:
+            decision = WrittenDecision(partial(self._write_from, question))
+        return Collection(
+            chosen, books, decision,
+            alone=session.attachment.suspended,
+            progress=how.get("progress"), after=how.get("after"),
+        )  # fmt: skip
+
+    def _write_from(self, question: str, passage: Evidence) -> WrittenAnswer:
+        """The reader's answer from one passage."""
+        assert self._reader is not None
+        sampling = Sampling(*self._session.sampling(None, None, None))
+        return self._reader.write(question, [passage], (), sampling)
 
     def _write(
         self,

@@ -362,7 +362,7 @@ def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: P
     for more in ([], [f"answer.adapter={folder}"]):
         with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
             books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
-            reader = asker._text._answers._reader  # type: ignore[union-attr]
+            reader = asker._text._answers.reader  # type: ignore[union-attr]
             with asker.session.attachment.suspended(), reader.reading():
                 number = reader.read(QUESTION, ["Ahab opens the gate."]).log_odds[0]
             free = asker.ask("Summarise it.", books, max_new_tokens=6).text
@@ -383,7 +383,7 @@ def test_examples_are_read_by_the_bare_model_alone(loaded: Any, tmp_path: Path) 
         [f"answer.adapter={folder}", examples],
     ):
         with esa(loaded, *more) as asker:
-            reader = asker._text._answers._reader  # type: ignore[union-attr]
+            reader = asker._text._answers.reader  # type: ignore[union-attr]
             lengths.append(len(reader.prompt.ids(QUESTION, GATE)))
             assert asker.ask(QUESTION, [book(asker, STORY)]).quotation
     assert lengths[0] == lengths[2] == lengths[3] < lengths[1]

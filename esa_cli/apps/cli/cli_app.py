@@ -14,6 +14,8 @@ COMMANDS = (
     "demo",
     "ask",
     "find",
+    "collect",
+    "count",
     "ingest",
     "sync",
     "library",

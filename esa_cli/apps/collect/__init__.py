@@ -1,0 +1,1 @@
+"""A file of collected places that a stopped run continues. Shows nothing."""

@@ -1,0 +1,112 @@
+"""The places of one question as JSON lines, written as they are found.
+
+The first row says what was asked. Rows with `text` are places, in order; rows with `read` say how
+many of the chosen passages were read until then, so that a stopped run continues there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import UsageError
+from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
+from esa_cli.qa.collecting.collection import EarlierRun
+from esa_cli.system.jsonl import (
+    ANOTHER,
+    JsonLines,
+    append_row,
+    begins_with,
+    foreign,
+    read_lines,
+)
+
+FIRST = "collect"
+"""The first field of the file."""
+EVERY = 64
+"""Passages after which a row says how far the run is."""
+
+
+class CollectedFile(JsonLines):
+    """A context manager that holds the file open; None keeps nothing.
+
+    Args:
+        question: what was asked. key: a digest of it and of all that its places depend on.
+        about: further fields of the first row.
+
+    Raises:
+        UsageError: the file has other contents, or places of another question or settings, or
+            another process is writing it. DocumentError, ResourceError: it cannot be written.
+    """
+
+    def __init__(
+        self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
+    ) -> None:
+        super().__init__(path)
+        self._header = {FIRST: question, "key": key, **about}
+        self._places: list[CollectedPlace] = []
+        self._read = 0
+
+    @property
+    def earlier(self) -> EarlierRun:
+        """How far earlier runs came."""
+        return EarlierRun(self._read, tuple(self._places))
+
+    def _load(self, path: Path) -> None:
+        if not begins_with(path, FIRST):
+            raise foreign(path)
+        for number, row in enumerate(read_lines(path) if path.exists() else (), 1):
+            if number == 1:
+                self._check(path, row)
+            elif "text" in row:
+                self._places.append(_place(row))
+            else:
+                self._read = int(row["read"])
+
+    def _check(self, path: Path, header: Mapping[str, Any]) -> None:
+        if header.get(FIRST) != self._header[FIRST]:
+            raise UsageError(f"{path} has places of another question", ANOTHER)
+        if header.get("key") != self._header["key"]:
+            raise UsageError(f"{path} has places of other documents or settings", ANOTHER)
+
+    def _open(self, path: Path, opened: ExitStack) -> None:
+        super()._open(path, opened)
+        assert self._file is not None
+        if not self._file.tell():
+            append_row(self._file, self._header)
+
+    def add(self, place: CollectedPlace) -> None:
+        """Writes a place. Raises ResourceError, DocumentError."""
+        self._append(place_row(place))
+
+    def reached(self, settled: int, coverage: Coverage, stopped: bool = False) -> None:
+        """Writes how far the run is, if that is worth a row: the places of the first `settled`
+        passages are written. Raises ResourceError, DocumentError."""
+        ended = stopped or settled == coverage.chosen
+        if settled > self._read and (ended or settled >= self._read + EVERY):
+            self._append({"read": settled, "chosen": coverage.chosen, "of": coverage.passages})
+            self._read = settled
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        if self._file is not None and self.path is not None:
+            with self._errors(self.path):
+                append_row(self._file, row)
+
+
+def place_row(place: CollectedPlace) -> dict[str, Any]:
+    """A place as an object: fields that have no value are null."""
+    odds = place.log_odds
+    return {
+        **asdict(place),
+        "passage": list(place.passage),
+        "score": round(place.score, 3),
+        "log_odds": None if odds is None else round(odds, 3),
+    }
+
+
+def _place(row: Mapping[str, Any]) -> CollectedPlace:
+    start, end = row["passage"]
+    return CollectedPlace(**{**row, "passage": (start, end)})

@@ -1,0 +1,152 @@
+"""A run over the chosen passages of documents: an iterator of the places that fit a question."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Self, TypedDict
+
+import torch
+
+from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
+from esa_cli.qa.collecting.merged_places import MergedPlaces, WeighedPlace
+from esa_cli.qa.collecting.passage_sieve import ChosenPassages
+from esa_cli.qa.collecting.told_spans import PassageDecision, ToldSpan
+from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.finding.sentence_windows import sentence_spans
+from esa_cli.qa.reply import Evidence
+from esa_cli.system.progress import Progress
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """How far an earlier run over the same passages came: chosen passages that were read, and the
+    places that were found in them."""
+
+    read: int
+    places: Sequence[CollectedPlace]
+
+
+class HowToCollect(TypedDict, total=False):
+    """Keyword arguments of `api.Esa.collect`.
+
+    minimum: least score in finding of a passage that is read again; see `chosen_passages`. every:
+    all passages are. least: log-odds from which a passage tells a place; it does not count where
+    another model decides. progress: called with (passages read, passages chosen); what it raises
+    passes through. after: an earlier run, which this one continues.
+    """
+
+    minimum: float | None
+    every: bool
+    least: float
+    progress: Progress | None
+    after: EarlierRun | None
+
+
+class Collection:
+    """An iterator of places in the order of the documents, each once. Passages are read as it goes;
+    whatever ends it, what it gave before stays true.
+
+    Args:
+        chosen: the passages. decision: whether and where each tells an answer.
+        alone: makes the context in which a decision is made. progress: called with (passages read,
+            passages chosen). after: an earlier run, which this one continues.
+    """
+
+    def __init__(
+        self,
+        chosen: ChosenPassages,
+        books: Sequence[PlacedBook],
+        decision: PassageDecision,
+        *,
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        progress: Progress | None = None,
+        after: EarlierRun | None = None,
+    ) -> None:
+        self._chosen, self._books, self._decision = chosen, books, decision
+        self._alone, self._progress = alone, progress
+        self._read = min(after.read, len(chosen.passages)) if after else 0
+        self._merged = MergedPlaces(after.places if after else ())
+        self._due = deque[WeighedPlace]()
+        """Places without doubles that have not been given, or are being looked at."""
+        self._places = self._run()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> CollectedPlace:
+        return next(self._places)
+
+    @property
+    def coverage(self) -> Coverage:
+        """How many passages there are, are to be read, and have been read so far."""
+        return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
+
+    @property
+    def settled(self) -> int:
+        """Chosen passages whose places have all been given: where a later run continues."""
+        waiting = [one.passage for one in self._due]
+        if (first := self._merged.first_waiting) is not None:
+            waiting.append(first)
+        return min(waiting, default=self._read)
+
+    def _run(self) -> Iterator[CollectedPlace]:
+        passages, size = self._chosen.passages, self._decision.batch
+        if self._progress is not None:
+            self._progress(self._read, len(passages))
+        while self._read < len(passages):
+            batch = passages[self._read : self._read + size]
+            for number, (one, told) in enumerate(self._told(batch), self._read):
+                if told is not None:
+                    self._merged.add(self._placed(one, told, number))
+            self._read += len(batch)
+            if self._progress is not None:
+                self._progress(self._read, len(passages))
+            self._due.extend(self._merged.settled(*self._next_start()))
+            while self._due:
+                yield self._due[0].place
+                self._due.popleft()
+
+    def _next_start(self) -> tuple[int, int]:
+        """Document and first character of the next passage."""
+        passages = self._chosen.passages
+        if self._read == len(passages):
+            return len(self._books), 0
+        return passages[self._read].document, passages[self._read].start
+
+    @torch.inference_mode()
+    def _told(self, batch: Sequence[FoundPassage]) -> list[tuple[FoundPassage, ToldSpan | None]]:
+        shown = [self._quoted(one.document, one.start, one.end) for one in batch]
+        with self._alone():
+            return list(zip(batch, self._decision.spans(shown), strict=True))
+
+    def _quoted(self, document: int, start: int, end: int) -> Evidence:
+        known = self._books[document].document
+        place = known.place(start)
+        text = known.text[start:end]
+        return Evidence(known.name, place.page, place.line, place.chapter, start, end, text, 0.0)
+
+    def _placed(self, found: FoundPassage, told: ToldSpan, number: int) -> WeighedPlace:
+        known = self._books[found.document].document
+        start, end = found.start + told.start, found.start + told.end
+        first, last = _sentences(known.text, found, start, end)
+        at = known.place(start)
+        place = CollectedPlace(
+            known.name, known.source, at.page, at.line, at.chapter, start, end,
+            known.text[start:end], known.text[first:last], (found.start, found.end), found.score,
+            told.log_odds, told.answer,
+        )  # fmt: skip
+        return WeighedPlace(place, found.document, number, first, last, told.weight)
+
+
+def _sentences(text: str, found: FoundPassage, start: int, end: int) -> tuple[int, int]:
+    """Characters of the passage's sentences that have a character of [start, end)."""
+    shared = [
+        (found.start + first, found.start + last)
+        for first, last in sentence_spans(text[found.start : found.end])
+        if found.start + first < end and start < found.start + last
+    ]
+    return (shared[0][0], shared[-1][1]) if shared else (start, end)

@@ -1,0 +1,189 @@
+"""`esa collect` and `esa count`. Tiny random model, and an untrained finder of it; or a library
+that is replaced by places of the test's own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, surroundings
+from command import TINY, Result, fail
+from tiny_finder import tiny_finder
+
+from esa_cli.__main__ import main
+from esa_cli.qa.collecting.collection import Collection
+
+__all__ = ["cache", "surroundings"]
+
+FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
+STORY = f"{FILLER}\n\nKeeper Ann has key 7. {FILLER}\n\n{FILLER}Keeper Cy has key 9.\n"
+QUESTION = "Which key does a keeper have?"
+ALL = ("--all", "--least", "-100")
+"""A random model's log-odds say nothing: every passage tells a place."""
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(
+    surroundings: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    Path("story.txt").write_text(STORY, "utf-8")
+    finder = tiny_finder(tmp_path / "finder")
+
+    def call(*arguments: str) -> Result:
+        code = main([arguments[0], *TINY, *finder, *arguments[1:]])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Result(code, out, err)
+
+    return call
+
+
+def test_the_table_says_how_much_was_read(run: Run) -> None:
+    done = run("collect", "story.txt", QUESTION, *ALL)
+    assert done.code == 0, done.err
+    head, *rows = done.out.splitlines()
+    assert head.split() == ["place", "words", "sentence"]
+    assert rows
+    assert all(row.startswith("story.txt:") for row in rows)
+    said = done.err.splitlines()
+    total = said[-2].split()[1]
+    assert said[-2] == f"esa: {total} of {total} passages (100 %) were read again"
+    assert said[-1].endswith("misses places and adds wrong ones: see docs/collect.md")
+    quiet = run("collect", "story.txt", QUESTION, *ALL, "-q")
+    assert (quiet.out, quiet.err) == (done.out, "")
+    part = run("collect", "story.txt", QUESTION, "--least", "-100", "--min", "0")
+    assert " passages (" in part.err
+    assert "those with a score of 0 or more" in part.err
+
+
+def test_json_csv_and_lines_have_the_same_places(run: Run) -> None:
+    data = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
+    assert set(data) == {
+        "question", "count", "distinct", "places", "coverage", "documents", "left_out", "model",
+        "reader", "preset", "seconds",
+    }  # fmt: skip
+    places = data["places"]
+    assert data["count"] == len(places)
+    assert set(data["coverage"]) == {"passages", "chosen", "read"}
+    assert set(places[0]) == {
+        "document", "source", "page", "line", "chapter", "start", "end", "text", "sentence",
+        "passage", "score", "log_odds", "answer",
+    }  # fmt: skip
+    for one in places:
+        assert STORY[one["start"] : one["end"]] == one["text"]
+    lines = run("collect", "story.txt", QUESTION, *ALL, "--format", "jsonl", "-q").out
+    assert [json.loads(line) for line in lines.splitlines()] == places
+    out = run("collect", "story.txt", QUESTION, *ALL, "--format", "csv", "-q").out
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [int(row["start"]) for row in rows] == [one["start"] for one in places]
+    assert [row["sentence"] for row in rows] == [one["sentence"] for one in places]
+
+
+def test_distinct_and_count(run: Run) -> None:
+    every = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
+    data = run("collect", "story.txt", QUESTION, *ALL, "--json", "--distinct", "-q").data
+    assert data["count"] == every["count"]
+    assert len(data["places"]) == data["distinct"] == every["distinct"]
+    done = run("count", "story.txt", QUESTION, *ALL, "-q")
+    ending = "" if every["count"] == 1 else "s"
+    assert done.out == f"{every['count']} place{ending}, {every['distinct']} distinct\n"
+    listed = run("count", "story.txt", QUESTION, *ALL, "--list", "-q").out
+    assert listed.startswith("place ")
+    assert listed.endswith(done.out)
+    data = run("count", "story.txt", QUESTION, *ALL, "--json", "-q").data
+    assert data["count"] == every["count"]
+    assert "places" not in data
+
+
+def test_where_nothing_fits_the_exit_code_is_one(run: Run) -> None:
+    done = run("collect", "story.txt", QUESTION, "--least", "100", "-q")
+    assert (done.code, done.out, done.err) == (1, "", "")
+    done = run("count", "story.txt", QUESTION, "--least", "100", "-q")
+    assert (done.code, done.out) == (1, "0 places, 0 distinct\n")
+
+
+def test_an_unread_document_is_read_again_as_a_whole(run: Run) -> None:
+    done = run("collect", "story.txt", QUESTION, "--read", "never", "--least", "-100")
+    assert done.code == 0, done.err
+    assert "passages (100 %) were read again" in done.err
+    assert not Path("library").exists()
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ctrl-C comes when so many places have been given as the list's number says."""
+    left = [10**6]
+    go_on = Collection.__next__
+
+    def counted(self: Collection) -> Any:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return go_on(self)
+
+    monkeypatch.setattr(Collection, "__next__", counted)
+    return left
+
+
+def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Run, stopping: list[int]) -> None:
+    whole = run("collect", "story.txt", QUESTION, *ALL, "--format", "jsonl", "-q").out
+    count = len(whole.splitlines())
+    assert count > 1
+    kept = ("--out", "found.jsonl", "-q")
+    stopping[0] = 1
+    done = run("collect", "story.txt", QUESTION, *ALL, *kept)
+    assert done.code == 130
+    assert len(done.out.splitlines()) == 2, "a table of what was found"
+    assert "; the same command goes on" in done.err
+    stopping[0] = 10**6
+    done = run("collect", "story.txt", QUESTION, *ALL, "--format", "jsonl", *kept)
+    assert (done.code, done.out) == (0, whole)
+    first, *rows = map(json.loads, Path("found.jsonl").read_text("utf-8").splitlines())
+    assert first["collect"] == QUESTION
+    assert first["documents"] == ["story.txt"]
+    assert [row for row in rows if "text" in row] == [json.loads(x) for x in whole.splitlines()]
+    assert rows[-1]["read"] == rows[-1]["chosen"]
+    before = Path("found.jsonl").read_bytes()
+    done = run("count", "story.txt", QUESTION, *ALL, *kept)
+    assert done.out.startswith(f"{count} place")
+    assert Path("found.jsonl").read_bytes() == before, "nothing is read again"
+    fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places of another question")
+    fail(run("collect", "story.txt", QUESTION, "--all", *kept), 2, "other documents or settings")
+    Path("other.jsonl").write_text('{"id": 1}\n')
+    fail(
+        run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl"), 2,
+        "is not a results file of esa",
+    )  # fmt: skip
+    fail(run("collect", "story.txt", QUESTION, "--out", "story.txt"), 2, "--out")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--all", "--min", "1"], "--all and --min exclude each other"),
+        (["--min", "nan"], "--min must be a number, got nan"),
+        (["--least", "nan"], "--least must be a number, got nan"),
+        (["--least", "1", "--reader", "x"], "--least is of the preset's own reader"),
+        (["--read", "never", "--keep"], "--read never has nothing to keep"),
+        (["--json", "--format", "csv"], "--json and --format csv exclude each other"),
+        (["--reader-model", "x"], "--reader-model needs --reader"),
+        (["--set", "answer.from=rows"], "places are collected from text"),
+    ],
+)
+def test_options_that_make_no_sense(run: Run, options: list[str], message: str) -> None:
+    fail(run("collect", "story.txt", QUESTION, *options), 2, message)
+
+
+def test_a_question_must_be_given(run: Run) -> None:
+    fail(run("collect", "story.txt"), 2, "the question is missing", "esa collect book.txt")
+    fail(run("count"), 2, "a document and a question must be given", "esa count book.txt")

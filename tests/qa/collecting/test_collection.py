@@ -1,0 +1,211 @@
+"""A run over passages with a decision of the test's own: order, doubles, progress, going on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models
+from esa_cli.documents.document import Document, Mark
+from esa_cli.errors import LengthError, UsageError
+from esa_cli.qa import preset
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, distinct_places
+from esa_cli.qa.collecting.collection import Collection, EarlierRun
+from esa_cli.qa.collecting.passage_sieve import ChosenPassages, chosen_passages
+from esa_cli.qa.collecting.told_spans import ToldSpan
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.passage_search import PassageSearch
+from esa_cli.qa.reply import Evidence
+
+FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
+KEYS = [f"Keeper {name} has key {number}. " for name, number in (("Ann", 7), ("Bo", 12), ("Cy", 7))]
+STORY = "\n\n".join([FILLER, KEYS[0] + FILLER, KEYS[1] + FILLER, FILLER + KEYS[2]])
+QUESTION = "Which key does a keeper have?"
+
+
+class KeyDecision:
+    """Every `key N` of a passage tells it; of several the last."""
+
+    def __init__(self, batch: int = 2) -> None:
+        self.batch = batch
+        self.passages: list[Evidence] = []
+
+    def spans(self, passages: Sequence[Evidence]) -> list[ToldSpan | None]:
+        self.passages += passages
+        out: list[ToldSpan | None] = []
+        for one in passages:
+            found = list(re.finditer(r"key \d+", one.text))
+            out.append(ToldSpan(*found[-1].span(), 0.0, 1.5) if found else None)
+        return out
+
+
+def book(text: str, name: str = "story.txt", **more: Any) -> Book:
+    made = Document(name, text, f"/notes/{name}", "utf-8", len(text), **more)
+    return Book(made, None, torch.zeros(0, 2))
+
+
+def run(decision: KeyDecision, *books: Book, **more: Any) -> Collection:
+    placed = place_books(books or [book(STORY)])
+    chosen = chosen_passages(PassageSearch(), QUESTION, placed, every=True)
+    return Collection(chosen, placed, decision, **more)
+
+
+def test_places_come_once_in_order_with_their_places() -> None:
+    places = list(
+        run(KeyDecision(), book(STORY, marks=(Mark(0, 1, "Boats"), Mark(700, 2, "Keys"))))
+    )
+    assert [one.text for one in places] == ["key 7", "key 12", "key 7"]
+    for one, key in zip(places, KEYS, strict=True):
+        assert STORY[one.start : one.end] == one.text
+        assert one.sentence == key.strip()
+        assert one.line == STORY[: one.start].count("\n") + 1
+        assert one.page == (2 if one.start >= 700 else 1)
+        assert one.passage[0] <= one.start < one.end <= one.passage[1]
+        assert (one.document, one.source, one.log_odds) == ("story.txt", "/notes/story.txt", 1.5)
+    assert [one.start for one in distinct_places(places)] == [places[0].start, places[1].start]
+
+
+def test_places_of_several_documents() -> None:
+    found = list(run(KeyDecision(), book(STORY), book(f"{FILLER}{KEYS[1]}", "other.txt")))
+    assert [one.document for one in found] == ["story.txt"] * 3 + ["other.txt"]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 100])
+def test_a_batch_changes_nothing(batch: int) -> None:
+    assert list(run(KeyDecision(batch))) == list(run(KeyDecision()))
+
+
+def test_progress_and_coverage() -> None:
+    seen: list[tuple[int, int]] = []
+    places = run(KeyDecision(), progress=lambda done, total: seen.append((done, total)))
+    total = places.coverage.chosen
+    assert places.coverage == Coverage(total, total, 0)
+    next(places)
+    assert 0 < places.coverage.read < total
+    list(places)
+    assert places.coverage == Coverage(total, total, total)
+    assert places.coverage.share == 1
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert places.settled == total
+
+
+@pytest.mark.parametrize("stop", range(8))
+def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
+    """Wherever it stops, the two runs together find what one run finds."""
+    whole, left = list(run(KeyDecision(1))), stop
+
+    def step(done: int, total: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+
+    first, found = run(KeyDecision(1), progress=step), list[CollectedPlace]()
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(first)
+    after = EarlierRun(first.settled, tuple(found))
+    second = KeyDecision(1)
+    assert found + list(run(second, after=after)) == whole
+    assert len(second.passages) == first.coverage.chosen - first.settled
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize("given", range(3))
+def test_a_run_that_is_left_between_two_places_goes_on(given: int, batch: int) -> None:
+    whole, first = list(run(KeyDecision(1))), run(KeyDecision(batch))
+    found = [next(first) for _ in range(given)]
+    after = EarlierRun(first.settled, tuple(found))
+    assert found + list(run(KeyDecision(1), after=after)) == whole
+
+
+def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
+    """A kill may lose the last note of how far a run was."""
+    whole = list(run(KeyDecision()))
+    for count in range(len(whole) + 1):
+        after = EarlierRun(0, tuple(whole[:count]))
+        assert list(run(KeyDecision(), after=after)) == whole[count:]
+
+
+def test_nothing_chosen() -> None:
+    placed = place_books([book(STORY)])
+    places = Collection(ChosenPassages([], 9), placed, KeyDecision())
+    assert list(places) == []
+    assert places.coverage == Coverage(9, 0, 0)
+
+
+def test_the_sieve() -> None:
+    placed = place_books([book(STORY), book(FILLER, "other.txt")])
+    search = PassageSearch()
+    every = chosen_passages(search, QUESTION, placed)
+    assert len(every.passages) == every.total, "documents without an index are read as a whole"
+    some = chosen_passages(search, QUESTION, placed, minimum=0.5)
+    assert 0 < len(some.passages) < some.total == every.total
+    assert all(one.score >= 0.5 for one in some.passages)
+    assert [one for one in every.passages if one.score >= 0.5] == list(some.passages)
+    assert chosen_passages(search, QUESTION, placed, minimum=0.5, every=True) == every
+    with pytest.raises(UsageError, match="no document"):
+        chosen_passages(search, QUESTION, [])
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def asker(loaded: Any, tmp_path: Path) -> Iterator[Esa]:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1
+    )
+    made.save(tmp_path / "finder", "random:llama")
+    settings = ["answer.from=text", f"answer.finder={tmp_path / 'finder'}"]
+    with Esa(loaded, preset.load("tiny-random", settings)) as esa:
+        yield esa
+
+
+def test_esa_collects_with_its_reader(asker: Esa) -> None:
+    read = asker.ingest(Document("story.txt", STORY, "story.txt", "utf-8", len(STORY)))
+    places = asker.collect(QUESTION, [read, read], every=True, least=-100.0)
+    whole = list(places)
+    assert whole
+    assert places.coverage.read == places.coverage.passages
+    for one in whole:
+        assert STORY[one.start : one.end] == one.text
+        assert one.log_odds is not None
+    assert [one.start for one in whole] == sorted(one.start for one in whole)
+    assert list(asker.collect(QUESTION, [read], every=True, least=100.0)) == []
+    sieved = asker.collect(QUESTION, [read], least=-100.0)
+    assert 0 < sieved.coverage.chosen < sieved.coverage.passages
+    half = asker.collect(QUESTION, [read], every=True, least=-100.0)
+    first = [next(half)]
+    reply = asker.ask(QUESTION, [read])
+    assert reply.text, "another question between two places"
+    assert first + list(half) == whole
+
+
+def test_esa_refuses(asker: Esa) -> None:
+    one = book(STORY)
+    with pytest.raises(UsageError, match="no document"):
+        asker.collect(QUESTION, [])
+    with pytest.raises(UsageError, match="question"):
+        asker.collect(" ", [one])
+    with pytest.raises(LengthError):
+        asker.collect("why " * 5000, [one])
+
+
+def test_a_preset_that_answers_from_rows_is_refused(loaded: Any) -> None:
+    with (
+        Esa(loaded, preset.load("tiny-random")) as esa,
+        pytest.raises(UsageError, match="collected from text"),
+    ):
+        esa.collect(QUESTION, [book(STORY)])
