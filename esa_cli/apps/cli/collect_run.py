@@ -83,6 +83,7 @@ def run_collect(
 
     reporter = Reporter(request.options.quiet)
     check("--out", request.options.out)
+    CollectedFile.check(request.options.out)
     try:
         with no_keep_hint(request.options.keep), ExitStack() as stack:
             return _collected(request, add, end, reporter, stack)

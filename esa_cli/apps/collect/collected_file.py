@@ -55,9 +55,14 @@ class CollectedFile(JsonLines):
         """How far earlier runs came."""
         return EarlierRun(self._read, tuple(self._places))
 
-    def _load(self, path: Path) -> None:
-        if not begins_with(path, FIRST):
+    @staticmethod
+    def check(path: Path | None) -> None:
+        """Raises UsageError where the file has other contents, before any work is done."""
+        if path is not None and not begins_with(path, FIRST):
             raise foreign(path)
+
+    def _load(self, path: Path) -> None:
+        self.check(path)
         for number, row in enumerate(read_lines(path) if path.exists() else (), 1):
             if number == 1:
                 self._check(path, row)

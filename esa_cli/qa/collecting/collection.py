@@ -34,9 +34,9 @@ class HowToCollect(TypedDict, total=False):
     """Keyword arguments of `api.Esa.collect`.
 
     minimum: least score in finding of a passage that is read again; see `chosen_passages`. every:
-    all passages are. least: log-odds from which a passage tells a place; it does not count where
-    another model decides. progress: called with (passages read, passages chosen); what it raises
-    passes through. after: an earlier run, which this one continues.
+    all passages are. least: log-odds plus weighted score in finding from which a passage tells a
+    place; it does not count where another model decides. progress: called with (passages read,
+    passages chosen); what it raises passes through. after: an earlier run, which this continues.
     """
 
     minimum: float | None
@@ -121,7 +121,8 @@ class Collection:
     def _told(self, batch: Sequence[FoundPassage]) -> list[tuple[FoundPassage, ToldSpan | None]]:
         shown = [self._quoted(one.document, one.start, one.end) for one in batch]
         with self._alone():
-            return list(zip(batch, self._decision.spans(shown), strict=True))
+            told = self._decision.spans(shown, [one.score for one in batch])
+            return list(zip(batch, told, strict=True))
 
     def _quoted(self, document: int, start: int, end: int) -> Evidence:
         known = self._books[document].document

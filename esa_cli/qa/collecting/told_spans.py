@@ -12,9 +12,15 @@ from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.qa.reading.passage_reader import PassageReader
 from esa_cli.qa.reply import Evidence, says_not_told
 from esa_cli.qa.second_model.answer_reader import WrittenAnswer
+from esa_cli.system.content_words import content_words
 
-LEAST = 0.0
-"""Log-odds from which a passage tells an answer."""
+PRIOR = 1.0
+"""Weight of a passage's score in finding beside the log-odds that it tells an answer."""
+LEAST = 2.5
+"""Their sum from which a passage tells an answer. Both were chosen on the development questions of
+benchmarks/collect_questions."""
+MOST_WORDS = 24
+"""Words of another model's answer that are looked for in the passage."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,15 @@ class PassageDecision(Protocol):
     batch: int
     """Passages of one call."""
 
-    def spans(self, passages: Sequence[Evidence]) -> list[ToldSpan | None]:
-        """The span of each passage; None: it does not tell an answer. Raises ReaderError,
-        LengthError: another model gives no answer."""
+    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
+        """The span of each passage; None: it does not tell an answer.
+
+        Args:
+            scores: of the passages in finding.
+
+        Raises:
+            ReaderError, LengthError: another model gives no answer.
+        """
         ...
 
 
@@ -48,7 +60,7 @@ class LogOddsDecision:
     """The preset's reader: the most probable span of a passage that seems to tell an answer.
 
     Args:
-        least: log-odds from which a passage tells an answer.
+        least: log-odds, with the weighted score in finding, from which a passage tells an answer.
     """
 
     batch = 16
@@ -56,13 +68,14 @@ class LogOddsDecision:
     def __init__(self, reader: PassageReader, question: str, least: float) -> None:
         self._reader, self._question, self._least = reader, question, least
 
-    def spans(self, passages: Sequence[Evidence]) -> list[ToldSpan | None]:
+    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
         """See `PassageDecision.spans`."""
         with self._reader.reading():
             reading = self._reader.read(self._question, [one.text for one in passages])
             out: list[ToldSpan | None] = []
-            for number, odds in enumerate(reading.log_odds):
-                span = reading.span(number) if odds >= self._least else None
+            for number, (odds, score) in enumerate(zip(reading.log_odds, scores, strict=True)):
+                told_at_all = odds + PRIOR * score >= self._least
+                span = reading.span(number) if told_at_all else None
                 told = None
                 if span is not None:
                     weight = odds + span.log_probability
@@ -83,7 +96,7 @@ class WrittenDecision:
     def __init__(self, write: Callable[[Evidence], WrittenAnswer]) -> None:
         self._write = write
 
-    def spans(self, passages: Sequence[Evidence]) -> list[ToldSpan | None]:
+    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
         """See `PassageDecision.spans`. Where its words are not the passage's, the span is all of
         the passage."""
         return [self._span(one) for one in passages]
@@ -97,12 +110,15 @@ class WrittenDecision:
 
 
 def quoted_place(answer: str, text: str) -> tuple[int, int]:
-    """Characters [start, end) of the answer's words in the text, whatever punctuation and white
-    space stand between them; of all the text where it has no such words."""
-    words = re.findall(r"\w+", answer)
-    if words:
-        between = r"[\W_]+"
-        found = re.search(rf"(?<!\w){between.join(words)}(?!\w)", text, re.IGNORECASE)
-        if found:
-            return found.span()
+    """Characters [start, end) of the longest run of the answer's words in the text that means
+    something, whatever punctuation and white space stand between them; of all the text where there
+    is none."""
+    words = re.findall(r"\w+", answer)[:MOST_WORDS]
+    for size in range(len(words), 0, -1):
+        for first in range(len(words) - size + 1):
+            run = words[first : first + size]
+            pattern = r"[\W_]+".join(run)
+            found = re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)
+            if found and content_words(" ".join(run)):
+                return found.span()
     return 0, len(text)

@@ -160,10 +160,8 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Run, stopping: list[
     fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places of another question")
     fail(run("collect", "story.txt", QUESTION, "--all", *kept), 2, "other documents or settings")
     Path("other.jsonl").write_text('{"id": 1}\n')
-    fail(
-        run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl"), 2,
-        "is not a results file of esa",
-    )  # fmt: skip
+    done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
+    fail(done, 2, "is not a results file of esa")
     fail(run("collect", "story.txt", QUESTION, "--out", "story.txt"), 2, "--out")
 
 

@@ -22,7 +22,8 @@ from esa_cli.qa.collecting.passage_sieve import ChosenPassages, chosen_passages
 from esa_cli.qa.collecting.told_spans import ToldSpan
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.passage_search import PassageSearch
-from esa_cli.qa.reply import Evidence
+from esa_cli.qa.reply import NOT_TOLD, Evidence
+from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 KEYS = [f"Keeper {name} has key {number}. " for name, number in (("Ann", 7), ("Bo", 12), ("Cy", 7))]
@@ -37,7 +38,8 @@ class KeyDecision:
         self.batch = batch
         self.passages: list[Evidence] = []
 
-    def spans(self, passages: Sequence[Evidence]) -> list[ToldSpan | None]:
+    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
+        assert len(passages) == len(scores)
         self.passages += passages
         out: list[ToldSpan | None] = []
         for one in passages:
@@ -191,6 +193,35 @@ def test_esa_collects_with_its_reader(asker: Esa) -> None:
     reply = asker.ask(QUESTION, [read])
     assert reply.text, "another question between two places"
     assert first + list(half) == whole
+
+
+class KeyReader:
+    """Another model, which knows a key when it is shown one."""
+
+    name, nbytes = "keys", 0
+
+    def __init__(self) -> None:
+        self.shown: list[Evidence] = []
+
+    def write(
+        self, question: str, passages: Sequence[Evidence], history: object, sampling: Sampling,
+        on_text: object = None,
+    ) -> WrittenAnswer:  # fmt: skip
+        (one,) = passages
+        self.shown.append(one)
+        found = re.search(r"key \d+", one.text)
+        return WrittenAnswer(f"It is {found[0]}." if found else NOT_TOLD, 4, False)
+
+
+def test_another_model_decides(loaded: Any) -> None:
+    reader = KeyReader()
+    with Esa(loaded, preset.load("tiny-random", ["answer.from=text"]), reader=reader) as esa:
+        places = esa.collect(QUESTION, [book(STORY)])
+        found = list(places)
+    assert [one.answer for one in found] == ["It is key 7.", "It is key 12.", "It is key 7."]
+    assert [one.log_odds for one in found] == [None] * 3
+    assert [one.words for one in found] == ["it is key 7", "it is key 12", "it is key 7"]
+    assert len(reader.shown) == places.coverage.passages, "each passage alone"
 
 
 def test_esa_refuses(asker: Esa) -> None:

@@ -18,7 +18,10 @@ TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
         ("“All grey.”", "all grey"),
         ("nine", "nine"),
         ("boats all", "boats (all"),
+        ("It is at nine, says the passage.", "at nine"),
+        ("It is grey.", "grey"),
         ("ten", TEXT),
+        ("It is at the.", TEXT),
         ("...", TEXT),
     ],
 )
@@ -31,7 +34,7 @@ def test_another_model_decides_by_its_words() -> None:
     said = iter([f"{NOT_TOLD}", "At  nine.", " ", "Twelve, I think."])
     decision = WrittenDecision(lambda passage: WrittenAnswer(next(said), 1, False))
     passage = Evidence("a.txt", None, 1, None, 0, len(TEXT), TEXT, 0.0)
-    spans = decision.spans([passage] * 4)
+    spans = decision.spans([passage] * 4, [0.0] * 4)
     assert [one is None for one in spans] == [True, False, True, False]
     first, second = spans[1], spans[3]
     assert first is not None

@@ -26,7 +26,7 @@ Minimum = Annotated[
         "--min",
         metavar="SCORE",
         help="The least score in finding of a passage that is read again, in standard deviations "
-        "above the mean; 1.",
+        "above the mean; 2.",
     ),
 ]
 Every = Annotated[bool, typer.Option("--all", help="Read all passages again.")]
@@ -34,8 +34,9 @@ Least = Annotated[
     float | None,
     typer.Option(
         "--least",
-        metavar="LOG_ODDS",
-        help="The log-odds from which a passage tells a place; higher gives fewer, surer places.",
+        metavar="NUMBER",
+        help="The log-odds plus the score from which a passage tells a place; higher gives fewer, "
+        "surer places.",
     ),
 ]
 Distinct = Annotated[
