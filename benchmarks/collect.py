@@ -145,9 +145,9 @@ def line(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 HEADER = (
+    "precision / recall / F1 in percent\n\n"
     "| question | collect | finder alone | words | first 16 | read | s |\n|" + "-|" * 7
-    + "\nprecision / recall / F1 in percent"
-)  # fmt: skip
+)
 
 
 def thresholds(rows: Sequence[dict[str, Any]], questions: dict[str, dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from esa_cli.qa.passage_search import PassageSearch
 SIEVE = 2.0
 """Least score of a passage that is read again where its document has reduced keys: one window in
 twenty-five has it. Of the 71 places of four development questions about books 58 are in one, 64 in
-one with 1.5 or more, where twice as many are read and so many wrong ones are added that F1 drops."""
+one with 1.5 or more, where twice as many are read and wrong ones are added, so that F1 drops."""
 
 
 @dataclass(frozen=True)
