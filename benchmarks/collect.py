@@ -10,8 +10,9 @@ every hit. `chronicle.jsonl` has facts of one kind (`facts`), and sentences that
     python benchmarks/collect.py FOLDER_OF_TEXTS --split test --out rows.jsonl
 
 A row is right when it overlaps a place that no row before it does; a second row of one place is
-wrong, one of `either` does not count. Rows of `collect` are the quoted words, those of the others
-whole passages, for which it is easier to be right. Compared are `esa find --all` with the words,
+wrong, one of `either` does not count. Rows of `collect` are the quoted words. Those of the others
+are whole passages, for which it is easier to be right; `its passages` are those that the quoted
+words of `collect` stand in, for comparison. Compared are `esa find --all` with the words,
 before the text is read, and with the question, by the finder's score alone; and the 16 passages
 that `esa ask` would read again with `answer.passages=16`.
 """
@@ -33,7 +34,8 @@ from common import append_line, load_lines
 QUESTIONS = Path(__file__).parent / "collect_questions"
 WORDS = 12_000
 """Of a generated chronicle."""
-LEASTS = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
+LEASTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+WAYS = ("collect", "its passages", "finder", "words", "first 16")
 Range = Sequence[int]
 
 
@@ -117,6 +119,7 @@ def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None)
     by_words = PassageSearch().passages(question["words"], unread, None)
     ways = {
         "collect": scored(ranges(every), question),
+        "its passages": scored(sorted({one.passage for one in every}), question),
         "finder": scored(ranges(esa.find_passages(question["question"], [book], None)), question),
         "words": scored(ranges(by_words), question),
         "first 16": scored(ranges(esa.find_passages(question["question"], [book], 16)), question),
@@ -128,14 +131,16 @@ def measured(esa: Any, book: Any, question: dict[str, Any], least: float | None)
         "share_read": round(coverage.share, 4),
         "read": coverage.read,
         "s": round(seconds, 1),
-        "rows": [(one.start, one.end, round(one.log_odds, 3)) for one in every],
+        "rows": [
+            (one.start, one.end, round(one.score, 3), round(one.log_odds, 3)) for one in every
+        ],
     }
 
 
 def line(name: str, rows: Sequence[dict[str, Any]]) -> str:
     """Precision, recall and F1 of each way in percent, means over the questions."""
     cells = []
-    for way in ("collect", "finder", "words", "first 16"):
+    for way in WAYS:
         means = [sum(one[way][key] for one in rows) / len(rows) for key in ("precision", "recall")]
         f1 = sum(one[way]["f1"] for one in rows) / len(rows)
         cells.append(f"{100 * means[0]:.0f} / {100 * means[1]:.0f} / {100 * f1:.0f}")
@@ -146,15 +151,18 @@ def line(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 HEADER = (
     "precision / recall / F1 in percent\n\n"
-    "| question | collect | finder alone | words | first 16 | read | s |\n|" + "-|" * 7
+    f"| question | {' | '.join(WAYS)} | read | s |\n|" + "-|" * (len(WAYS) + 3)
 )
 
 
 def thresholds(rows: Sequence[dict[str, Any]], questions: dict[str, dict[str, Any]]) -> None:
-    """What places with other least log-odds would give, of the same run."""
+    """What places with another least sum of score and log-odds would give, of the same run."""
     for least in LEASTS:
         ways = [
-            scored([place[:2] for place in row["rows"] if place[2] >= least], questions[row["id"]])
+            scored(
+                [(start, end) for start, end, score, odds in row["rows"] if score + odds >= least],
+                questions[row["id"]],
+            )
             for row in rows
         ]
         means = {
@@ -170,7 +178,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the texts are")
     parser.add_argument("--split", choices=("dev", "test"), default="dev")
     parser.add_argument("--only", default="", help="only questions whose id matches")
-    parser.add_argument("--least", type=float, help="other log-odds than the default")
+    parser.add_argument("--least", type=float, help="another least sum of score and log-odds")
     parser.add_argument("--thresholds", action="store_true", help="print what others would give")
     parser.add_argument("--preset", default="smollm2-135m")
     parser.add_argument("--library", type=Path, help="keeps what is read for the next run")
