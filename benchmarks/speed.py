@@ -10,7 +10,8 @@ which the ways take turns. The ways:
     dense      transformers' own prefill, in pieces; up to `--dense` tokens, beyond that from the
                fitted curve of seconds, a n + b n^2, and marked so
     llama.cpp  the prefill of the same GGUF by llama.cpp, in the build that the wheel xllamacpp has
-               (`pip install xllamacpp`); left out where it is not installed, or beyond `--dense`
+               (`pip install xllamacpp`); left out where it is not installed. It takes no prompt
+               that is longer than the model's window; beyond that from the fitted curve
     bm25       the lexical index of the text, without a model
 """
 
@@ -41,7 +42,6 @@ from esa_cli.qa.resolved_preset import resolve
 FEED = 1024
 """Tokens that prefill of rows and dense prefill are given at once."""
 WAYS = ("index", "rows", "dense", "llama.cpp", "bm25")
-QUADRATIC = ("dense", "llama.cpp")
 Way = Callable[[str, list[int]], float]
 Measured = list[tuple[int, float]]
 """Tokens, and seconds for them."""
@@ -59,8 +59,6 @@ def llama_cpp(folder: Path, reference: str, context: int, threads: int) -> Way |
     params.n_batch, params.n_ubatch = 2048, 512
     params.n_parallel = 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    # The model was trained for 8,192 tokens; longer prompts are processed all the same.
-    params.rope_freq_base = 0.0
     server = xllamacpp.Server(params)
 
     def run(text: str, ids: list[int]) -> float:
@@ -159,17 +157,18 @@ def main() -> None:
     chosen = preset.load(arguments.preset)
     loaded = models.load(chosen.model)
     ways = own_ways(chosen, loaded)
-    most, threads = tokens(arguments.dense), torch.get_num_threads()
+    threads, window = torch.get_num_threads(), int(loaded.model.config.max_position_embeddings)
+    longest = {"dense": tokens(arguments.dense), "llama.cpp": window - 1}
     before: dict[str, Measured] = {}
     machine = {"threads": threads, "dtype": str(loaded.dtype).removeprefix("torch.")}
     with tempfile.TemporaryDirectory() as folder:
-        if (peer := llama_cpp(Path(folder), chosen.model, most + 64, threads)) is not None:
+        if (peer := llama_cpp(Path(folder), chosen.model, window, threads)) is not None:
             ways["llama.cpp"] = peer
         asked = arguments.only.split(",") if arguments.only else WAYS
         ways = {name: ways[name] for name in WAYS if name in ways and name in asked}
         rows_of(ways, *document(loaded.tokenizer, 512), 1, {})
         for length in map(tokens, arguments.lengths.split(",")):
-            run = {k: v for k, v in ways.items() if length <= most or k not in QUADRATIC}
+            run = {k: v for k, v in ways.items() if length <= longest.get(k, length)}
             found = document(loaded.tokenizer, length)
             for row in rows_of(run, *found, arguments.repeats, before):
                 append_line(arguments.out, row | machine)
