@@ -1,9 +1,9 @@
 """A decoder's forward pass over fused weights: the fast path of reading for answers from text.
 
-Queries, keys and values of a layer are one matrix product, gate and up projection another, and a
-LoRA adapter is added to the weights. Nothing of the model that the weights are of is changed or
-called, so nothing is attached here: this is plain causal attention at true positions, for finding
-and for reading passages again. The reference is transformers' own forward pass.
+Queries, keys and values of a layer are one matrix product, and a LoRA adapter is added to the
+weights. Nothing of the model that the weights are of is changed or called, so nothing is attached
+here: this is plain causal attention at true positions, for finding and for reading passages again.
+The reference is transformers' own forward pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 30
 @dataclass(frozen=True)
 class FusedLayer:
     """Weights of one layer. With H heads and G key-value heads of size D, `projection` is
-    ((H + 2 G) D, hidden) and `gate_up` (2 intermediate, hidden)."""
+    ((H + 2 G) D, hidden)."""
 
     before_attention: Tensor
     projection: Tensor
@@ -42,7 +42,8 @@ class FusedLayer:
     output: Tensor
     output_bias: Tensor | None
     before_mlp: Tensor
-    gate_up: Tensor
+    gate: Tensor
+    up: Tensor
     down: Tensor
 
 
@@ -75,6 +76,7 @@ class FusedForward:
         device: torch.device = self._embedding.weight.device
         return device
 
+    @torch.inference_mode()
     def states(
         self, ids: Tensor, past: Sequence[KeysValues] = ()
     ) -> tuple[Tensor, list[KeysValues]]:
@@ -97,10 +99,10 @@ class FusedForward:
                 past[number] if past else None,
             )  # fmt: skip
             kept.append(pair)
-            x = x + found
+            x += found
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
-            gate, up = linear(wide, layer.gate_up).chunk(2, -1)
-            x = x + linear(silu(gate) * up, layer.down)
+            inner = silu(linear(wide, layer.gate), inplace=True)
+            x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
         return x, kept
 
     def logits(self, states: Tensor) -> Tensor:
@@ -184,7 +186,8 @@ def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLa
         output=weights(attention.o_proj),
         output_bias=attention.o_proj.bias,
         before_mlp=layer.post_attention_layernorm.weight,
-        gate_up=weights(mlp.gate_proj, mlp.up_proj),
+        gate=weights(mlp.gate_proj),
+        up=weights(mlp.up_proj),
         down=weights(mlp.down_proj),
     )
 
