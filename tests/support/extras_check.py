@@ -1,8 +1,8 @@
 """`make extras-check`: resolves every extra with pip under constraints.txt, and prints a table.
 
 Nothing is installed; extras that have to be compiled are left out. The wheels that an extra adds to
-what esa-cli needs itself are downloaded into a temporary folder, to be measured. Beside the extras, all of them at once must resolve together.
-Exit code 1 where one does not.
+what esa-cli needs itself are downloaded into a temporary folder, to be measured. Beside the extras,
+all of them at once must resolve together. Exit code 1 where one does not.
 
     python tests/support/extras_check.py [EXTRA...]
 """
