@@ -15,7 +15,6 @@ from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.prepared_models import build, path_of
 from esa_cli.models.random_model import write_random
 from esa_cli.models.wheel import fetch_member
-from esa_cli.models.windowed_tokenizer import token_rows
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
@@ -95,6 +94,9 @@ def count_tokens(folder: Path, text: str) -> int:
     try:
         if file.is_file():
             from tokenizers import Tokenizer
+
+            # Here, so that --help of what counts tokens needs no numpy.
+            from esa_cli.models.windowed_tokenizer import token_rows
 
             tokenizer = Tokenizer.from_file(str(file))
             tokenizer.no_truncation()
