@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+import typer.core
 import typer.main
 
 from esa_cli.version import __version__
@@ -41,6 +42,20 @@ COMMANDS = (
 `commands/train_reader_command.py`, or its `app` where it has commands of its own."""
 
 
+class PlainCommand(typer.core.TyperCommand):
+    """A command whose usage line has its arguments as their metavars are, `DOC...`: some versions
+    of typer put braces, brackets and dots around them, `{DOC...}...`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = [self.options_metavar] if self.options_metavar else []
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, typer.core.TyperArgument) and not parameter.hidden:
+                name = parameter.metavar or str(parameter.name).upper()
+                bare = parameter.required or name.startswith("[")
+                pieces.append(name if bare else f"[{name}]")
+        return pieces
+
+
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
@@ -66,7 +81,9 @@ def command(called: str | None = None) -> Any:
         stem = str(name).replace("-", "_")
         module: Any = import_module(f"esa_cli.apps.cli.commands.{stem}_command")
         if isinstance(below := vars(module).get("app"), typer.Typer):
+            for information in below.registered_commands:
+                information.cls = PlainCommand
             app.add_typer(below, name=name)
         else:
-            app.command(name)(getattr(module, stem))
+            app.command(name, cls=PlainCommand)(getattr(module, stem))
     return typer.main.get_command(app)

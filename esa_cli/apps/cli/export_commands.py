@@ -15,12 +15,8 @@ from esa_cli.system.progress import Progress
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter
 
-Out = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE", help="The file; needed. A tar archive.")
-]
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What `esa library export` wrote.", show_default="")
-]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file, a tar archive.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="What `esa library export` wrote.")]
 
 
 def _stage(reporter: Reporter, label: str, unit: str) -> Progress:
@@ -69,7 +65,10 @@ def import_(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Copy the documents of an exported file into the library, all of it being checked first."""
+    """Copy the documents of an exported file into the library.
+
+    The whole file is checked before anything is copied.
+    """
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.storage.library import Library
     from esa_cli.storage.library.library_export import import_documents

@@ -38,7 +38,10 @@ def push(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Copy documents of the library to a folder at a URL, which then is a library, too."""
+    """Copy documents of the library to a folder at a URL.
+
+    The folder then is a library, too.
+    """
     from esa_cli.apps.cli.entry_choice import several_entries
     from esa_cli.apps.cli.progress_display import token_progress
     from esa_cli.apps.cli.terminal import Reporter
@@ -62,7 +65,10 @@ def pull(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Copy documents from a folder at a URL into the library, and check every byte."""
+    """Copy documents from a folder at a URL into the library.
+
+    Every byte is checked.
+    """
     from esa_cli.apps.cli.progress_display import token_progress
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.storage.library import Library

@@ -77,6 +77,19 @@ def test_a_command_alone_is_as_in_the_whole_program() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
+def test_lists_of_commands_are_not_cut_and_usage_lines_are_plain() -> None:
+    for path, below in COMMANDS:
+        if hasattr(below, "commands"):
+            width = 80 - 2 - 6 - max(len(name) for name in below.commands)
+            short = [found.get_short_help_str(width) for found in below.commands.values()]
+            assert [line for line in short if line.endswith("...")] == [], path
+        else:
+            with below.make_context("esa", [], resilient_parsing=True) as context:
+                usage = below.get_usage(context)
+            assert not any(cut in usage for cut in ("{", "...]...", "[[")), usage
+            assert "default: ()" not in below.get_help(context)
+
+
 def test_help_imports_nothing_heavy() -> None:
     calls = [[*path, "--help"] for path, _ in COMMANDS]
     code = (

@@ -68,9 +68,10 @@ def batch(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer the questions of a file, in order; the same command goes on after a stop.
+    """Answer the questions of a file, in order.
 
-    Exit code 7: some questions got an error in place of an answer.
+    Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
+    got an error in place of an answer.
     """
     engines.check()
     chosen = answer.load_preset(model, method=method)

@@ -59,7 +59,7 @@ def bench(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a public benchmark from its official files, and print a table like the paper's.
+    """Run a public benchmark, and print a table like the paper's.
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
     """

@@ -38,7 +38,7 @@ def chat(
     evidence: Shown = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Talk about documents of any length: questions that know the ones before.
+    """Talk about documents: questions that know the ones before.
 
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.

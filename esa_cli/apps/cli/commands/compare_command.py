@@ -33,9 +33,10 @@ def compare(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Answer one question by several methods, each within the same token budget.
+    """Answer one question by several methods, and compare.
 
-    A document of at most window.dense tokens is in view of all of them.
+    Each has the same token budget. A document of at most window.dense tokens is in view of all
+    of them.
 
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """

@@ -26,9 +26,9 @@ def demo(
     model: ModelOptions = options.DEFAULTS,
     quiet: options.Quiet = False,
 ) -> None:
-    """Ask a generated document questions, and check the answers; nothing is left behind.
+    """Ask a generated document questions, and check the answers.
 
-    Works in any folder. The first use fetches the model.
+    Nothing is left behind. Works in any folder. The first use fetches the model.
     """
     from esa_cli.apps.cli.demo_run import DemoRun
     from esa_cli.apps.cli.open_esa import opened

@@ -8,7 +8,10 @@ from esa_cli.apps.cli import options
 
 
 def doctor(as_json: options.Json = False) -> None:
-    """Show versions, hardware, kernels, models and disk, and what to do about what is missing."""
+    """Show versions, hardware, models, and what is missing.
+
+    Kernels and disk, too; and what to do about what is missing.
+    """
     from esa_cli.apps.cli.doctor_report import report
     from esa_cli.apps.cli.terminal import print_json, print_table
 

@@ -42,7 +42,9 @@ def heads(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find the heads that find what a question asks for, so that only these need to vote.
+    """Find the heads that find what a question asks for.
+
+    Only these then need to vote.
 
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """

@@ -40,9 +40,10 @@ def ingest(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Read documents once into the library; `esa ask` then finds them there by their text.
+    """Read documents once into the library, for all questions.
 
-    Stopped in the middle, the same command goes on where it was.
+    `esa ask` then finds them there by their text. Stopped in the middle, the same command goes
+    on where it was.
     """
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esa_cli.errors import LibraryError
     from esa_cli.storage.library import Entry, Library
 
-app = typer.Typer(help="List, check and remove the documents that are kept for asking.")
+app = typer.Typer(help="List, check, copy and remove the documents that are kept.")
 _BAD = ("damaged", "another format", "unreadable")
 _ID = "The beginning of an id from `esa library list`, or a document's name."
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=documents)]
@@ -143,7 +143,10 @@ def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
 
 @app.command("rm")
 def rm(names: Ids, yes: options.Yes = False) -> None:
-    """Remove documents from the library; the files they were read from stay."""
+    """Remove documents from the library.
+
+    The files they were read from stay.
+    """
     from esa_cli.apps.cli.entry_choice import several_entries
     from esa_cli.storage.library import Library
 
@@ -178,7 +181,7 @@ def prune(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Sweep what interrupted readings left, and keep the library below a size."""
+    """Sweep what interrupted readings left; keep to a size."""
     from esa_cli.apps.cli.terminal import print_json
     from esa_cli.storage.library import Library
     from esa_cli.system.machine import parse_size

@@ -48,9 +48,10 @@ def mcp(
     answer: AnswerOptions = AS_ANSWERED,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve the library to assistants and editors, by the Model Context Protocol.
+    """Serve the library to assistants and editors (MCP).
 
-    Such a program starts it itself; --http waits for clients on this machine.
+    By the Model Context Protocol. Such a program starts it itself; --http waits for clients on
+    this machine.
     """
     from esa_cli.apps.cli.terminal import Reporter
 

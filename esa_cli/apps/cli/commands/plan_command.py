@@ -24,7 +24,9 @@ def plan(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show the tokens, memory and time that documents will take, and whether they fit."""
+    """Show the tokens, memory and time that documents will take.
+
+    And whether they fit, before a model is loaded."""
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.preflight import prepare
     from esa_cli.apps.cli.terminal import Reporter, print_json, print_table

@@ -39,7 +39,10 @@ def show(
     name: Name = options.DEFAULT_PRESET,
     settings: options.Set = None,
 ) -> None:
-    """Show every setting of a preset, as YAML that can be saved and used as one."""
+    """Show every setting of a preset, as YAML.
+
+    Saved to a file, it can be used as a preset.
+    """
     from esa_cli.apps.cli.terminal import print_text
     from esa_cli.qa.preset import dump, load
 

@@ -85,7 +85,7 @@ def selftest(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Plant facts in a long text, ask for them, and say what was found.
+    """Plant facts in a long text, and count those that are found.
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
     """

@@ -86,9 +86,10 @@ def serve(
     answer: AnswerOptions = AS_ANSWERED,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve /v1/chat/completions on this machine, for programs made for OpenAI's.
+    """Serve a page for asking, and /v1/chat/completions.
 
-    Prints the base URL when it is ready; Ctrl-C ends it.
+    On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
+    it is ready; Ctrl-C ends it.
     """
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter

@@ -40,9 +40,10 @@ def sync(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Keep a folder's documents in the library, for `esa ask --library`.
+    """Keep the documents of a folder in the library, as words.
 
-    Stopped in the middle, the same command goes on where it was.
+    For `esa ask --library` and `esa find --library`. Stopped in the middle, the same command
+    goes on where it was.
     """
     from esa_cli.apps.cli.folder_reading import FolderReading
     from esa_cli.apps.cli.folder_update import FolderUpdate

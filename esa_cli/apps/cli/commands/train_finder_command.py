@@ -40,7 +40,7 @@ def train_finder(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a finder: what finds the passage that answers a question.
+    """Train a finder of the passages that answer questions.
 
     esa train-finder benchmarks/reader_training/pairs texts/ --out finder/
     """

@@ -44,7 +44,7 @@ def train_reader(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train an adapter with which a model quotes answers from a passage.
+    """Train an adapter that quotes answers from passages.
 
     esa train-reader benchmarks/reader_training/pairs texts/ --out adapter/
     """
