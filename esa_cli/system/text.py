@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def text_bytes(text: str) -> bytes:
@@ -18,4 +22,15 @@ def text_digest(text: str) -> str:
 def has_lone_surrogate(text: str) -> bool:
     """True if it has U+D800-U+DFFF, which no tokenizer accepts: they enter through command-line
     arguments that are not UTF-8 or through JSON escapes."""
-    return any("\ud800" <= character <= "\udfff" for character in text)
+    return _SURROGATE.search(text) is not None
+
+
+def without_lone_surrogates(value: Any) -> Any:
+    """The same text, or object of JSON, with U+FFFD in place of each: UTF-8 has none."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {name: without_lone_surrogates(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [without_lone_surrogates(one) for one in value]
+    return value

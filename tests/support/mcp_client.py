@@ -40,17 +40,17 @@ class FakeDocumentAsker(FakeAsker):
         self.library = library
 
     def open(self, source: str | Document) -> Any:
-        return _book(source)
+        return book_of(source)
 
     def ingest(self, source: str | Document, progress: Any = None) -> Any:
         super().ingest(source, progress)
-        return _book(source)
+        return book_of(source)
 
     def find(self, document: Document) -> Book | None:
         return None
 
     def stored(self, entry: Entry) -> Book:
-        return _book(restored(self.library.text(entry), entry.marks, entry.provenance))
+        return book_of(restored(self.library.text(entry), entry.marks, entry.provenance))
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: Any = None, minimum: Any = None
@@ -66,7 +66,7 @@ class FakeDocumentAsker(FakeAsker):
         return replace(reply, evidence=tuple(evidence))
 
 
-def _book(source: str | Document) -> Book:
+def book_of(source: str | Document) -> Book:
     document = source if isinstance(source, Document) else read_document(source)
     return Book(document, None, torch.zeros(0, 2))
 

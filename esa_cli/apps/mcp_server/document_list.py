@@ -8,14 +8,16 @@ from typing import Literal
 from esa_cli.apps.mcp_server.named_documents import DocumentNames, path_of
 from esa_cli.apps.mcp_server.tool_results import DocumentFacts
 from esa_cli.storage.library import Entry
+from esa_cli.system.text import has_lone_surrogate
 
 
 def listed_documents(names: DocumentNames) -> list[DocumentFacts]:
-    """Stored documents, synchronised files, then other files of allowed folders. Raises
-    LibraryError."""
+    """Stored documents, synchronised files, then other files of allowed folders, without those whose
+    names are not UTF-8: no request can name them. Raises LibraryError."""
     stored, synced = [stored_facts(entry) for entry in names.entries()], names.synced()
     read, words = {one.file for one in stored}, set(synced)
-    files = [path for path in dict.fromkeys([*synced, *names.files()]) if path not in read]
+    paths = dict.fromkeys([*synced, *names.files()])
+    files = [path for path in paths if path not in read and not has_lone_surrogate(path)]
     return [*stored, *(_file_facts(path, "words" if path in words else "file") for path in files)]
 
 

@@ -19,6 +19,7 @@ from esa_cli.apps.mcp_server.document_list import stored_facts
 from esa_cli.apps.mcp_server.named_documents import DocumentNames
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Entry
+from esa_cli.system.text import without_lone_surrogates
 
 PIECE = 40_000
 """Characters of a piece of a text."""
@@ -80,16 +81,15 @@ class LibraryResources:
         if found["piece"]:
             return ReadResourceResult(contents=[piece])
         facts = {**stored_facts(entry).model_dump(exclude_none=True), "pieces": count}
-        about = TextResourceContents(
-            uri=uri, mime_type="application/json", text=json.dumps(facts, ensure_ascii=False)
-        )
+        written = without_lone_surrogates(json.dumps(facts, ensure_ascii=False))
+        about = TextResourceContents(uri=uri, mime_type="application/json", text=written)
         return ReadResourceResult(contents=[about, piece])
 
 
 def _resource(entry: Entry) -> Resource:
     return Resource(
         uri=_PREFIX + entry.id,
-        name=entry.name or entry.id,
+        name=without_lone_surrogates(entry.name) or entry.id,
         description=f"{entry.characters:,} characters, {entry.tokens:,} tokens",
         mime_type="text/plain",
     )

@@ -32,6 +32,7 @@ from esa_cli.apps.mcp_server.tool_list import ToolSpec, tool_list
 from esa_cli.apps.mcp_server.tool_results import ToolResult
 from esa_cli.apps.server.worker import Worker
 from esa_cli.errors import EsaError
+from esa_cli.system.text import without_lone_surrogates
 from esa_cli.version import __version__
 
 INSTRUCTIONS = (
@@ -80,7 +81,8 @@ class _Handlers:
         """What the tool returns, or its error as a result. Raises MCPError: no such tool."""
         spec = self.tools.get(params.name)
         if spec is None:
-            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(self.tools)}")
+            message = f"no tool {params.name}; there are {list(self.tools)}"
+            raise MCPError(INVALID_PARAMS, without_lone_surrogates(message))
         try:
             result = await self._run(spec, params.arguments or {}, context)
         except ValidationError as error:
@@ -92,8 +94,8 @@ class _Handlers:
                 traceback.print_exc()
             return _failure(BUG)
         return CallToolResult(
-            content=[TextContent(type="text", text=result.as_text())],
-            structured_content=result.model_dump(exclude_none=True),
+            content=[TextContent(type="text", text=without_lone_surrogates(result.as_text()))],
+            structured_content=without_lone_surrogates(result.model_dump(exclude_none=True)),
         )
 
     async def _run(self, spec: ToolSpec, given: dict[str, Any], context: Context) -> ToolResult:
@@ -141,7 +143,7 @@ def _failure(message: str, hint: str = "") -> CallToolResult:
 
 
 def _with_hint(message: str, hint: str) -> str:
-    return f"{message}\n{hint}" if hint else message
+    return str(without_lone_surrogates(f"{message}\n{hint}" if hint else message))
 
 
 def _fault(error: Any) -> str:

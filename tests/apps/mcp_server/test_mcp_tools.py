@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_asker import FakeAsker
 from mcp import Client, MCPError
-from mcp_client import FakeDocumentAsker, call, fail, talk, text_of, tools_of
+from mcp_client import FakeDocumentAsker, book_of, call, fail, talk, text_of, tools_of
 
 from esa_cli.apps.mcp_server import document_tools, named_documents
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.mcp_server.tool_results import ABSENT, PassageResult
+from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.storage.library import Library
 
@@ -214,3 +216,26 @@ def test_damage_is_told(tools: DocumentTools, library: Library, gate: str) -> No
     for path in library.root.rglob("*.text"):
         path.write_bytes(b"broken")
     fail(call(tools, "show", document=gate), "damaged")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes")
+def test_names_that_are_not_utf8_end_no_server(
+    asker: FakeDocumentAsker, library: Library, tmp_path: Path
+) -> None:
+    """JSON cannot have them: such a message would end the transport."""
+    (tmp_path / "sold").mkdir()
+    name = tmp_path / "sold" / os.fsdecode(b"caf\xe9.txt")
+    name.write_text("Nobody sold the harp.", "utf-8")
+    tools = tools_of(asker, library, [tmp_path / "sold"])
+    listed = call(tools, "list", limit=500)
+    assert "sold" not in str(listed.structured_content["documents"])
+    refused = call(tools, "show", document="loom.txt", **{"\udce9": 1})
+    book = Document(name.name, "Nobody sold the harp.", str(name), "utf-8", 21)
+    asker.stored = lambda entry: book_of(book)  # type: ignore[method-assign]
+    found = call(tools, "ask", question="harp")
+    assert "caf\ufffd.txt" in str(found.structured_content)
+    for one in (listed, refused, found):
+        assert one.model_dump_json()
+    with pytest.raises(MCPError) as caught:
+        call(tools, "\udce9")
+    assert caught.value.error.model_dump_json()
