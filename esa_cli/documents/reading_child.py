@@ -7,6 +7,7 @@ ignores that of memory).
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -20,8 +21,6 @@ from esa_cli.errors import EsaError
 
 _KEPT = 256 << 20
 """Bytes above which it ends after a document: memory is not all given back."""
-_GRACE_S = 5
-"""Seconds of processor time beyond the limit, at which it ends even if its parent is gone."""
 _NO_MEMORY = ("Memory allocation failed", "out of memory")
 
 
@@ -75,11 +74,11 @@ def _keep_limits() -> None:
     except ImportError:  # Windows
         return
     limits = reading_limits()
-    spent = int(time.process_time())
+    spent = math.ceil(time.process_time())
     for which, most in (
         (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, spent + limits.seconds + _GRACE_S),
+        (resource.RLIMIT_CPU, spent + limits.seconds),
     ):
         hard = resource.getrlimit(which)[1]
         with suppress(ValueError, OSError):

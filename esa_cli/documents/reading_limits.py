@@ -20,6 +20,8 @@ ELEMENTS, ATTRIBUTES, SECONDS = "ESA_READ_ELEMENTS", "ESA_READ_ATTRIBUTES", "ESA
 NAMES = (UNPACKED, PART, ELEMENTS, ATTRIBUTES, SECONDS, MEMORY)
 
 
+MOST = 1 << 53
+"""The highest that a limit can be."""
 _TAG = re.compile(r"<[A-Za-z][^<>]*+")
 
 
@@ -32,7 +34,7 @@ class ReadingLimits(NamedTuple):
             takes 8 to 40 times its size.
         elements: XML or HTML elements of a part. attributes: those of one HTML tag, for which the
             parser takes time quadratic in them.
-        seconds, memory: of the process that reads it.
+        seconds, memory: of the process that reads it; seconds of processor time.
     """
 
     unpacked: int = 1 << 30
@@ -52,8 +54,10 @@ def reading_limits() -> ReadingLimits:
 def _number(name: str, usual: int) -> int:
     text = os.environ.get(name, "").strip()
     number = parse_size(text, name) if text else usual
-    if number < 1:
-        raise UsageError(f"{name} must be at least 1, got {text}", "leave it out for the default")
+    if not 1 <= number <= MOST:
+        raise UsageError(
+            f"{name} must be from 1 to {MOST:,}, got {text}", "leave it out for the default"
+        )
     return number
 
 

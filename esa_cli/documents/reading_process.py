@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -30,6 +31,11 @@ SMALL = {
     "epub": 1 << 16, "html": 1 << 16, "mail": 1 << 16, "ipynb": 1 << 16,
 }  # fmt: skip
 """Built-in reader -> bytes, unpacked, up to which a document is read in this process."""
+CLOCK = 5
+"""Seconds by the clock for each of processor time: the machine may be busy with other things."""
+_LATE = getattr(signal, "SIGXCPU", None)
+"""The signal that ends it after its processor time; Windows has none."""
+_ARCHIVES = frozenset(("docx", "sheets", "presentation", "odt", "epub"))
 _LENGTH = struct.Struct("<Q")
 _START = (
     "import sys; sys.path[:] = {path!r}; from esa_cli.documents.reading_child import main; main()"
@@ -41,7 +47,7 @@ def at_risk(reader: str, data: bytes) -> bool:
     most = SMALL.get(reader)
     if most is None or len(data) > most:
         return most is not None
-    if not data.startswith(b"PK"):
+    if reader not in _ARCHIVES:
         return False
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
@@ -62,7 +68,7 @@ def read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
     request["limits"] = {one: os.environ.get(one, "") for one in reading_limits.NAMES}
     try:
         with _LOCK:
-            reply, text = _current().ask(request, data, limits.seconds)
+            reply, text = _current().ask(request, data, _clock_seconds(limits.seconds))
     except OSError as error:
         raise DocumentError(
             f"{label(name)} cannot be read: no process can be started for it ({error.strerror})",
@@ -77,14 +83,21 @@ def read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
     return ExtractedText(text, marks, tuple(reply["missing"]), reply["encoding"])
 
 
+def _clock_seconds(seconds: int) -> float:
+    """Seconds by the clock, at most; those of the processor are counted where the system can."""
+    return min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
+
+
 def _error_class(name: str) -> type[EsaError]:
     found = getattr(errors, name, DocumentError)
     return found if isinstance(found, type) and issubclass(found, EsaError) else DocumentError
 
 
 def _ended(why: str, name: str, limits: reading_limits.ReadingLimits) -> DocumentError:
-    if why == "time":
-        limit = f"be read in {limits.seconds:,} s"
+    if why in ("time", "processor time"):
+        limit = f"be read in {_clock_seconds(limits.seconds):,} s"
+        if why == "processor time":
+            limit = f"be read in {limits.seconds:,} s of {why}"
         return reading_limits.limit_error(name, "", limit, reading_limits.SECONDS)
     size = reading_limits.mebibytes(limits.memory)
     if why == "memory":
@@ -119,7 +132,7 @@ class ReadingProcess:
         """False once it has ended, and in a copy of this process that was made by fork."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, request: dict[str, Any], data: bytes, seconds: int) -> tuple[Any, str]:
+    def ask(self, request: dict[str, Any], data: bytes, seconds: float) -> tuple[Any, str]:
         """Its reply and the text; `ended` in the reply says why there is none."""
         late = threading.Event()
 
@@ -149,6 +162,8 @@ class ReadingProcess:
     def _why(self) -> str:
         code = self._process.wait()
         self.end()
+        if _LATE and code == -_LATE:
+            return "processor time"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def end(self) -> None:

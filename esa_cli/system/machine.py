@@ -6,6 +6,7 @@ slice's or `ulimit`.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -25,7 +26,10 @@ def parse_size(text: str, name: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{name} must be a size, got {text!r}", "write bytes, or for example 8GiB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    number = float(match[1]) * _UNITS[(match[2] or "").lower()]
+    if math.isinf(number):
+        raise UsageError(f"{name} must be a size that a machine can have, got more", "as 8GiB")
+    return int(number)
 
 
 def memory_limit() -> int | None:

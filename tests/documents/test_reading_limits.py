@@ -7,6 +7,7 @@ import gzip
 import os
 import signal
 import sys
+import threading
 import zipfile
 import zlib
 from io import BytesIO
@@ -16,7 +17,7 @@ import sample_files as make
 from reader_checks import refused
 
 from esa_cli.documents import readers, reading_process
-from esa_cli.documents.reading_limits import reading_limits
+from esa_cli.documents.reading_limits import MOST, NAMES, reading_limits
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.strict_yaml import MOST_VALUES, load_yaml
 
@@ -128,11 +129,37 @@ def test_a_pdf_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_SECONDS", "1")
+    monkeypatch.setattr(reading_process, "CLOCK", 60)
     monkeypatch.setenv("ESA_READ_ATTRIBUTES", "1000000")
-    tag = "<p " + " ".join(f"a{n}=''" for n in range(120_000)) + ">words</p>"
+    tag = "<p " + " ".join(f"a{n}=''" for n in range(300_000)) + ">words</p>"
     error = refused(tag.encode(), "a.html")
-    assert "must be read in 1 s, got more" in error.message
+    assert "must be read in 1 s of processor time, got more" in error.message
     assert "ESA_READ_SECONDS" in error.hint
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="signals of POSIX")
+def test_time_in_which_the_machine_is_busy_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child gets no time, as under load; a child that never gets any is ended."""
+    monkeypatch.setenv("ESA_READ_SECONDS", "1")
+    data = _pdf((b"", WORDS))
+    readers.read(data, "a.pdf")
+    [child] = reading_process._CHILD
+    os.kill(child._process.pid, signal.SIGSTOP)
+    timer = threading.Timer(1.5, os.kill, (child._process.pid, signal.SIGCONT))
+    timer.start()
+    assert "Ada" in readers.read(data, "a.pdf").text
+    timer.join()
+    monkeypatch.setattr(reading_process, "CLOCK", 2)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    assert "must be read in 2 s, got more" in refused(data, "a.pdf").message
+
+
+@pytest.mark.parametrize("before", [b"", b"x", b"#!/bin/sh\n"])
+def test_a_small_archive_behind_other_bytes_is_read_apart(before: bytes) -> None:
+    data = before + _docx(b"<w:p/>" * 20_000)
+    assert len(data) < reading_process.SMALL["docx"]
+    assert reading_process.at_risk("docx", data)
+    assert not reading_process.at_risk("docx", before + make.docx(make.paragraph("x")))
 
 
 def test_a_tag_of_many_attributes() -> None:
@@ -211,11 +238,23 @@ def test_yaml_aliases_are_counted() -> None:
     assert load_yaml("a: &a [1, 2]\nb: [*a, *a]") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
 
 
-@pytest.mark.parametrize(("name", "value"), [("ESA_READ_SECONDS", "long"), ("ESA_READ_PART", "0")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ESA_READ_SECONDS", "long"), ("ESA_READ_PART", "0"), ("ESA_READ_SECONDS", "9" * 400),
+        ("ESA_READ_MEMORY", str((1 << 53) + 2)),
+    ],
+)  # fmt: skip
 def test_limits_must_be_numbers(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=name):
         reading_limits()
+
+
+def test_the_highest_limits_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, str(MOST))
+    assert "Ada" in readers.read(_pdf((b"", WORDS)), "a.pdf").text
 
 
 def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from esa_cli.system.text import has_lone_surrogate
 
 
 def listed_documents(names: DocumentNames) -> list[DocumentFacts]:
-    """Stored documents, synchronised files, then other files of allowed folders, without those whose
-    names are not UTF-8: no request can name them. Raises LibraryError."""
+    """Stored documents, synchronised files, then other files of allowed folders, without those of
+    names that are not UTF-8, which no request can say. Raises LibraryError."""
     stored, synced = [stored_facts(entry) for entry in names.entries()], names.synced()
     read, words = {one.file for one in stored}, set(synced)
     paths = dict.fromkeys([*synced, *names.files()])

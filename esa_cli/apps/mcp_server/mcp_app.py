@@ -81,8 +81,7 @@ class _Handlers:
         """What the tool returns, or its error as a result. Raises MCPError: no such tool."""
         spec = self.tools.get(params.name)
         if spec is None:
-            message = f"no tool {params.name}; there are {list(self.tools)}"
-            raise MCPError(INVALID_PARAMS, without_lone_surrogates(message))
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(self.tools)}")
         try:
             result = await self._run(spec, params.arguments or {}, context)
         except ValidationError as error:
