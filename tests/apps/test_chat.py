@@ -229,6 +229,19 @@ def test_other_commands(lines: ChatLines, capsys: pytest.CaptureFixture[str]) ->
     assert not lines.take("/quit")
 
 
+def test_words_are_commands_at_a_terminal_alone(
+    asker: FakeAsker, lines: ChatLines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed_in = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
+    assert not typed_in.take("quit")
+    assert not typed_in.take(" Exit ")
+    assert typed_in.take("help")
+    assert "/evidence" in capsys.readouterr().out
+    assert typed_in.talk.record == []
+    assert lines.take("quit")
+    assert [one.question for one in lines.talk.record] == ["quit"]
+
+
 def test_help_has_every_command(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
     lines.take("/help")
     out = capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The lines of a conversation: questions, and commands that begin with a slash.
 
 A command is a slash and a word; anything else is a question, also a path that begins with a slash.
+At a terminal a few words are commands by themselves, which people try before they know of slashes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ COMMANDS = {
     "/help": "this list",
     "/quit": "end; Ctrl-D does it, too",
 }
+_WORDS = {"exit": "/quit", "quit": "/quit", "help": "/help"}
 _COMMAND = re.compile(r"(/[a-z]*)(?:\s+(.*))?", re.DOTALL)
 
 
@@ -39,7 +41,8 @@ class ChatLines:
 
     Args:
         documents: their names. passages: shown under each answer.
-        stoppable: Ctrl-C stops the answer in place of the program.
+        stoppable: a person types the lines: Ctrl-C stops the answer in place of the program, and
+            `_WORDS` are commands.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class ChatLines:
             if isinstance(line, EsaError):
                 raise line
             line = line.strip()
+            if self.stoppable:
+                line = _WORDS.get(line.lower(), line)
             command = _COMMAND.fullmatch(line)
             if command is None:
                 if line:

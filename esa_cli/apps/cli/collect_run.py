@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from esa_cli.apps.cli.answer_output import asked_documents
+from esa_cli.apps.cli.passage_progress import PassageProgress, places_text
 from esa_cli.apps.cli.terminal import Reporter, print_json
 from esa_cli.apps.collect.collected_file import CollectedFile, place_row
 from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, distinct_places
@@ -139,18 +140,18 @@ def _follow(
     reporter: Reporter,
 ) -> tuple[list[CollectedPlace], Coverage]:
     """All places, those of earlier runs first, and how much was read."""
-    every, show = list(kept.earlier.places), _progress(reporter)
+    every, waits = list(kept.earlier.places), PassageProgress(reporter)
     places: Collection
 
     def progress(done: int, total: int) -> None:
         kept.reached(places.settled, places.coverage)
-        show(done, total, len(every))
+        waits.show(done, total, len(every))
 
     places = esa.collect(
         request.question, books, **request.options.how, progress=progress, after=kept.earlier
     )
     if every:
-        reporter.note(f"esa: {len(every):,} places of an earlier run are kept")
+        reporter.note(f"esa: kept from an earlier run: {places_text(len(every))}")
     for one in every:
         add(one)
     try:
@@ -159,6 +160,7 @@ def _follow(
             every.append(one)
             reporter.settle()
             add(one)
+            waits.show_again(len(every))
     except BaseException:
         reporter.settle()
         end()
@@ -171,21 +173,6 @@ def _follow(
     end()
     _say(places.coverage, every, request, esa, reporter)
     return every, places.coverage
-
-
-def _progress(reporter: Reporter) -> Callable[[int, int, int], None]:
-    from esa_cli.system.machine import time_text
-
-    started, first = time.monotonic(), list[int]()
-    show = reporter.waiting if reporter.live else reporter.throttled()
-
-    def progress(done: int, total: int, places: int) -> None:
-        first.append(done)
-        each = (time.monotonic() - started) / max(1, done - first[0])
-        left = f", {time_text(each * (total - done))} left" if done > first[0] else ""
-        show(f"{done:,} of {total:,} passages, {places:,} places{left}")
-
-    return progress
 
 
 def coverage_text(coverage: Coverage) -> str:
@@ -207,9 +194,11 @@ def _say(
     text = coverage_text(coverage)
     if coverage.read < coverage.passages:
         least = SIEVE if request.options.minimum is None else request.options.minimum
+        text += f", those with a score of {least:g} or more"
         edge = sum(one.score < least + EDGE for one in every)
-        some = f"; {edge} of the places are of the lowest of these, so" if edge else ";"
-        text += f", those with a score of {least:g} or more{some} a lower --min may find more"
+        some = f", as {edge} of the places scored below {least + EDGE:g}" if edge else ""
+        reporter.note(f"esa: {text}")
+        text = f"a lower --min may find more{some}"
     reporter.note(f"esa: {text}")
     by = esa.reader.name if esa.reader else esa.name
     reporter.note(f"esa: {by} misses places and adds wrong ones: see docs/collect.md")

@@ -16,6 +16,8 @@ from command import TINY, Result, fail
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
+from esa_cli.apps.cli.passage_progress import PassageProgress
+from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.qa.collecting.collection import Collection
 
 __all__ = ["cache", "surroundings"]
@@ -63,7 +65,22 @@ def test_the_table_says_how_much_was_read(run: Run) -> None:
     assert (quiet.out, quiet.err) == (done.out, "")
     part = run("collect", "story.txt", QUESTION, "--least", "-100", "--min", "0")
     assert " passages (" in part.err
-    assert "those with a score of 0 or more" in part.err
+    assert "those with a score of 0 or more\nesa: a lower --min may find more" in part.err
+
+
+def test_a_wait_is_explained_from_the_finding_on_and_after_each_place() -> None:
+    shown: list[str] = []
+
+    class Live(Reporter):
+        def waiting(self, text: str) -> None:
+            shown.append(text)
+
+    reporter = Live()
+    reporter.live = True
+    progress = PassageProgress(reporter)
+    progress.show(0, 52, 0)
+    progress.show_again(1)
+    assert shown == ["finding passages", "0 of 52 passages, 0 places", "0 of 52 passages, 1 place"]
 
 
 def test_json_csv_and_lines_have_the_same_places(run: Run) -> None:
