@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli import models
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.errors import PresetError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import check_loadable, choose_device, choose_dtype, load_tokenizer
 from esa_cli.models.resolve import count_tokens, peek
@@ -198,20 +198,18 @@ def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> Know
     """Fetches the model's small files, and holds the preset to them.
 
     Raises:
-        ModelError: it is missing or not supported. PresetError: `context` is beyond its window.
+        ModelError: it is missing or not supported. PresetError: `context` is beyond its window,
+            or `score.heads` beyond its layers and heads.
     """
+    from esa_cli.qa.planning.preset_check import check_context, check_heads
+
     ref = models.parse_reference(chosen.model)
     _announce(ref, reporter)
     folder = peek(ref, reporter.stage)
     config = read_config(folder)
     check_type(config.get("model_type"))
-    longest = config.get("max_position_embeddings")
-    if longest and chosen.context > longest:
-        raise PresetError(
-            f"preset {chosen.name}: context must be at most the {longest} tokens that {ref.name} "
-            f"was trained on, got {chosen.context}",
-            f"use --set context={longest}, and window sizes that fit in it",
-        )
+    check_context(chosen, config, ref.name)
+    check_heads(chosen, config, ref.name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available)
 

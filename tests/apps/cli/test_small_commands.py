@@ -44,6 +44,21 @@ def test_presets_commands(esa: Esa, tmp_path: Path) -> None:
     fail(esa("presets", "check", "tiny-random", *adapter), 4, "answer.adapter must be")
 
 
+def test_presets_are_checked_against_their_models_sizes(esa: Esa) -> None:
+    large = esa("presets", "check", "qwen3-8b")
+    assert large.code == 0
+    assert large.out.splitlines()[-1].split() == [
+        "1M", "tokens", "15.3", "GiB", "137", "GiB", "153", "GiB",
+    ]  # fmt: skip
+    assert "nothing is read" in esa("presets", "check", "mistral-7b").out
+    other = ("presets", "check", "qwen3-8b", "--set", "model=org/other")
+    assert "memory is not known without the sizes of org/other" in esa(*other).out
+    heads = ("--set", "score.heads=[[36, 0]]")
+    fail(esa("presets", "check", "qwen3-8b", *heads), 4, "score.heads must be below the 36 layers")
+    tiny = ("--set", "score={name: vote, heads: [[0, 4]]}", "--set", "selector.name=consensus")
+    fail(esa("presets", "check", "tiny-random", *tiny), 4, "4 heads of random:llama, got [0, 4]")
+
+
 def test_a_broken_preset_of_ones_own_does_not_hide_the_others(esa: Esa, tmp_path: Path) -> None:
     folder = tmp_path / "config/esa/presets"
     folder.mkdir(parents=True)

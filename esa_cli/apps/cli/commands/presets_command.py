@@ -55,12 +55,31 @@ def check(
     settings: options.Set = None,
     plugins: options.Plugin = None,
 ) -> None:
-    """Check a preset and its adapter, and build the method it describes."""
+    """Check a preset, its adapter and its model's sizes, and plan its memory without the model."""
     options.load_plugins(plugins)
-    from esa_cli.apps.cli.terminal import one_line
+    from esa_cli.apps.cli.terminal import one_line, print_table
+    from esa_cli.models import parse_reference
     from esa_cli.qa.adapter_files import check_adapter
+    from esa_cli.qa.planning.model_shapes import config_without_model
+    from esa_cli.qa.planning.preset_check import LENGTHS, check_sizes
     from esa_cli.qa.resolved_preset import resolve
+    from esa_cli.system.machine import size_text
 
-    chosen = resolve(name, settings or []).preset
+    resolved = resolve(name, settings or [])
+    chosen = resolved.preset
     check_adapter(chosen.answer)
+    model, config = parse_reference(chosen.model).name, config_without_model(chosen.model)
+    memory = None if config is None else check_sizes(resolved, config, model)
     print(one_line(f"preset {chosen.name} holds: {chosen.description or chosen.model}"))
+    if memory is None:
+        print(one_line(f"memory is not known without the sizes of {model}: see `esa plan`"))
+        return
+    reads = "nothing is read" if memory.reads == "nothing" else memory.reads
+    print_table(
+        ("memory in bfloat16", "weights", reads, "in all"),
+        [
+            (f"{length} tokens", *map(size_text, figures))
+            for length in LENGTHS
+            for figures in [(memory.weights, memory.stored(length), memory.needed(length))]
+        ],
+    )
