@@ -16,6 +16,7 @@ from esa_cli.qa.books import Book, PlacedBook, place_books
 from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.ingest import DocumentIngest
+from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.reply import Evidence, Reply
@@ -38,8 +39,9 @@ class TextAsker:
         self.session, self.preset = session, preset
         self._begin()
         encoder = load_encoder(preset.answer, session.model, session.tokenizer)
-        self._replies = TextReplies(session, None, PassageSearch(encoder, preset.answer.words))
-        self._ingest = DocumentIngest(session, encoder=encoder)
+        lazy = LazySession.around(session)
+        self._replies = TextReplies(lazy, None, PassageSearch(encoder, preset.answer.words))
+        self._ingest = DocumentIngest(lazy, encoder=encoder)
         self._book: Book | None = None
 
     @property

@@ -4,6 +4,7 @@ No other room imports transformers. Importing this package imports neither torch
 loading or converting does.
 """
 
+from esa_cli.models.deferred_model import DeferredModel, load_deferred, load_for_text
 from esa_cli.models.load import LoadedModel, load
 from esa_cli.models.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.prepared_models import CachedModel, list_models, path_of, remove
@@ -13,11 +14,14 @@ from esa_cli.system.progress import StageProgress
 __all__ = [
     "DEFAULT_MODEL",
     "CachedModel",
+    "DeferredModel",
     "LoadedModel",
     "ModelRef",
     "StageProgress",
     "list_models",
     "load",
+    "load_deferred",
+    "load_for_text",
     "parse_reference",
     "path_of",
     "pull",

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from esa_cli.models.quiet_transformers import quiet_transformers
 
@@ -70,6 +69,8 @@ def generate(
         ids: the whole prompt; the model reads those the cache does not hold yet.
         temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
     """
+    from transformers import GenerationConfig
+
     prompt = torch.tensor([list(ids)], device=model.device)
     sampling: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
@@ -96,6 +97,8 @@ def special_ids_only(model: Any) -> Iterator[dict[str, Any]]:
     The others are made for chat: a penalty for repeated words counts those of the whole document,
     which answers quote, and `use_cache: false` would process the prompt again for every token.
     """
+    from transformers import GenerationConfig
+
     before = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     special = {name: getattr(before, name, None) for name in names}

@@ -40,3 +40,14 @@ def call_before_layer(model: Any) -> None:
     weights and not its modules."""
     for call in _CALLS.get(model, ()):
         call()
+
+
+def pass_calls_on(first: nn.Module, other: Any) -> None:
+    """From now on what is called before a layer of the first model is called before each layer of
+    the other one, too: it was loaded later, of the same weights."""
+
+    def hook(module: nn.Module, inputs: Any) -> None:
+        call_before_layer(first)
+
+    for layer in other.base_model.layers:
+        layer.register_forward_pre_hook(hook)

@@ -6,15 +6,18 @@ check covers the weights; `qa.planning` covers what a question needs beyond them
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.checkpoint_files import check_tokenizer, count_parameters, read_config
+from esa_cli.models.config_cache import cache_config
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.resolve import resolve
+from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.system.machine import available_memory, size_text
 from esa_cli.system.progress import StageProgress, silent
 
@@ -36,6 +39,11 @@ class LoadedModel:
     folder: Path
     dtype: Any
     device: Any
+
+    @property
+    def text_model(self) -> Any:
+        """What finds and reads passages; see `deferred_model.DeferredModel`."""
+        return self.model
 
 
 def load(
@@ -71,10 +79,11 @@ def load(
     _import(report)
     place = choose_device(device)
     chosen = choose_dtype(dtype, place)
-    _check_memory(parameters * chosen.itemsize, place, ref)
+    check_memory(parameters * chosen.itemsize, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    model = _into_memory(ref, folder, config, place, chosen)
+    model = into_memory(ref, config, place, lambda: _from_folder(folder, place, chosen))
+    cache_config(folder, model.config)
     weight = next(model.parameters())
     return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device)
 
@@ -103,25 +112,28 @@ def _import(report: StageProgress) -> None:
     report("import", 0, None)
     with gc_paused():
         import torch  # noqa: F401
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+        from transformers import AutoModelForCausalLM  # noqa: F401
 
 
-def _into_memory(
-    ref: ModelRef, folder: Path, config: dict[str, Any], place: str, dtype: Any
-) -> Any:
-    """The model, with the errors of transformers turned into esa's."""
-    import torch
+def _from_folder(folder: Path, place: str, dtype: Any) -> Any:
     from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {} if place == "cpu" else {"device_map": place}
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True,
+        trust_remote_code=False, local_files_only=True, **options,
+    )  # fmt: skip
+
+
+def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
+    """The model that `read` loads, with the errors of transformers turned into esa's."""
+    import torch
 
     from esa_cli.models.inspection import offloaded
 
-    options: dict[str, Any] = {} if place == "cpu" else {"device_map": place}
     try:
         with quiet_transformers(), gc_paused():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True,
-                trust_remote_code=False, local_files_only=True, **options,
-            )  # fmt: skip
+            model: Any = read()
     except EsaError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -133,23 +145,6 @@ def _into_memory(
             f"{ref.name} does not fit: some of its weights found no room on {place}", _SMALLER
         )
     return model.eval()
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of transformers in a model's folder. Raises ModelError."""
-    check_tokenizer(folder)
-    from transformers import AutoTokenizer
-
-    try:
-        with quiet_transformers(), gc_paused():
-            return AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
-            )
-    except Exception as error:
-        raise ModelError(
-            f"the tokenizer in {folder} cannot be loaded: {first_line(error)}",
-            "fetch the model again, or check that its tokenizer needs no code of its own",
-        ) from error
 
 
 def choose_device(device: str) -> str:
@@ -206,7 +201,7 @@ def _processor_has_bfloat16() -> bool:
     return bool(older and older())
 
 
-def _check_memory(need: int, place: str, ref: ModelRef) -> None:
+def check_memory(need: int, place: str, ref: ModelRef) -> None:
     """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
     free = available_memory(place)
     if need > free:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +20,8 @@ from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_growth import grown
 from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.passage_search import PassageSearch
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question_form import wants_free_text
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader
@@ -60,34 +58,26 @@ class TextAnswers:
     """Answers from text with one model and the settings of its preset.
 
     Args:
-        model, tokenizer: of transformers; the model is bare while it answers. preset: its settings
-            `answer`, and its window. prompt: for free text. search: what finds the passages; None:
-            by their words alone.
+        lazy: the model, which is bare while it answers, and its preset. search: what finds the
+            passages; None: by their words alone.
 
     Raises:
         ModelError: the adapter cannot be read, or is of another model.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        preset: Preset,
-        prompt: PromptTokens,
-        search: PassageSearch | None = None,
-    ) -> None:
-        settings = preset.answer
-        self.model, self.settings, self._prompt = model, settings, prompt
+    def __init__(self, lazy: LazySession, search: PassageSearch | None = None) -> None:
+        model, settings, context = lazy.text_model, lazy.preset.answer, lazy.preset.context
+        self.settings, self._lazy, self._prompt = settings, lazy, lazy.prompt
         self.search = search or PassageSearch()
-        self._context = preset.context
+        self._context = context
         adapter = None
         if settings.adapter is not None:
             adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
             adapter.to(next(model.parameters()))
         passages = PassagePrompt(
-            tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
+            lazy.tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
         )
-        self.reader = PassageReader(model, passages, adapter, preset.context, fixed=True)
+        self.reader = PassageReader(model, passages, adapter, context, fixed=True)
 
     def check(self, question: str, max_new_tokens: int) -> int:
         """Tokens of the question in the preset's prompt, checked to leave room for passages.
@@ -151,7 +141,7 @@ class TextAnswers:
             shown = "\n\n".join(one.text for one in read[:FREE_PASSAGES])
             said = Streamer(self._prompt.tokenizer, on_text)
             self._free_text(question, shown, said, max_new_tokens, temperature, top_p)
-            cut = said.count >= max_new_tokens and said.last not in end_ids(self.model)
+            cut = said.count >= max_new_tokens and said.last not in end_ids(self._lazy.model)
             return TextAnswer(
                 said.text.strip(), passages, tuple(weights), told, said.count, cut=cut
             )
@@ -216,6 +206,6 @@ class TextAnswers:
         room = self._context - len(asked) - most
         passages = clipped(passages, room, lambda text: len(prompt.document(text)))
         generate(
-            self.model, prompt.document(passages) + asked, None,
+            self._lazy.model, prompt.document(passages) + asked, None,
             max_new_tokens=most, temperature=heat, top_p=top_p, streamer=streamer,
         )  # fmt: skip

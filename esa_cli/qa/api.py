@@ -12,23 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.layer_calls import before_each_layer
-from esa_cli.models.load import choose_device
-from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.finding.load_encoder import index_sizes, load_encoder
+from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.heat_map import WeighedBooks, heat_maps, weighed
 from esa_cli.qa.ingest import DocumentIngest, Source
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
+from esa_cli.qa.lazy_session import LazySession
+from esa_cli.qa.model_opening import open_model
 from esa_cli.qa.passage_search import COUNT, Passage, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
@@ -37,11 +36,12 @@ from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.row_reply import reply_from_rows
 from esa_cli.qa.second_model.answer_reader import AnswerReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
-from esa_cli.qa.session import Session
 from esa_cli.qa.text_reply import text_replies
 from esa_cli.storage.library import Entry, Library
-from esa_cli.system import machine
 from esa_cli.system.progress import Progress
+
+if TYPE_CHECKING:  # it imports transformers' models
+    from esa_cli.qa.session import Session
 
 
 class Esa:
@@ -62,7 +62,7 @@ class Esa:
 
     def __init__(
         self,
-        loaded: models.LoadedModel,
+        loaded: models.LoadedModel | models.DeferredModel,
         preset: Preset | ResolvedPreset,
         *,
         library: Library | None = None,
@@ -75,13 +75,13 @@ class Esa:
         resolved = resolve(preset)
         check_passages_for(reader, resolved.preset)
         self.preset, self.loaded = resolved.preset, loaded
-        self.encoder = load_encoder(resolved.preset.answer, loaded.model, loaded.tokenizer)
-        self.session = Session(loaded.model, loaded.tokenizer, resolved)
-        self._cached = CachedBooks(self.session)
+        self.encoder = load_encoder(resolved.preset.answer, loaded.text_model, loaded.tokenizer)
+        self._lazy = LazySession.of(loaded, resolved)
+        self._cached = CachedBooks(self._lazy)
         self._search = PassageSearch(self.encoder, resolved.preset.answer.words)
-        self.reader, self._text = reader, text_replies(self.session, reader, self._search)
+        self.reader, self._text = reader, text_replies(self._lazy, reader, self._search)
         self.documents = DocumentIngest(
-            self.session, library, keep, rows, events, planner, self.encoder
+            self._lazy, library, keep, rows, events, planner, self.encoder
         )
         self._last: WeighedBooks | None = None
 
@@ -106,18 +106,9 @@ class Esa:
         Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
         ModelError, ResourceError. ReaderError: the server cannot be used."""
         choice = None if reader is None else ReaderChoice(reader, reader_model)
-        given = overrides if choice is None else [*overrides, "answer.from=text"]
-        resolved, place = resolve(name, given, method, length), choose_device(device)
-        check_passages_for(choice, resolved.preset)
-        check_adapter(resolved.preset.answer)
-        memory = machine.available_memory(place)
-        loaded = models.load(resolved.preset.model, device=place, dtype=dtype)
-        other = None if choice is None else choice.open(device, dtype)
-        planner = Planner(
-            resolved, read_config(loaded.folder), dtype=loaded.dtype, device=place,
-            memory=memory - (0 if other is None else other.nbytes),
-            index=index_sizes(resolved.preset.answer),
-        )  # fmt: skip
+        loaded, resolved, planner, other = open_model(
+            name, overrides, method, length, device, dtype, choice
+        )
         return cls(
             loaded, resolved, library=library, keep=keep, rows=rows,
             events=ProgressEvents(progress), planner=planner, reader=other,
@@ -131,7 +122,17 @@ class Esa:
 
     def close(self) -> None:
         """Restores the model."""
-        self.session.close()
+        self._lazy.close()
+
+    @property
+    def session(self) -> Session:
+        """Runs the method; made, with the model of transformers, when it is first needed."""
+        return self._lazy.session
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the documents whose rows were asked last; 0: their text was."""
+        return self._lazy.document_tokens
 
     @property
     def name(self) -> str:
@@ -149,7 +150,7 @@ class Esa:
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """Calls `on_step` while the model computes; see `reply.Asker`."""
-        return before_each_layer(self.loaded.model, on_step)
+        return before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
         """The document's book, if it is in the library. Raises LibraryError: it is damaged."""
@@ -198,7 +199,7 @@ class Esa:
         if not (books := distinct(books)):
             raise UsageError("no document to ask about", "ingest one first")
         if len(books) > 1:
-            check_asked_together(self.preset, self.session.method)
+            check_asked_together(self.preset, self._lazy.method)
         asking: dict[str, Any] = {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
             "seed": seed, "history": history, "on_text": on_text,
@@ -211,9 +212,8 @@ class Esa:
                 question, self.placed(books), lambda: self._cached.use(books),
                 evidence=evidence, **asking,
             )  # fmt: skip
-        reply, weights = made
-        self._last = WeighedBooks(books, weights)
-        return reply
+        self._last = WeighedBooks(books, made[1])
+        return made[0]
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
@@ -222,7 +222,7 @@ class Esa:
         """The passages of some books that fit a question; see `PassageSearch.passages`.
         Raises UsageError: there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # checks it
-        with self.session.attachment.suspended():
+        with self._lazy.suspended():
             return self._search.passages(question, self.placed(distinct(books)), count, minimum)
 
     def collect(

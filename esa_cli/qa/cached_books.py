@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.books import Book
-from esa_cli.qa.session import Session
+from esa_cli.qa.lazy_session import LazySession
 
 
 class CachedBooks:
     """Puts the rows of books into the cache of a session, unless they are there."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, lazy: LazySession) -> None:
+        self._lazy = lazy
         self._books: list[Book] = []
 
     def forget(self) -> None:
@@ -28,5 +28,5 @@ class CachedBooks:
         prefilled = [book.prefilled for book in books if book.prefilled]
         if len(prefilled) < len(books):
             raise UsageError("a document has not been read", "ingest it first")
-        self._session.open(prefilled)
+        self._lazy.session.open(prefilled)
         self._books = list(books)

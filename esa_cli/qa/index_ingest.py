@@ -41,7 +41,7 @@ class IndexIngest(PartIngest):
     @cached_property
     def identity(self) -> str:
         """What its indexes depend on, beside the text; see `index_identity`."""
-        return index_identity(self.facts(), self.encoder.digest)
+        return index_identity(self.lazy.facts, self.encoder.digest)
 
     def keys(self, text: str) -> list[str]:
         assert self.library is not None
@@ -81,7 +81,7 @@ class IndexIngest(PartIngest):
 
     def check_memory(self, tokens: int) -> None:
         """Where rows are read, too, the plan is of these, which take a hundred times as much."""
-        if not self.session.preset.answer.needs_rows:
+        if not self.lazy.preset.answer.needs_rows:
             super().check_memory(tokens)
 
     def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
@@ -91,7 +91,7 @@ class IndexIngest(PartIngest):
             append_keys(store, self._encoded(text.ids, start, stop))
             writer.flush()
             hear(stop, len(text.ids))
-        return finish_index(writer, text, self.session.preset)
+        return finish_index(writer, text, self.lazy.preset)
 
     def records(self, part: TokenRange) -> Tensor:
         """The index's records (n, row_bytes) of a range of tokens, as they would be stored. Raises
@@ -121,5 +121,5 @@ class IndexIngest(PartIngest):
 
     def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
         """Reduced keys (stop - start, R), of the bare model."""
-        with self.session.attachment.suspended():
+        with self.lazy.suspended():
             return self.encoder.encode(ids, start, stop)

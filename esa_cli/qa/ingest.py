@@ -1,4 +1,4 @@
-"""Makes books: documents read by a session's model, or found in the library.
+"""Makes books: documents read by a model, or found in the library.
 
 What is read of each, on its own, are KV rows, a token index, or both: see `parts`.
 """
@@ -8,20 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import UsageError
 from esa_cli.qa.archive import restored
 from esa_cli.qa.books import Book
-from esa_cli.qa.cache_key import model_facts
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_ingest import IndexIngest
 from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.part_ingest import PartIngest
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.row_ingest import RowIngest
-from esa_cli.qa.session import Session
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.progress import Progress, combined
@@ -31,7 +29,7 @@ Source = str | Document | TokenisedDocument
 
 
 class DocumentIngest:
-    """Makes books with one session.
+    """Makes books with one model and preset.
 
     Args:
         library: where documents are looked for; None: nowhere.
@@ -43,7 +41,7 @@ class DocumentIngest:
 
     def __init__(
         self,
-        session: Session,
+        lazy: LazySession,
         library: Library | None = None,
         keep: bool = True,
         rows: str = "int8",
@@ -51,10 +49,9 @@ class DocumentIngest:
         planner: Planner | None = None,
         encoder: TokenEncoder | None = None,
     ) -> None:
-        self.session, self.library = session, library
+        self.lazy, self.library = lazy, library
         self.events = events or IngestEvents()
-        facts = cache(lambda: model_facts(session.model, session.tokenizer))
-        given = session, facts, library, keep, self.events, planner
+        given = lazy, library, keep, self.events, planner
         self._rows = RowIngest(rows, *given)
         self.index = None if encoder is None else IndexIngest(encoder, *given)
         """Makes token indexes; None: the preset has no finder, or answers from rows."""
@@ -75,7 +72,7 @@ class DocumentIngest:
 
     @property
     def _needs_rows(self) -> bool:
-        return self.session.preset.answer.needs_rows
+        return self.lazy.preset.answer.needs_rows
 
     @property
     def in_memory(self) -> int:
@@ -129,7 +126,7 @@ class DocumentIngest:
         return Book(text.document, None, text.offsets)
 
     def _tokenised(self, document: Document) -> TokenisedDocument:
-        return TokenisedDocument.of(document, self.session.tokenizer)
+        return TokenisedDocument.of(document, self.lazy.tokenizer)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """See `api.Esa.ingest`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -15,15 +15,12 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
 from esa_cli.qa.books import Book
 from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.planning.plan import Planner
-from esa_cli.qa.session import Session
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.system.progress import Progress, WaitNotice
-
-Facts = Callable[[], dict[str, Any]]
-"""Returns `cache_key.model_facts`, which take a moment: only what looks in a library needs them."""
 
 
 class StoredForm(NamedTuple):
@@ -46,14 +43,13 @@ class PartIngest(ABC):
 
     def __init__(
         self,
-        session: Session,
-        facts: Facts,
+        lazy: LazySession,
         library: Library | None,
         keep: bool,
         events: IngestEvents,
         planner: Planner | None,
     ) -> None:
-        self.session, self.facts, self.library, self.keep = session, facts, library, keep
+        self.lazy, self.library, self.keep = lazy, library, keep
         self.events, self.planner = events, planner
         self.stored_tokens: int | None = None
         """Tokens on disk of the document that was made last; None: it is not stored there."""

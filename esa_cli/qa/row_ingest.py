@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress
+
+if TYPE_CHECKING:  # it imports transformers' models
+    from esa_cli.qa.session import Session
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Requested row format -> stored formats that satisfy it."""
@@ -37,6 +40,11 @@ class RowIngest(PartIngest):
         super().__init__(*given)
         self.rows = rows
 
+    @property
+    def session(self) -> Session:
+        """Prefills the documents."""
+        return self.lazy.session
+
     def _layout(self, rows: str) -> Layout:
         """The layout of this model's rows in the library.
 
@@ -44,12 +52,12 @@ class RowIngest(PartIngest):
             ModelError: its layers compute in different types.
         """
         dtype = str(kv_dtype(self.session.model)).removeprefix("torch.")
-        return layout(self.session.method, self.facts()["fingerprint"], dtype, rows)
+        return layout(self.session.method, self.lazy.facts["fingerprint"], dtype, rows)
 
     def _identity(self, layout: Layout) -> str:
         session = self.session
         head = session.prompt.head()
-        return cache_key(self.facts(), head, session.preset, session.method, layout)
+        return cache_key(self.lazy.facts, head, session.preset, session.method, layout)
 
     def _key(self, text: str, rows: str) -> str:
         assert self.library is not None
@@ -57,10 +65,10 @@ class RowIngest(PartIngest):
 
     @property
     def stores(self) -> bool:
-        return super().stores and storable(self.session.method)
+        return super().stores and storable(self.lazy.method)
 
     def keys(self, text: str) -> list[str]:
-        if not storable(self.session.method):
+        if not storable(self.lazy.method):
             return []
         return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -11,7 +11,9 @@ from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.evidence import rests_on
 from esa_cli.qa.reply import Reply
-from esa_cli.qa.session import Session
+
+if TYPE_CHECKING:  # it imports transformers' models
+    from esa_cli.qa.session import Session
 
 
 def reply_from_rows(

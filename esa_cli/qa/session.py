@@ -18,8 +18,10 @@ from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.qa.prefill import Prefill, check_fits_model, check_reduced_keys, check_same_fit
-from esa_cli.qa.preset import TEMPERATURES, Preset, valid_temperature
+from esa_cli.qa.generation_choice import chosen_generation, longest_answer
+from esa_cli.qa.method_fit import check_fits_model, check_reduced_keys, check_same_fit
+from esa_cli.qa.prefill import Prefill
+from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.question import EncodedQuestion
 from esa_cli.qa.reply import Turn
@@ -110,7 +112,9 @@ class Session(Prefill):
             PresetError: the method scores by another compressor than that of the prefill.
         """
         self._check_prefilled()
-        tokens, heat, nucleus = self.sampling(max_new_tokens, temperature, top_p)
+        tokens, heat, nucleus = chosen_generation(
+            self.preset.generation, max_new_tokens, temperature, top_p
+        )
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, tokens)
         if seed is not None:
@@ -184,7 +188,11 @@ class Session(Prefill):
             UsageError: the question is empty. LengthError: it does not fit.
         """
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
-        asked.check(self.method.window, self.preset.context, self._tokens(max_new_tokens))
+        asked.check(
+            self.method.window,
+            self.preset.context,
+            longest_answer(self.preset.generation, max_new_tokens),
+        )
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
         """Tokens of a question with its earlier turns. Raises UsageError: it is empty."""
@@ -202,28 +210,6 @@ class Session(Prefill):
                 "call resume() to read on, or read(text) with the part you want",
             )
         check_same_fit(self._read_by, self.method)
-
-    def sampling(
-        self, most: int | None, temperature: float | None, top_p: float | None
-    ) -> tuple[int, float, float]:
-        """Longest answer, temperature and top_p, those of the preset for None."""
-        settings = self.preset.generation
-        tokens = self._tokens(most)
-        heat = settings.temperature if temperature is None else temperature
-        nucleus = settings.top_p if top_p is None else top_p
-        if not valid_temperature(heat) or not 0 < nucleus <= 1:
-            raise UsageError(
-                f"temperature must be {TEMPERATURES}, top_p in (0, 1], got {heat} and {nucleus}",
-                "leave both out for the preset's",
-            )
-        return tokens, heat, nucleus
-
-    def _tokens(self, most: int | None) -> int:
-        """Longest answer in tokens. Raises UsageError for less than one."""
-        most = self.preset.generation.max_new_tokens if most is None else most
-        if most < 1:
-            raise UsageError(f"max_new_tokens must be at least 1, got {most}", "leave it out")
-        return most
 
     def _process(self, ids: list[int]) -> None:
         """Runs tokens through the model. Earlier turns have a forward call of their own, so that

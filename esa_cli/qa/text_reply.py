@@ -17,6 +17,8 @@ from esa_cli.qa.collecting.passage_sieve import chosen_passages
 from esa_cli.qa.collecting.told_spans import LEAST, LogOddsDecision, WrittenDecision
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.generation_choice import chosen_generation
+from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.question_form import referred_to
 from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
@@ -26,14 +28,13 @@ from esa_cli.qa.second_model.answer_reader import (
     Sampling,
     WrittenAnswer,
 )
-from esa_cli.qa.session import Session
 
 
 class TextReplies:
-    """Replies from text of one session.
+    """Replies from text of one model with its preset.
 
     Args:
-        reader: another model that words the answers; None: the session's own does. search: what
+        reader: another model that words the answers; None: this model does. search: what
             finds the passages; None: by their words alone.
 
     Raises:
@@ -42,14 +43,12 @@ class TextReplies:
 
     def __init__(
         self,
-        session: Session,
+        lazy: LazySession,
         reader: AnswerReader | None = None,
         search: PassageSearch | None = None,
     ) -> None:
-        self._session, self._reader = session, reader
-        self._answers = TextAnswers(
-            session.model, session.tokenizer, session.preset, session.prompt, search
-        )
+        self._lazy, self._reader = lazy, reader
+        self._answers = TextAnswers(lazy, search)
 
     def prepare(self, books: Sequence[PlacedBook]) -> None:
         """Makes the finder of these books, which the next question about them uses."""
@@ -63,7 +62,7 @@ class TextReplies:
         """Tokens of a question, and of the texts of the turns before it. Raises: as `check`."""
         texts, count = [text for turn in history for text in turn], self._answers.check(question, 1)
         if texts:
-            ids = self._session.tokenizer(texts, add_special_tokens=False, verbose=False)
+            ids = self._lazy.tokenizer(texts, add_special_tokens=False, verbose=False)
             count += sum(map(len, ids["input_ids"]))
         return count
 
@@ -91,8 +90,10 @@ class TextReplies:
             UsageError: the question is empty, or a setting is out of range. LengthError: it is too
                 long. ReaderError: the reader gives no answer.
         """
-        session, started = self._session, time.perf_counter()
-        tokens, heat, nucleus = session.sampling(max_new_tokens, temperature, top_p)
+        lazy, started = self._lazy, time.perf_counter()
+        tokens, heat, nucleus = chosen_generation(
+            lazy.preset.generation, max_new_tokens, temperature, top_p
+        )
         answers = self._answers
         asked = answers.check(question, tokens)
         if seed is not None:
@@ -103,12 +104,12 @@ class TextReplies:
             sampling = Sampling(tokens, heat, nucleus, seed)
             write = partial(self._write, question, books, history, sampling, told)
         votes = []
-        if session.preset.answer.votes:
+        if lazy.preset.answer.votes:
             open_books()
-            if (scores := session.survey(question)) is not None:
+            if (scores := lazy.session.survey(question)) is not None:
                 votes = [scores[one.rows.start : one.rows.stop] for one in books]
         read = bool(votes) or all(one.index is not None for one in books)
-        with session.attachment.suspended():
+        with lazy.suspended():
             found = answers.answer(
                 question, books, earlier=referred_to(question, history), votes=votes,
                 max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=told, write=write,
@@ -124,10 +125,10 @@ class TextReplies:
         self, question: str, books: Sequence[PlacedBook], **how: Unpack[HowToCollect]
     ) -> Collection:
         """The places of these books that fit a question; see `api.Esa.collect`."""
-        session, search = self._session, self._answers.search
+        lazy, search = self._lazy, self._answers.search
         self.check(question, 1)
         minimum, every = how.get("minimum"), how.get("every", False)
-        with session.attachment.suspended():
+        with lazy.suspended():
             chosen = chosen_passages(search, question, books, minimum, every)
         decision: LogOddsDecision | WrittenDecision
         if self._reader is None:
@@ -136,14 +137,14 @@ class TextReplies:
             decision = WrittenDecision(partial(self._write_from, question))
         return Collection(
             chosen, books, decision,
-            alone=session.attachment.suspended,
+            alone=lazy.suspended,
             progress=how.get("progress"), after=how.get("after"),
         )  # fmt: skip
 
     def _write_from(self, question: str, passage: Evidence) -> WrittenAnswer:
         """The reader's answer from one passage."""
         assert self._reader is not None
-        sampling = Sampling(*self._session.sampling(None, None, None))
+        sampling = Sampling(*chosen_generation(self._lazy.preset.generation, None, None, None))
         return self._reader.write(question, [passage], (), sampling)
 
     def _write(
@@ -178,19 +179,19 @@ class TimedText:
 
 
 def text_replies(
-    session: Session, reader: AnswerReader | None = None, search: PassageSearch | None = None
+    lazy: LazySession, reader: AnswerReader | None = None, search: PassageSearch | None = None
 ) -> TextReplies | None:
-    """Replies from text, where the session's preset answers so.
+    """Replies from text, where the preset answers so.
 
     Raises:
-        PresetError, ModelError: as `TextReplies`; the session is closed.
+        PresetError, ModelError: as `TextReplies`; a session is closed.
     """
-    if session.preset.answer.source != "text":
+    if lazy.preset.answer.source != "text":
         return None
     try:
-        return TextReplies(session, reader, search)
+        return TextReplies(lazy, reader, search)
     except BaseException:
-        session.close()
+        lazy.close()
         raise
 
 

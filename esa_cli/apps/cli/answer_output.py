@@ -134,7 +134,7 @@ def as_dict(
         "documents": asked_documents(books),
         "left_out": [one.as_dict() for one in left_out],
         "tokens": {
-            "document": esa.session.document_tokens or sum(book.tokens for book in books),
+            "document": esa.cached_tokens or sum(book.tokens for book in books),
             "question": reply.question_tokens,
             "answer": reply.answer_tokens,
         },

@@ -17,7 +17,7 @@ from esa_cli.qa.preset import Preset
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
-    from esa_cli.models import LoadedModel
+    from esa_cli.models import DeferredModel, LoadedModel
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.planning.plan import Planner
@@ -145,11 +145,12 @@ def opened(
 
 def _load(
     ready: Preflight, options: ModelOptions, reader: ReaderChoice | None, reporter: Reporter
-) -> tuple[LoadedModel, AnswerReader | None]:
+) -> tuple[LoadedModel | DeferredModel, AnswerReader | None]:
     """The model, and the one that words answers, whose memory is taken from the plan."""
     ready.planner.check(1)
     other = None if reader is None else _connect(reader, reporter)
-    loaded = ready.model.load(reporter)
+    of_text = ready.index is not None
+    loaded = (ready.model.load_for_text if of_text else ready.model.load)(reporter)
     if reader is not None and other is None:
         other = reader.open(options.device, options.dtype, reporter.stage)
         ready.planner.memory -= other.nbytes

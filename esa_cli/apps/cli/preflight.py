@@ -15,9 +15,10 @@ from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
-from esa_cli.models.load import check_loadable, choose_device, choose_dtype, load_tokenizer
+from esa_cli.models.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
+from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.qa.preset import Preset
 from esa_cli.system import machine
 
@@ -116,16 +117,24 @@ class KnownModel:
             ModelError, ResourceError.
         """
         check_loadable(self.folder)
-        place = self.place
-        loaded = models.load(
-            self.ref,
-            device=place.device,
-            dtype=place.dtype_name,
-            progress=reporter.stage,
-            tokenizer=self.__dict__.get("tokenizer"),
-        )
+        loaded = models.load(self.ref, **self._how(reporter))
         collect_again()
         return loaded
+
+    def load_for_text(self, reporter: Reporter) -> models.LoadedModel | models.DeferredModel:
+        """As `load`, to find and read passages with; see `models.load_for_text`."""
+        loaded = models.load_deferred(self.ref, **self._how(reporter))
+        if loaded is None:
+            return self.load(reporter)
+        collect_again()
+        return loaded
+
+    def _how(self, reporter: Reporter) -> dict[str, Any]:
+        place = self.place
+        return {
+            "device": place.device, "dtype": place.dtype_name, "progress": reporter.stage,
+            "tokenizer": self.__dict__.get("tokenizer"),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

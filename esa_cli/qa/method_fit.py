@@ -1,0 +1,60 @@
+"""Checks that a method fits a model, or documents that another method prefilled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from esa_cli.attention.method import Method
+from esa_cli.attention.moments import Moments
+from esa_cli.errors import PresetError
+from esa_cli.models.fingerprint import check_maps
+from esa_cli.storage.prefilled_document import PrefilledDocument
+
+
+def check_same_fit(old: Method | None, new: Method) -> None:
+    """Checks that a prefill by one method (None: not known) can be asked by another.
+
+    Raises:
+        PresetError: the new one needs reduced keys of another compressor.
+    """
+    if old is None or not new.score.features:
+        return
+    fits = new.compressor.fit_tokens > 0
+    if new.fitting != old.fitting or (fits and not old.score.features):
+        raise PresetError(
+            "the document must be prefilled for this compressor", "read it again with this preset"
+        )
+
+
+def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
+    """Checks that a prefilled document has the reduced keys that a method scores by.
+
+    `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
+    later, but the stores of a prefilled document are not written to.
+
+    Raises:
+        PresetError: it has none.
+    """
+    compressor = method.compressor
+    if compressor.fit_tokens or not method.score.features or any(document.projections):
+        return
+    if compressor.fit(0, Moments()) is not None:
+        raise PresetError(
+            "the document was prefilled without reduced keys, by which this preset scores",
+            "read it again with this preset",
+        )
+
+
+def check_fits_model(method: Method, model: Any) -> None:
+    """Checks that a method with maps or heads of a model was made for this one.
+
+    Raises:
+        PresetError: its compressor or its heads were found for another model.
+    """
+    check_maps(method.compressor, model, method)
+    last, layers = method.score.last_layer, model.config.num_hidden_layers
+    if last is not None and last >= layers:
+        raise PresetError(
+            f"score.heads must name layers below the model's {layers}, got {last}",
+            "the heads were found for another model; set score.heads=[]",
+        )

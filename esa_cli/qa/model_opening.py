@@ -1,0 +1,51 @@
+"""Loads what an `Esa` is made of: a preset's model, the plan of its memory, and another reader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from esa_cli import models
+from esa_cli.models.checkpoint_files import read_config
+from esa_cli.models.load import choose_device
+from esa_cli.qa.adapter_files import check_adapter
+from esa_cli.qa.finding.load_encoder import index_sizes
+from esa_cli.qa.planning.plan import Planner
+from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.second_model.answer_reader import AnswerReader
+from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
+from esa_cli.system import machine
+
+
+class OpenModel(NamedTuple):
+    """A model in memory, its preset, the memory that documents may take, and another reader."""
+
+    loaded: models.LoadedModel | models.DeferredModel
+    resolved: ResolvedPreset
+    planner: Planner
+    reader: AnswerReader | None
+
+
+def open_model(
+    name: str,
+    overrides: Sequence[str],
+    method: str | None,
+    length: int,
+    device: str,
+    dtype: str,
+    choice: ReaderChoice | None,
+) -> OpenModel:
+    """Arguments and errors: as `api.Esa.load`."""
+    given = overrides if choice is None else [*overrides, "answer.from=text"]
+    resolved, place = resolve(name, given, method, length), choose_device(device)
+    check_passages_for(choice, resolved.preset)
+    check_adapter(resolved.preset.answer)
+    memory, index = machine.available_memory(place), index_sizes(resolved.preset.answer)
+    load = models.load if index is None else models.load_for_text
+    loaded = load(resolved.preset.model, device=place, dtype=dtype)
+    other = None if choice is None else choice.open(device, dtype)
+    planner = Planner(
+        resolved, read_config(loaded.folder), dtype=loaded.dtype, device=place,
+        memory=memory - (0 if other is None else other.nbytes), index=index,
+    )  # fmt: skip
+    return OpenModel(loaded, resolved, planner, other)

@@ -1,0 +1,135 @@
+"""Models that transformers loads when they are needed. Tiny random model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_files import own_home
+
+from esa_cli import models
+from esa_cli.errors import ResourceError
+from esa_cli.models import config_cache
+from esa_cli.models.config_cache import cached_config
+from esa_cli.models.deferred_model import DeferredModel, load_deferred, load_for_text
+from esa_cli.models.layer_calls import before_each_layer
+from esa_cli.models.load import LoadedModel
+from esa_cli.qa.cache_key import model_facts
+
+MODEL = "random:llama"
+HOW: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_home(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def whole() -> LoadedModel:
+    return models.load(MODEL, **HOW)
+
+
+def deferred(**how: Any) -> DeferredModel:
+    found = load_deferred(MODEL, **{**HOW, **how})
+    assert found is not None
+    return found
+
+
+def test_only_what_transformers_has_loaded_once_is_deferred(home: Path) -> None:
+    assert load_deferred(MODEL, **HOW) is None
+    first = load_for_text(MODEL, **HOW)
+    assert isinstance(first, LoadedModel)
+    assert first.text_model is first.model
+    stages: list[str] = []
+    later = load_for_text(MODEL, **HOW, progress=lambda stage, *more: stages.append(stage))
+    assert isinstance(later, DeferredModel)
+    assert stages == ["import", "load"]
+    for name in ("ref", "folder", "dtype", "device"):
+        assert getattr(later, name) == getattr(first, name)
+    assert deferred(tokenizer=first.tokenizer).tokenizer is first.tokenizer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_facts_of_stored_documents_are_the_same(dtype: str) -> None:
+    first = models.load(MODEL, device="cpu", dtype=dtype)
+    later = deferred(dtype=dtype)
+    facts = model_facts(later.text_model, later.tokenizer)
+    assert facts == model_facts(first.model, first.tokenizer)
+    assert facts == model_facts(later.model, later.tokenizer)
+
+
+def test_the_model_is_the_same_and_shares_its_weights(whole: LoadedModel) -> None:
+    later = deferred(dtype="bfloat16")
+    want = models.load(MODEL, device="cpu", dtype="bfloat16").model
+    torch.manual_seed(3)
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        model = later.model
+        assert torch.equal(torch.rand(3), drawn)
+    assert later.model is model
+    own = dict(later.text_model.named_parameters())
+    for name, weight in model.named_parameters():
+        assert weight.data_ptr() == own[name].data_ptr()
+        assert not weight.is_inference()
+    ids = torch.arange(20)[None]
+    assert torch.equal(model(ids).logits, want(ids).logits)
+    assert model.generation_config.to_dict() == want.generation_config.to_dict()
+    assert not model.training
+
+
+def test_what_ends_a_pass_ends_that_of_the_model_loaded_later(whole: LoadedModel) -> None:
+    later = deferred()
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with before_each_layer(later.text_model, stop), pytest.raises(InterruptedError):
+        later.model(torch.arange(5)[None])
+    later.model(torch.arange(5)[None])
+
+
+def test_settings_are_known_by_the_models_files(whole: LoadedModel) -> None:
+    assert cached_config(whole.folder) == json.loads(json.dumps(whole.model.config.to_dict()))
+    config = whole.folder / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert cached_config(whole.folder) is None
+    assert load_deferred(str(whole.folder), **HOW) is None
+    models.load(str(whole.folder), **HOW)
+    assert load_deferred(str(whole.folder), **HOW) is not None
+
+
+def test_settings_of_another_transformers(
+    whole: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.__version__", "99.0")
+    assert cached_config(whole.folder) is None
+
+
+def test_damaged_settings_are_written_again(whole: LoadedModel, home: Path) -> None:
+    [path] = (home / "settings").iterdir()
+    good = path.read_bytes()
+    for bad in (good.replace(b"10000.0", b"10100.0"), good[:-9], b"", b"\xff"):
+        path.write_bytes(bad)
+        assert cached_config(whole.folder) is None
+        assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
+        assert path.read_bytes() == good
+
+
+def test_settings_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> Any:
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr(config_cache, "replacing", full)
+    assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
+    assert load_deferred(MODEL, **HOW) is None
+
+
+def test_memory_is_checked(whole: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "1k")
+    with pytest.raises(ResourceError, match="for its weights"):
+        load_deferred(MODEL, **HOW)
