@@ -1,0 +1,61 @@
+"""A question about a stored document in a new process imports little. Tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_fixtures import cache, esa, note, surroundings
+from command import Esa
+from tiny_finder import tiny_finder
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+ROOT = Path(__file__).parents[3]
+QUESTION = "When does the gate open?"
+HEAVY = ("transformers.modeling_utils", "transformers.generation.utils", "torch._dynamo", "sympy")
+CODE = """
+import json, sys
+from esa_cli.__main__ import main
+code = main(json.loads(sys.argv[1]))
+print(json.dumps(sorted(set(json.loads(sys.argv[2])) & set(sys.modules))), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def in_a_process(*arguments: str) -> tuple[str, list[str]]:
+    """What the command prints, and the modules of `HEAVY` that it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(arguments), json.dumps(HEAVY)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(done.stderr.splitlines()[-1])
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("surroundings")
+def test_a_stored_document_is_asked_without_transformers_models(
+    esa: Esa, note: str, tmp_path: Path
+) -> None:
+    how = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32", "--quiet"]
+    how += tiny_finder(tmp_path / "finder")
+    assert esa("ingest", note, *how).code == 0
+    want = esa("ask", note, QUESTION, "--json", *how).data
+    out, imported = in_a_process("ask", note, QUESTION, "--json", *how)
+    found = json.loads(out)
+    assert imported == []
+    changing = {"timing", "peak_memory_bytes"}
+    assert found.keys() == want.keys()
+    assert found["read"]
+    for key in found.keys() - changing:
+        assert found[key] == want[key]
+    out, imported = in_a_process("find", note, QUESTION, *how)
+    assert "gate" in out
+    assert imported == []
+    rows = ["--set", "answer.from=rows"]
+    _, imported = in_a_process("ask", note, QUESTION, "--max-new-tokens", "2", *how, *rows)
+    assert "transformers.modeling_utils" in imported
