@@ -58,7 +58,9 @@ class PlainDecoder(nn.Module):
         size, words = config.hidden_size, config.vocab_size
         self.model = nn.ModuleDict({
             # The class itself would draw numbers, by code of torch that takes a second to import.
-            "embed_tokens": nn.Embedding.from_pretrained(torch.empty(words, size, device="meta")),
+            "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+                torch.empty(words, size, device="meta")
+            ),
             "layers": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers)),
             "norm": PlainNorm(size, config.rms_norm_eps),
             "rotary_emb": UnscaledRotary(head_size(config), config.rope_parameters["rope_theta"]),
