@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import UsageError
+from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
 from esa_cli.qa.collecting.collection import EarlierRun
 from esa_cli.system.jsonl import (
@@ -66,10 +66,14 @@ class CollectedFile(JsonLines):
         for number, row in enumerate(read_lines(path) if path.exists() else (), 1):
             if number == 1:
                 self._check(path, row)
-            elif "text" in row:
-                self._places.append(_place(row))
-            else:
-                self._read = int(row["read"])
+                continue
+            try:
+                if "text" in row:
+                    self._places.append(_place(row))
+                else:
+                    self._read = int(row["read"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise DocumentError(f"{path}: row {number} is not whole", ANOTHER) from error
 
     def _check(self, path: Path, header: Mapping[str, Any]) -> None:
         if header.get(FIRST) != self._header[FIRST]:

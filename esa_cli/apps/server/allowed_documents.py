@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esa_cli.apps.open_books import OpenBooks
+from esa_cli.apps.open_books import OpenBooks, file_stamp
 from esa_cli.apps.server.document_texts import DocumentTexts
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.apps.server.stored_documents import STORED, StoredDocuments
@@ -116,9 +116,10 @@ class AllowedDocuments:
     def _open(self, one: NamedDocument, progress: Progress | None) -> Any:
         if isinstance(one, int):
             return self.fixed[one]
+        stamp = file_stamp(str(one))  # it may change while it is read
         document = self._books.read(str(one), self._load(one))
         book = self._books.book(document, progress)
-        self._texts.keep(str(one), document)
+        self._texts.keep(str(one), document, stamp)
         return book
 
     def document(self, name: str) -> Document:

@@ -25,9 +25,8 @@ class DocumentTexts:
         self._kept: dict[str, _KeptText] = {}
         self._lock, self._reading = threading.Lock(), threading.Lock()
 
-    def keep(self, path: str, document: Document) -> None:
-        """Keeps a document that was just read from the file."""
-        stamp = file_stamp(path)
+    def keep(self, path: str, document: Document, stamp: FileStamp) -> None:
+        """Keeps a document of the file; `stamp` is from before it was read."""
         with self._lock:
             self._kept.pop(path, None)
             self._kept[path] = _KeptText(stamp, document)
@@ -39,10 +38,12 @@ class DocumentTexts:
         with self._reading:
             with self._lock:
                 kept = self._kept.get(path)
-            if kept is None or kept.stamp != file_stamp(path):
-                self.keep(path, load(path))
-                kept = self._kept[path]
-            return kept.document
+            stamp = file_stamp(path)
+            if kept is not None and kept.stamp == stamp:
+                return kept.document
+            document = load(path)
+            self.keep(path, document, stamp)
+            return document
 
     def _characters(self) -> int:
         return sum(len(one.document.text) for one in self._kept.values())

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from esa_cli.apps.server.worker import RefusedError
 from esa_cli.errors import (
     DiskError,
     DocumentError,
@@ -27,7 +28,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 @dataclass(eq=False)
-class ApiError(Exception):
+class ApiError(RefusedError):
     """An error that the client gets for an answer.
 
     Args:

@@ -29,6 +29,10 @@ class QueueFullError(Exception):
     """No more jobs may wait."""
 
 
+class RefusedError(Exception):
+    """A client asked for what it cannot get; it is told so, and no log needs it."""
+
+
 class JobCancelledError(Exception):
     """The client no longer waits for this answer."""
 
@@ -80,7 +84,7 @@ class Job:
         except JobCancelledError:
             pass
         except Exception as error:
-            if not isinstance(error, EsaError):
+            if not isinstance(error, EsaError | RefusedError):
                 traceback.print_exc()
             self.tell(("error", error))
 

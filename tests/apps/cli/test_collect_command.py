@@ -176,6 +176,10 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Run, stopping: list[
     assert Path("found.jsonl").read_bytes() == before, "nothing is read again"
     fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places of another question")
     fail(run("collect", "story.txt", QUESTION, "--all", *kept), 2, "other documents or settings")
+    for wrong in ('{"text": "key 7"}', '{"read": null}', '{"other": 1}'):
+        Path("found.jsonl").write_text(f"{json.dumps(first)}\n{wrong}\n")
+        done = run("collect", "story.txt", QUESTION, *ALL, *kept)
+        fail(done, 3, "found.jsonl: row 2 is not whole", "choose another --out")
     Path("other.jsonl").write_text('{"id": 1}\n')
     done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
     fail(done, 2, "is not a results file of esa")

@@ -11,6 +11,7 @@ from fake_asker import FakeAsker, fake_book
 from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
 
+from esa_cli.apps.open_books import file_stamp
 from esa_cli.apps.server import document_listing
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.document_listing import list_documents
@@ -215,6 +216,42 @@ def test_only_so_many_characters_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert texts.read(paths[2], read_document) is kept[paths[2]]
     assert texts.read(paths[0], read_document) is not kept[paths[0]]
     Path(paths[0]).write_text("y" * 99, "utf-8")
-    texts.keep(paths[0], read_document(paths[0]))
+    texts.keep(paths[0], read_document(paths[0]), file_stamp(paths[0]))
     again = texts.read(paths[0], read_document)
     assert texts.read(paths[0], read_document) is again, "one alone may have more"
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+
+    def change(source: str) -> Document:
+        document = read_document(source)
+        path.write_text("longer than before", "utf-8")
+        return document
+
+    path.write_text("before", "utf-8")
+    texts = DocumentTexts()
+    assert texts.read(str(path), change).text == "before"
+    assert texts.read(str(path), read_document).text == "longer than before"
+
+    class ChangingAsker(FakeAsker):
+        def ingest(self, source: Any, progress: Any = None) -> Any:
+            path.write_text("and now", "utf-8")
+            return super().ingest(source, progress)
+
+    documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
+    documents.open(documents.find(["a.txt"]))
+    assert documents.document("a.txt").text == "and now"
+
+
+def test_a_text_that_another_thread_drops_is_shown(tmp_path: Path) -> None:
+    """Between reading and showing, a large document of a question may take its room."""
+    path = tmp_path / "a.txt"
+    path.write_text("words", "utf-8")
+
+    class FullTexts(DocumentTexts):
+        def keep(self, *given: Any) -> None:
+            super().keep(*given)
+            self._kept.clear()
+
+    assert FullTexts().read(str(path), read_document).text == "words"

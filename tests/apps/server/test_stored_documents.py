@@ -13,6 +13,7 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.document_listing import list_documents
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.apps.server.stored_documents import StoredDocuments
+from esa_cli.apps.server.worker import Event, Job
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.text import text_digest
@@ -74,6 +75,17 @@ def test_what_is_not_there(stored: StoredDocuments, tmp_path: Path) -> None:
         AllowedDocuments(FakeAsker(), [], []).find([A])
     assert caught.value.status == 403
     assert StoredDocuments(Library(tmp_path / "none")).entries() == {}
+
+
+def test_a_question_about_what_is_not_there_leaves_no_traceback(
+    stored: StoredDocuments, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = AllowedDocuments(FakeAsker(), [], [], stored=stored)
+    told: list[Event] = []
+    Job(lambda job: documents.open(documents.find(["library:none"])), told.append).run()
+    kind, error = told[-1]
+    assert (kind, error.status) == ("error", 404)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_library_that_cannot_be_used(
