@@ -29,6 +29,11 @@ LIBRARIES = itertools.count()
 
 ModelFactory = Callable[..., "PreTrainedModel"]
 
+GROUPED: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 2}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
 # Query heads, key heads and head dimension: grouped 1:1, 3:1 and 8:1.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}),
@@ -43,6 +48,127 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2}),
     "qwen3": ("Qwen3", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}),
+    "granite": (
+        "Granite",
+        {
+            **GROUPED,
+            "attention_multiplier": 0.6,
+            "embedding_multiplier": 2.0,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "olmo2": ("Olmo2", GROUPED),
+    "phi3": ("Phi3", {**GROUPED, "rope_parameters": PARTIAL}),
+    "glm4": ("Glm4", {**GROUPED, "head_dim": 8, "attention_bias": True}),
+    "smollm3": ("SmolLM3", {**GROUPED, "no_rope_layers": [1, 0]}),
+    "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4}),
+    "qwen2_moe": ("Qwen2Moe", {**GROUPED, **EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3_moe": ("Qwen3Moe", {**GROUPED, **EXPERTS, "head_dim": 8}),
+    "starcoder2": ("Starcoder2", {**GROUPED, "sliding_window": None}),
+    "stablelm": ("StableLm", {**GROUPED, "rope_parameters": PARTIAL, "qk_layernorm": True}),
+    "seed_oss": ("SeedOss", {**GROUPED, "head_dim": 8}),
+    "ernie4_5": ("Ernie4_5", {**GROUPED, "head_dim": 8}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {**GROUPED, "head_dim": 8, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    ),
+    "arcee": ("Arcee", {**GROUPED, "head_dim": 8}),
+    "apertus": ("Apertus", {**GROUPED, "rope_parameters": PLAIN}),
+    "helium": ("Helium", {**GROUPED, "head_dim": 8}),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            **GROUPED,
+            "attention_multiplier": 0.6,
+            "embedding_multiplier": 2.0,
+            "logits_scaling": 4.0,
+            "num_local_experts": 4,
+        },
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            **GROUPED,
+            "attention_multiplier": 0.6,
+            "logits_scaling": 4.0,
+            "num_local_experts": 4,
+            "shared_intermediate_size": 16,
+        },
+    ),
+    "glm": ("Glm", {**GROUPED, "head_dim": 8}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "use_qk_norm": True,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {**GROUPED, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "olmo": ("Olmo", {**GROUPED, "clip_qkv": 1.5}),
+    "olmoe": ("Olmoe", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}),
+    "flex_olmo": ("FlexOlmo", {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": ("Gemma", {**GROUPED, "head_dim": 16}),
+    "phi": ("Phi", {**GROUPED, "rope_parameters": PARTIAL, "qk_layernorm": True}),
+    "phimoe": ("Phimoe", {**GROUPED, "num_local_experts": 4}),
+    "nemotron": ("Nemotron", {**GROUPED, "head_dim": 8, "initializer_range": 0.1}),
+    "cohere": ("Cohere", {**GROUPED, "use_qk_norm": True, "logit_scale": 0.5}),
+    "dots1": (
+        "Dots1",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "nanochat": ("NanoChat", {**GROUPED}),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "attention_multiplier": 0.6,
+            "logits_scaling": 0.5,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "jais2": ("Jais2", {**GROUPED, "head_dim": 8}),
+    "solar_open": (
+        "SolarOpen",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "bitnet": ("BitNet", {**GROUPED}),
+    "hy_v3": (
+        "HYV3",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
 }
 
 

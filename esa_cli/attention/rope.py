@@ -1,8 +1,9 @@
 """Rotary position embedding (RoPE) at any position, with the transformers model's own module.
 
 That module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
-model's. Angles are copied to the device of the layer that rotates; several GPUs are tested with a
-stand-in for the second device, and not measured.
+model's. It may rotate a head's first R dimensions only, R <= D. Angles are copied to the device of
+the layer that rotates; several GPUs are tested with a stand-in for the second
+device, and not measured.
 
 RoPE is relative: R(q, m) . R(k, n) depends on m - n only, which the position encodings use.
 """
@@ -10,7 +11,7 @@ RoPE is relative: R(q, m) . R(k, n) depends on m - n only, which the position en
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +19,39 @@ from torch import Tensor, nn
 TABLE_LIMIT = 1 << 17
 """Integer positions below this come from a table; others are computed each time."""
 
+Pairs = Literal["half", "interleaved", "reversed"]
+"""Which of R dimensions rotate together: i and i + R/2; 2i and 2i + 1; the first, backwards."""
+
 
 class Rope:
     """Rotates queries and keys to given positions with a rotary module.
 
     Args:
-        module: called as `module(x, position_ids) -> (cos, sin)`.
+        module: called as `module(x, position_ids) -> (cos, sin)`, each (1, n, R): R/2 angles twice.
         spare: the table is made larger than needed, for later positions.
+        pairs: which dimensions rotate together.
     """
 
-    def __init__(self, module: nn.Module, spare: bool = True) -> None:
-        self.module, self.spare = module, spare
+    rotates = True
+    """Whether `rotate` depends on positions."""
+
+    def __init__(self, module: nn.Module, spare: bool = True, pairs: Pairs = "half") -> None:
+        self.module, self.spare, self.pairs = module, spare, pairs
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def _compute(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = self.module(like[..., :1, :1], positions[None])
         # A model on several devices has its rotary module on one of them, and computes there.
-        return cos[0].to(like.device), sin[0].to(like.device)
+        cos, sin = cos[0].to(like.device), sin[0].to(like.device)
+        if self.pairs == "reversed":
+            return cos, -sin
+        if self.pairs == "interleaved":
+            half = cos.shape[-1] // 2
+            return tuple(x[:, :half].repeat_interleave(2, dim=-1) for x in (cos, sin))
+        return cos, sin
 
     def cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines at `positions`, each (n, D), in the dtype and on the device of `like`.
+        """Cosines and sines at `positions`, each (n, R), in the dtype and on the device of `like`.
 
         Args:
             positions: (n,) integers or floats, in tokens.
@@ -63,28 +77,60 @@ class Rope:
 
     @property
     def frequencies(self) -> tuple[Tensor, float]:
-        """Inverse frequencies (D / 2,), radians per token, and the factor of cosines and sines:
+        """Inverse frequencies (R / 2,), radians per token, and the factor of cosines and sines:
         1, or yarn's."""
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
     def gain(self, like: Tensor) -> Tensor:
-        """Factor of a key at position 0: 1, or yarn's attention factor."""
-        return self.cos_sin(torch.zeros(1, dtype=torch.long, device=like.device), like)[0][0, 0]
+        """Factor of a key (..., D) at position 0: 1, or yarn's attention factor; a scalar, or (D,)
+        where not all dimensions rotate."""
+        cos, _ = self.cos_sin(torch.zeros(1, dtype=torch.long, device=like.device), like)
+        rest = like.shape[-1] - cos.shape[-1]
+        return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D)."""
+        """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D), in the dtype of x."""
         cos, sin = self.cos_sin(positions, x)
+        width = cos.shape[-1]
+        if width == x.shape[-1]:
+            return (x * cos + self._turned(x) * sin).to(x.dtype)
+        part = x[..., :width]
+        part = (part * cos + self._turned(part) * sin).to(x.dtype)
+        return torch.cat((part, x[..., width:]), dim=-1)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """x (..., R), each pair turned by 90 degrees."""
+        if self.pairs == "interleaved":
+            return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
         half = x.shape[-1] // 2
-        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-        return x * cos + turned * sin
+        return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+class NoRope(Rope):
+    """Of layers without position embedding (NoPE): everything stays as it is."""
+
+    rotates = False
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+
+    @property
+    def frequencies(self) -> tuple[Tensor, float]:
+        return torch.empty(0), 1.0
+
+    def gain(self, like: Tensor) -> Tensor:
+        return like.new_ones(())
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
 
 
 class Angles(nn.Module):
     """A rotary module of given frequencies, called like the model's.
 
     Args:
-        inverse: (D / 2,) inverse frequencies, radians per token. factor: cosines and sines are
+        inverse: (R / 2,) inverse frequencies, radians per token. factor: cosines and sines are
             multiplied by it.
     """
 
@@ -93,7 +139,7 @@ class Angles(nn.Module):
         self.inv_freq, self.attention_scaling = inverse.float(), factor
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (1, n, D) in the dtype and on the device of x, for position_ids (1, n)."""
+        """cos and sin (1, n, R) in the dtype and on the device of x, for position_ids (1, n)."""
         angles = position_ids[..., None].to(x.device).float() * self.inv_freq.to(x.device)
         both = torch.cat((angles, angles), dim=-1)
         cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling
@@ -113,6 +159,8 @@ class Ropes:
 
     def at(self, length: int, change: Change) -> Rope:
         """The rotary embedding when `length` tokens are cached: the model's, or the encoding's."""
+        if not self.model.rotates:
+            return self.model
         changed = change(*self.model.frequencies, length)
         if changed is None:
             return self.model
@@ -120,7 +168,8 @@ class Ropes:
         key = (tuple(inverse.tolist()), factor)
         if self._last is None or self._last[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
-            self._last = (key, Rope(Angles(inverse, factor), spare=self._last is None))
+            spare, pairs = self._last is None, self.model.pairs
+            self._last = (key, Rope(Angles(inverse, factor), spare, pairs))
         return self._last[1]
 
 
@@ -128,8 +177,15 @@ class RawRotary(nn.Module):
     """Replaces the model's rotary module while ESA is attached: cos = 1, sin = 0.
 
     The model then caches unrotated keys, and ESA rotates them itself.
+
+    Args:
+        width: R; 1 is enough where the model broadcasts it.
     """
 
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+        self.width = width
+
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, position_ids.shape[-1], 1)
+        shape = (1, position_ids.shape[-1], self.width)
         return x.new_ones(shape), x.new_zeros(shape)

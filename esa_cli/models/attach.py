@@ -30,42 +30,19 @@ from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.models.kv_cache import EsaCache, MakeStore, in_memory
-from esa_cli.models.supported_families import check_type
+from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits
+from esa_cli.models.layer_traits import check_supported as check_supported
 
 NAME = "esa"
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
-
-
-def check_supported(config: Any) -> None:
-    """Raises ModelError with the reason when a model of this configuration cannot be attached."""
-    kind = getattr(config, "model_type", "unknown")
-    check_type(kind)
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if kind == "mistral" and window is not None:
-        layers.add("sliding_attention")
-    if layers != {"full_attention"}:
-        raise ModelError(
-            f"this {kind} model uses {', '.join(sorted(layers - {'full_attention'}))} "
-            f"(window {window}); ESA replaces full attention only",
-            "use a model without sliding windows (Mistral from v0.2 on, Qwen2/3 by default)",
-        )
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in STATIC_ROPE:
-        raise ModelError(
-            f"rotary embedding of type {rope!r} changes with the input's length, "
-            "so keys cannot be cached once for all",
-            f"supported: {', '.join(STATIC_ROPE)}",
-        )
 
 
 class Attachment:
     """A model with ESA attached; use as a context manager or call `detach`.
 
     Args:
-        model: a causal language model of transformers, see `SUPPORTED`.
+        model: a causal language model of transformers, of a family in `supported_families`.
         method: what caches of this attachment run, unless `use` or `EsaCache.begin` give another.
 
     Raises:
@@ -83,16 +60,16 @@ class Attachment:
         self._modules: list[Any] = [layer.self_attn for layer in self.body.layers]
         _check_free(model, self._modules)
         rotary = self.body.rotary_emb
-        self.rope = Rope(rotary)
-        self.scale = float(self._modules[0].scaling)
+        self.traits = layer_traits(model.config, rotary, self._modules)
         self.forward_pass: ForwardPass[EsaCache] = ForwardPass()
         self.method = method
-        self._attention: Attention | None = None
+        self._attention: dict[LayerTraits, Attention] = {}
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
         self._bare = rotary, (configs := copy_configs(model))
         self._restore = finalize(self, restore, self.body, rotary, configs)  # if not detached
         self._restore.atexit = False
+        keep_cache(model.config)
         model.set_attn_implementation(NAME)
         self.body.rotary_emb = _StartOfForward(self)
         for module in self._modules:
@@ -109,11 +86,20 @@ class Attachment:
         """Whether the model runs the method: until `detach`."""
         return self._restore.alive
 
-    def attention(self, method: Method) -> Attention:
-        """The attention of a method on this model; the last method's is kept."""
-        if self._attention is None or self._attention.method is not method:
-            self._attention = Attention(method, self.rope, self.scale, len(self._modules))
-        return self._attention
+    @property
+    def rope(self) -> Rope:
+        """The rotary embedding of the first layer that has one, else of none."""
+        ropes = [traits.rope for traits in self.traits]
+        return next((rope for rope in ropes if rope.rotates), ropes[0])
+
+    def attention(self, method: Method, layer: int) -> Attention:
+        """The attention of a method on a layer; those of the last method are kept."""
+        traits = self.traits[layer]
+        found = self._attention.get(traits)
+        if found is None or found.method is not method:
+            found = Attention(method, traits.rope, traits.scale, len(self._modules))
+            self._attention[traits] = found
+        return found
 
     def use(self, method: Method) -> None:
         """Runs another method in the caches made from now on; those there are keep theirs."""
@@ -162,7 +148,7 @@ class _StartOfForward(RawRotary):
     a forward call, with the positions of its tokens."""
 
     def __init__(self, attachment: Attachment) -> None:
-        super().__init__()
+        super().__init__(2 * attachment.rope.frequencies[0].shape[0])
         self._attachment = ref(attachment)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,7 +218,7 @@ def _attention_function(
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
-    attention = attachment.attention(cache.method)
+    attention = attachment.attention(cache.method, index)
     out = attention(cache.memory(index), query[0], cache.query)
     return out.transpose(0, 1)[None], None
 

@@ -29,6 +29,7 @@ from esa_cli.models.inspection import (
     LOADED_PLAIN,
     check_in_memory,
     plain_weight,
+    projections,
     state_tensors,
     weight_errors,
 )
@@ -66,10 +67,10 @@ def fingerprint(model: Any) -> Fingerprint:
     are not in memory, or are packed in a way that shows none."""
     check_in_memory(model)
     config = model.config
-    layers = model.base_model.layers
+    layers = projections(model)
     digest = hashlib.sha256()
-    for attention in (layers[0].self_attn, layers[-1].self_attn):
-        for projection in (attention.q_proj, attention.k_proj):
+    for layer in (layers[0], layers[-1]):
+        for projection in layer[:2]:
             for numbers in _numbers(projection):
                 digest.update(numbers.cpu().numpy().tobytes())
     heads = int(config.num_attention_heads)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError, first_line
+from esa_cli.models.supported_families import family_of
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
 """A hint for weights that cannot be read."""
@@ -36,7 +37,14 @@ def check_in_memory(model: Any) -> None:
 
 def layer_devices(model: Any) -> list[torch.device]:
     """The device of each layer's keys and values: that of its value projection."""
-    return [_device(layer.self_attn.v_proj, model.device) for layer in model.base_model.layers]
+    return [_device(part[-1], model.device) for part in projections(model)]
+
+
+def projections(model: Any) -> list[list[Any]]:
+    """The modules of each layer that make queries, keys and values, in this order; or all of them
+    in one module."""
+    names = family_of(model.config).projections
+    return [[getattr(layer.self_attn, name) for name in names] for layer in model.base_model.layers]
 
 
 def _device(module: Any, otherwise: torch.device) -> torch.device:
@@ -48,7 +56,7 @@ def _device(module: Any, otherwise: torch.device) -> torch.device:
 def kv_dtype(model: Any) -> torch.dtype:
     """The type of keys and values: that of the value projections' outputs. Raises ModelError: it is
     not the same in all layers."""
-    found = {_dtype(layer.self_attn.v_proj, model.dtype) for layer in model.base_model.layers}
+    found = {_dtype(part[-1], model.dtype) for part in projections(model)}
     if len(found) > 1:
         kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in found))
         raise ModelError(

@@ -1,16 +1,156 @@
-"""The model families ESA can be attached to; importing this costs nothing."""
+"""The model families ESA can be attached to and what distinguishes their attention: one entry each.
+
+`layer_traits.py` reads an entry together with a model's configuration. Importing this costs
+nothing.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from esa_cli.errors import ModelError
 
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type`s whose logits are tested against stock attention."""
+if TYPE_CHECKING:
+    from esa_cli.attention.rope import Pairs
+
+
+@dataclass(frozen=True)
+class Family:
+    """Traits of a family; the defaults are Llama's.
+
+    A norm of queries and keys before their rotation needs no entry: the cache receives normed keys.
+    The factor of q . k is the attention module's own.
+
+    Args:
+        models: known ones, for the documentation.
+        pairs: which dimensions rotate together.
+        partial: a head's last dimensions may be left unrotated.
+        rotating: setting that lists for each layer whether it rotates; "": all do.
+        slides: a `sliding_window` is that of all layers, whatever `layer_types` says.
+        switches: its `generate` drops the cache at `original_max_position_embeddings` tokens.
+        projections: modules that make queries, keys and values.
+        multiply: setting that logits are multiplied by. divide: divided by. cap: soft cap of them.
+    """
+
+    models: str
+    pairs: Pairs = "half"
+    partial: bool = False
+    rotating: str = ""
+    slides: bool = False
+    switches: bool = False
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    multiply: str = ""
+    divide: str = ""
+    cap: str = ""
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("Llama 2 and 3, SmolLM2, Yi"),
+    "mistral": Family("Mistral from v0.2 on", slides=True),
+    "qwen2": Family("Qwen2, Qwen2.5"),
+    "qwen3": Family("Qwen3"),
+    "granite": Family("Granite 3", divide="logits_scaling"),
+    "olmo2": Family("OLMo 2"),
+    "phi3": Family(
+        "Phi-3-mini-128k, Phi-3.5-mini, Phi-4, Phi-4-mini",
+        partial=True,
+        slides=True,
+        switches=True,
+        projections=("qkv_proj",),
+    ),
+    "glm4": Family("GLM-4-0414", pairs="interleaved", partial=True),
+    "smollm3": Family("SmolLM3", rotating="no_rope_layers"),
+    "mixtral": Family("Mixtral", slides=True),
+    "qwen2_moe": Family("Qwen1.5-MoE, Qwen2-57B-A14B"),
+    "qwen3_moe": Family("Qwen3-30B-A3B, Qwen3-235B-A22B", slides=True),
+    "starcoder2": Family("StarCoder2", slides=True),
+    "stablelm": Family("StableLM 2, StableLM-3B", partial=True),
+    "seed_oss": Family("Seed-OSS"),
+    "ernie4_5": Family("ERNIE 4.5, dense", pairs="interleaved"),
+    "ernie4_5_moe": Family("ERNIE 4.5, experts", pairs="interleaved"),
+    "arcee": Family("AFM-4.5B"),
+    "apertus": Family("Apertus"),
+    "helium": Family("Helium 1", pairs="interleaved"),
+    "granitemoe": Family("Granite 3 MoE", divide="logits_scaling"),
+    "granitemoeshared": Family("Granite MoE with shared experts", divide="logits_scaling"),
+    "glm": Family("GLM-4-9B-0124", pairs="interleaved", partial=True),
+    "glm4_moe": Family("GLM-4.5, GLM-4.6", partial=True),
+    "minimax_m2": Family("MiniMax-M2", partial=True),
+    "olmo": Family("OLMo 1"),
+    "olmoe": Family("OLMoE", slides=True),
+    "flex_olmo": Family("FlexOlmo"),
+    "gemma": Family("Gemma 1"),
+    "phi": Family("Phi-1.5, Phi-2", partial=True),
+    "phimoe": Family("Phi-3.5-MoE", slides=True, switches=True),
+    "nemotron": Family("Nemotron-4, Minitron", partial=True),
+    "cohere": Family("Command R, Aya", pairs="interleaved", multiply="logit_scale"),
+    "dots1": Family("dots.llm1"),
+    "nanochat": Family("nanochat", pairs="reversed", cap="final_logit_softcapping"),
+    "hyperclovax": Family("HyperCLOVA X", multiply="logits_scaling"),
+    "jais2": Family("Jais 2"),
+    "solar_open": Family("Solar Open"),
+    "bitnet": Family("BitNet b1.58"),
+    "hy_v3": Family("Hunyuan 3"),
+}
+"""By `model_type`. Their logits are tested against stock attention."""
+
+_AFTER = (
+    "queries and keys get weights after their rotation, so that their product depends on absolute "
+    "positions"
+)
+_STATE = "some layers keep a recurrent state in place of keys, which cannot be cropped or joined"
+_LATENT = "its cache receives latents, which layers expand to keys and values"
+_INDEXER = "its layers select by an indexer of their own"
+_SLIDING = "some layers attend to a window only, and some rotate otherwise than others"
+
+LIMITS: dict[str, str] = {
+    "falcon": "its attention is not on the attention interface of transformers",
+    "gpt_oss": "its attention has sinks, and half of the layers attend to a window only",
+    "gemma2": "its attention has a soft cap, and half of the layers attend to a window only",
+    **dict.fromkeys(("cwm", "ministral"), "some layers attend to a window only"),
+    **dict.fromkeys(("gemma3_text", "olmo3", "cohere2", "exaone4"), _SLIDING),
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), "layers share keys and values past the cache"),
+    "ministral3": "queries are scaled by their position before attention",
+    "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER),
+    **dict.fromkeys(
+        (
+            "lfm2",
+            "lfm2_moe",
+            "qwen3_next",
+            "qwen3_5_text",
+            "granitemoehybrid",
+            "nemotron_h",
+            "falcon_h1",
+            "jamba",
+            "bamba",
+            "zamba2",
+            "olmo_hybrid",
+            "minimax",
+            "kimi_linear",
+        ),
+        _STATE,
+    ),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
+        _LATENT,
+    ),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "deepseek_v4"), _INDEXER),
+    "gpt2": "it has learned positions in place of rotary ones",
+}
+"""Why ESA cannot be attached to a known `model_type`."""
 
 
 def check_type(kind: object) -> None:
     """Raises ModelError when models of this `model_type` cannot be attached."""
-    if kind not in SUPPORTED:
+    if kind not in FAMILIES:
+        why = f": {LIMITS[kind]}" if isinstance(kind, str) and kind in LIMITS else ""
         raise ModelError(
-            f"models of type {kind!r} are not supported", f"supported: {', '.join(SUPPORTED)}"
+            f"models of type {kind!r} are not supported{why}", f"supported: {', '.join(FAMILIES)}"
         )
+
+
+def family_of(config: object) -> Family:
+    """The entry of a model's configuration; Llama's for a `model_type` that has none."""
+    return FAMILIES.get(getattr(config, "model_type", ""), FAMILIES["llama"])

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from esa_cli.models.supported_families import family_of
+
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of a layer, each (B, G, N, D)."""
 
@@ -61,4 +63,16 @@ class ModelForward:
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
         logits: Tensor = self._model.lm_head(states)
-        return logits.float()
+        return scaled_logits(logits.float(), self._model.config)
+
+
+def scaled_logits(logits: Tensor, config: Any) -> Tensor:
+    """What a family's models do with the output of their last matrix."""
+    family = family_of(config)
+    if family.multiply:
+        logits = logits * getattr(config, family.multiply)
+    if family.divide:
+        logits = logits / getattr(config, family.divide)
+    if family.cap and (cap := getattr(config, family.cap)) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits

@@ -18,6 +18,7 @@ from esa_cli.attention.method import Method
 from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import state_tensors, weight_errors
+from esa_cli.models.supported_families import family_of
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.system.text import text_digest
@@ -85,7 +86,9 @@ def cache_key(
 
 def _config(config: Any) -> dict[str, Any]:
     """The model's settings, without where it lies and who wrote them."""
-    left_out = ("transformers_version", "dtype", "torch_dtype")
+    left_out = ["transformers_version", "dtype", "torch_dtype"]
+    if family_of(config).switches:  # changed while attached; it is in `rope_parameters`, too
+        left_out.append("original_max_position_embeddings")
     facts = json.loads(json.dumps(config.to_dict(), default=str))
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
 

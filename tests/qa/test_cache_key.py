@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import KINDS, build_model
+from conftest import build_model
 
 from esa_cli import models
 from esa_cli.attention.compression import Linear
@@ -145,7 +145,7 @@ def weights(model: Any, loaded: Any) -> str:
     return found
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_of_plain_weights_parameters_count_alone(loaded: Any, kind: str, tied: bool) -> None:
     """What is in libraries already must be found again."""

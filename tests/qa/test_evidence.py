@@ -99,7 +99,7 @@ class Checked(AttentionWeights):
         self._catch_up()
         if seen.start < self.tokens:
             return
-        want = probabilities(self.attachment.method, self.attachment.scale, seen)
+        want = probabilities(self.attachment.method, self.attachment.traits[0].scale, seen)
         _, _values = seen.store.span(0, len(seen.store))
         got: dict[tuple[int, int, int], float] = {}
         for share in self.shares(seen):
@@ -213,7 +213,9 @@ def weights_by_loops(
         for part in (far, near):
             every = [head[at] for head in lengths for at in part]
             means |= {at: sum(every) / len(every) for at in part}
-        for (head, _, at), mass in probabilities(attachment.method, attachment.scale, seen).items():
+        for (head, _, at), mass in probabilities(
+            attachment.method, attachment.traits[0].scale, seen
+        ).items():
             if at < TOKENS:
                 group = reference.group_of(head, seen.queries.shape[0], len(v))
                 one = mass * lengths[group][at] / means[at]

@@ -40,37 +40,65 @@ class Shape:
     groups: int
     dim: int
     inner: int
+    """Of the MLP, or of the experts that a token passes."""
     vocabulary: int
     tied: bool
+    idle: int = 0
+    """Of the experts that it does not pass."""
 
     @property
     def body(self) -> int:
-        """Weights of the layers: projections and the three maps of the gated MLP."""
+        """Weights of the layers that a token passes: projections and the three maps of the gated
+        MLP."""
         attention = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
     @property
     def weights(self) -> int:
-        """All weights, embeddings included."""
-        return self.body + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        """All weights, embeddings and experts included."""
+        experts = self.layers * 3 * self.hidden * self.idle
+        return self.body + experts + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
     """Raises ModelError when config.json lacks a size."""
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        inner, idle = _inner(config)
         return Shape(
             layers=int(config["num_hidden_layers"]),
             hidden=hidden,
             heads=heads,
             groups=int(config.get("num_key_value_heads") or heads),
             dim=int(config.get("head_dim") or hidden // heads),
-            inner=int(config["intermediate_size"]),
+            inner=inner,
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
+            idle=idle,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+
+
+def _inner(config: dict[str, Any]) -> tuple[int, int]:
+    """Inner sizes of what a token passes in a layer and of its other experts, all layers alike:
+    models whose first layers have an MLP in place of experts are thought larger than they are."""
+    inner = int(config["intermediate_size"])
+    experts = _first(
+        config, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
+    )
+    if not experts:
+        return inner, 0
+    width = _first(config, "moe_intermediate_size") or inner
+    used = min(experts, _first(config, "num_experts_per_tok", "moe_k") or 1)
+    shared = _first(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    several = _first(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return used * width + (shared or several * width), (experts - used) * width
+
+
+def _first(config: dict[str, Any], *names: str) -> int:
+    """The first of these settings that is a number; 0: there is none."""
+    return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
 @dataclass(frozen=True)

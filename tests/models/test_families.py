@@ -1,0 +1,292 @@
+"""Every family of the table against the same models with stock attention: tiny random models with
+random norms and biases, full budget, true positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import family_table
+import pytest
+import torch
+from conftest import KINDS, PARTIAL, VOCABULARY, build_model
+from transformers import DynamicCache, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from esa_cli.attention.method import Method
+from esa_cli.attention.positions import Contiguous, TruePositions
+from esa_cli.attention.window import Window
+from esa_cli.errors import ModelError
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models import supported_families
+from esa_cli.models.attach import attach
+from esa_cli.models.fingerprint import fingerprint
+from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.supported_families import FAMILIES, LIMITS
+from esa_cli.models.text_forward import ModelForward
+from esa_cli.qa.planning.costs import shape_of
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.memory_store import MemoryStore
+
+LENGTH = 70
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "original_max_position_embeddings": 32,
+}
+ODD = {
+    # name: family, changes of its tiny configuration
+    "longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}),
+    "half of yarn": (
+        "glm4",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "partial_rotary_factor": 0.5,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "window beyond the limit": ("phi3", {"sliding_window": 512}),
+    "three quarters of a head": (
+        "glm4",
+        {"rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.75}},
+    ),
+    "no layer rotates": ("smollm3", {"no_rope_layers": [0, 0]}),
+    "the first layer does not rotate": ("smollm3", {"no_rope_layers": [0, 1]}),
+}
+"""Settings of known models that the tiny configurations do not have."""
+
+EXPERTS = [kind for kind in FAMILIES if "experts" in str(KINDS[kind]) or "moe" in kind]
+
+
+def family_model(kind: str, **changes: Any) -> PreTrainedModel:
+    """A tiny model whose norms and biases are random, too: with norms of ones a norm behind the
+    rotation would pass for one before."""
+    model = build_model(kind, **changes)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.dim() == 1 or min(parameter.shape) < 9:
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def case(name: str) -> PreTrainedModel:
+    kind, changes = ODD.get(name, (name, {}))
+    return family_model(kind, **changes)
+
+
+def tokens(count: int = LENGTH) -> torch.Tensor:
+    return torch.randint(1, VOCABULARY, (1, count), generator=torch.Generator().manual_seed(7))
+
+
+def everything(chunk: int, dense: int | None = 0) -> Method:
+    """True positions and a budget that holds all tokens; `dense=0` takes the split path."""
+    window = Window(initial=5, selected=1000, local=11, chunk=chunk, dense=dense)
+    return Method(window=window, position=TruePositions())
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Logits of these models have a standard deviation of 0.4 to 1.7."""
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def in_pieces(
+    model: PreTrainedModel, cache: EsaCache, ids: torch.Tensor, size: int
+) -> torch.Tensor:
+    pieces = [model(piece, past_key_values=cache).logits for piece in ids.split(size, dim=1)]
+    return torch.cat(pieces, dim=1)
+
+
+def test_the_tiny_models_are_those_of_the_table() -> None:
+    assert list(KINDS) == list(FAMILIES)
+    assert set(FAMILIES) | set(LIMITS) <= set(CONFIG_MAPPING)
+    assert not set(FAMILIES) & set(LIMITS)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *ODD])
+def test_every_chunk_size_is_stock_attention(name: str) -> None:
+    model, ids = case(name), tokens()
+    want = model(ids).logits
+    for chunk, dense in ((1, 0), (7, 0), (64, 0), (64, None), (1000, 0)):
+        with attach(model, everything(chunk, dense)) as attached:
+            cache = attached.new_cache()
+            close(model(ids, past_key_values=cache).logits, want)
+            assert cache.get_seq_length() == LENGTH
+    assert torch.equal(model(ids).logits, want)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *ODD])
+def test_cropped_and_replayed(name: str) -> None:
+    model, ids = case(name), tokens()
+    want = model(ids).logits
+    with attach(model, everything(7)) as attached:
+        cache = attached.new_cache()
+        # Stock attention fed in pieces is itself 1.5e-5 off stock attention of the whole.
+        close(in_pieces(model, cache, ids, 13), want, 3e-5)
+        cache.crop(-30)
+        model(ids[:, :25], past_key_values=cache)
+        cache.truncate(40)
+        close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], 3e-5)
+        cache.truncate(64)
+        close(in_pieces(model, cache, ids[:, 64:], 1), want[:, 64:], 3e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *ODD])
+def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
+    model, ids = case(name), tokens()
+    want = model(ids).logits
+    # Its score reads whole keys: no reduced ones need to be stored.
+    method = dataclasses.replace(everything(16), score=VoteScore())
+    with attach(model, method) as attached:
+        cache = attached.new_cache()
+        model(ids[:, :60], past_key_values=cache)
+        again = attached.new_cache()
+        again.hold(stored(cache, ids[0, :60].tolist(), tmp_path), None)
+        close(model(ids[:, 60:], past_key_values=again).logits, want[:, 60:])
+
+
+def stored(cache: EsaCache, ids: list[int], path: Path) -> list[JoinedStore]:
+    """The cached rows of all layers, from a library on disk, each with an empty tail."""
+    kept = [cache.memory(i).store for i in range(len(cache.own))]
+    heads, dim = kept[0].heads, kept[0].dim
+    library, layout = Library(path), Layout(len(kept), heads, dim, "float32", segment=16)
+    with library.write(library.key("model", "text"), "model", ids, layout) as writer:
+        assert isinstance(writer, Writer)
+        for layer, store in zip(writer.layers, kept, strict=True):
+            layer.append(*store.span(0, len(ids)))
+        writer.flush(None)
+        entry = writer.finish(
+            text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept)
+        )
+    stores = library.open(entry).layers()
+    tails = [MemoryStore(heads, dim, torch.float32, torch.device("cpu")) for _ in kept]
+    return [
+        JoinedStore([StoreSlice(store, 0, len(ids))], tail)
+        for store, tail in zip(stores, tails, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *ODD])
+def test_generate_is_stock_generate(name: str) -> None:
+    """The text crosses the 32 tokens where longrope would change."""
+    model, ids = case(name), tokens(40 if name != "longrope" else 60)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    want = model.generate(ids, **options)
+    with attach(model, everything(7)) as attached:
+        cache = attached.new_cache()
+        model(ids[:, :25], past_key_values=cache)
+        assert torch.equal(model.generate(ids, past_key_values=cache, **options), want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
+    """A small budget gives other logits; suspended, plain text gives the model's own."""
+    model, ids = family_model(family), tokens()
+    want = model(ids).logits
+    window = Window(initial=4, selected=12, local=8, chunk=8)
+    with attach(model, Method(window=window, position=Contiguous(40))) as attached:
+        got = model(ids, past_key_values=attached.new_cache()).logits
+        with attached.suspended():
+            forward = ModelForward(model)
+            states, _ = forward.states(ids)
+            close(forward.logits(states), want)
+    assert torch.isfinite(got).all()
+    assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_count_as_weights_and_those_of_a_token_as_work(family: str) -> None:
+    """The plan's sizes; norms, biases and routers are left out."""
+    model = build_model(family)
+    shape = shape_of(model.config.to_dict())
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert 0.95 * count < shape.weights < 1.3 * count
+    assert shape.body < 0.8 * shape.weights
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_model_is_made_of(family: str) -> None:
+    model = family_model(family)
+    found, before = fingerprint(model), model.config.to_dict()
+    assert (found.kind, found.layers, found.heads) == (family, 2, model.config.num_attention_heads)
+    assert kv_dtype(model) == torch.float32
+    assert layer_devices(model) == [torch.device("cpu")] * 2
+    with attach(model, everything(7)) as attached:
+        cache = attached.new_cache()
+        model(tokens(5), past_key_values=cache)
+        store = cache.memory(0).store
+        assert (store.heads, store.dim) == (found.groups, found.dim)
+    assert model.config.to_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("glm4", {"pairs": "half"}),
+        ("ernie4_5", {"pairs": "half"}),
+        ("nanochat", {"pairs": "half"}),
+        ("llama", {"pairs": "interleaved"}),
+        ("smollm3", {"rotating": ""}),
+    ],
+)
+def test_a_wrong_entry_is_noticed(
+    family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = family_model(family), tokens()
+    want = model(ids).logits
+    entry = dataclasses.replace(FAMILIES[family], **changes)
+    monkeypatch.setitem(supported_families.FAMILIES, family, entry)
+    with attach(model, everything(7)) as attached:
+        got = model(ids, past_key_values=attached.new_cache()).logits
+    assert (got - want).abs().max() > 0.1
+
+
+def test_a_partial_rotation_that_the_family_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = family_model("glm4")
+    entry = dataclasses.replace(FAMILIES["glm4"], partial=False)
+    monkeypatch.setitem(supported_families.FAMILIES, "glm4", entry)
+    with pytest.raises(ModelError, match=r"all 8 dimensions .* glm4 model must rotate, got 4"):
+        attach(model, everything(7))
+
+
+def test_short_texts_of_a_longrope_model_use_the_set_for_long_ones() -> None:
+    """Stock attention has another set below 32 tokens; cached keys have one."""
+    model, ids = case("longrope"), tokens(20)
+    with attach(model, everything(7)) as attached:
+        got = model(ids, past_key_values=attached.new_cache()).logits
+    assert (got - model(ids).logits).abs().max() > 0.01
+    assert model.config.original_max_position_embeddings == 32
+
+
+@pytest.mark.parametrize("kind", ["phi3", "mixtral", "starcoder2", "qwen3_moe", "smollm3"])
+def test_windows_are_refused(kind: str) -> None:
+    changes: dict[str, Any] = {"sliding_window": 16, "use_sliding_window": True}
+    model, ids = family_model(kind, **changes), tokens()
+    want = model(ids, past_key_values=DynamicCache()).logits
+    with pytest.raises(ModelError, match=r"sliding_attention \(window 16\)"):
+        attach(model, everything(7))
+    assert torch.equal(model(ids, past_key_values=DynamicCache()).logits, want)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "hunyuan_v1_dense", "deepseek_v3"])
+def test_a_known_limit_is_said(kind: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        supported_families.check_type(kind)
+    assert str(caught.value) == f"models of type {kind!r} are not supported: {LIMITS[kind]}"
+    assert "granite" in caught.value.hint
+
+
+def test_the_document_has_the_tables() -> None:
+    text = family_table.DOC.read_text("utf-8")
+    assert family_table.with_tables(text) == text, "run tests/support/family_table.py"
