@@ -77,7 +77,7 @@ class PrefillDisplay(IngestEvents):
         if done == total:
             spent = time.perf_counter() - self._since
             self.finished()
-            if total >= WORTH_REMEMBERING > self._first:
+            if total >= WORTH_REMEMBERING >= self._first:  # not resumed: one piece at most
                 self.planner.remember(self._plan, spent)
 
     def waiting(self) -> None:

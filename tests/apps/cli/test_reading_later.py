@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.index_archive import PIECE
+from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.reply import Reply
 from esa_cli.storage.library import Library, checksummed_file
 from esa_cli.storage.library.row_layout import SEGMENT
@@ -371,3 +374,24 @@ def test_of_a_folder_only_the_best_documents_are_read(run: Run) -> None:
     again = run("ask", "town", QUESTION, "--set", "answer.documents=1")
     assert "gate.txt was read before" in again.err
     assert NOT_YET not in again.err
+
+
+def test_the_speed_of_reading_is_kept_unless_the_reading_was_resumed() -> None:
+    class Timed(Planner):
+        def __init__(self) -> None:
+            self.kept: list[int] = []
+
+        def plan(self, tokens: int) -> Any:
+            return SimpleNamespace(tokens=tokens, seconds=1.0)
+
+        def remember(self, plan: Any, seconds: float) -> None:
+            self.kept.append(plan.tokens)
+
+    planner = Timed()
+    display = opening.PrefillDisplay(planner, Reporter(quiet=True))
+    document = SimpleNamespace(name="a.txt", source="a.txt", missing=())
+    for done in ([PIECE, 2 * PIECE, 5000], [2 * PIECE, 5001], [100]):
+        display.started(document, done[-1], None)  # type: ignore[arg-type]
+        for tokens in done:
+            display.progress(tokens, done[-1])
+    assert planner.kept == [5000]

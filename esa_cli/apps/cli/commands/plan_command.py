@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @options.command
 def plan(
     documents: Annotated[
-        list[str], typer.Argument(metavar="DOC...", help="Text files, or - for standard input.")
+        list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
     ],
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
