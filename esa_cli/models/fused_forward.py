@@ -145,6 +145,7 @@ def can_be_fused(model: Any) -> bool:
         and sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
         and all(getattr(config, name, None) is None for name in OTHER_RULES)
         and getattr(config, "hidden_act", "silu") == "silu"
+        and not getattr(config, "mlp_bias", False)
         and all(_is_plain(layer, weight.dtype) for layer in layers)
     )
 

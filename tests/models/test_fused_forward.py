@@ -117,6 +117,10 @@ def changed_activation(model: Any) -> None:
     model.config.hidden_act = "gelu"
 
 
+def changed_bias(model: Any) -> None:
+    model.config.mlp_bias = True
+
+
 def changed_weight(model: Any) -> None:
     layer = model.base_model.layers[1].mlp.up_proj
     layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), False)
@@ -138,7 +142,15 @@ def test_large_models_are_left_to_transformers(
 
 
 @pytest.mark.parametrize(
-    "change", [changed_setting, changed_family, changed_activation, changed_weight, changed_layer]
+    "change",
+    [
+        changed_setting,
+        changed_family,
+        changed_activation,
+        changed_bias,
+        changed_weight,
+        changed_layer,
+    ],
 )
 def test_models_that_are_left_to_transformers(change: Any, make_model: ModelFactory) -> None:
     model = make_model("llama")
