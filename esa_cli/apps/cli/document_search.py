@@ -15,7 +15,7 @@ from esa_cli.apps.cli.progress_display import token_progress
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
-from esa_cli.errors import DocumentError
+from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.qa.file_indexing import FileIndexing
 from esa_cli.storage.library import Catalogue, Library
 
@@ -89,6 +89,7 @@ def document_search(
             reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
             yield None
         else:
+            _report_unusable(catalogue.unusable() if in_library else (), reporter)
             candidates = _file_candidates(catalogue, several, synced, reporter)
             if stored:
                 progress = token_progress(reporter, "words of the library", unit="documents")
@@ -99,6 +100,16 @@ def document_search(
                 path = candidates.get(digest, Candidate()).path
                 candidates[digest] = Candidate(path, tuple(keys))
             yield DocumentSearch(catalogue, candidates, most)
+
+
+def _report_unusable(errors: Sequence[LibraryError], reporter: Reporter) -> None:
+    if len(errors) == 1:
+        reporter.warn(f"esa: left out: {errors[0].message}")
+    elif errors:
+        reporter.warn(
+            f"esa: left out: {len(errors):,} documents of the library that cannot be used; "
+            "`esa library list` says why"
+        )
 
 
 def _file_candidates(

@@ -51,6 +51,12 @@ class Catalogue:
             found.setdefault(digest, []).append(key)
         return found
 
+    def unusable(self) -> list[LibraryError]:
+        """What is wrong with documents that cannot be used. Raises LibraryError: the folder may not
+        be read."""
+        entries = ManifestCopies(self._paths, self._db).unusable
+        return [manifest.entry_error(entry) for entry in entries]
+
     def keep_synced(self, folder: str) -> None:
         """Writes the records of a synchronised folder beside the documents, from which they come
         again if the catalogue is lost. Raises LibraryError, DiskError."""

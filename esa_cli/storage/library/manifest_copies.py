@@ -40,6 +40,11 @@ class ManifestCopies:
         self._unusable: dict[str, Entry] = {}
         self._refresh()
 
+    @property
+    def unusable(self) -> list[Entry]:
+        """Those with damage, of another format, or unreadable."""
+        return [self._unusable[key] for key in sorted(self._unusable)]
+
     def entries(self) -> list[Entry]:
         """Every document, the most recently used first."""
         return self._chosen("", ())

@@ -235,6 +235,26 @@ def test_damage_is_said(run: Run, tmp_path: Path) -> None:
     fail(run("find", "gate.txt", WORDS, "-q"), 3, "is damaged")
 
 
+@pytest.mark.parametrize("most", [1, 8])
+def test_a_damaged_manifest_is_said_once(run: Run, tmp_path: Path, most: int) -> None:
+    """Also where words choose what is opened, and with --quiet: the best may be in it."""
+    for number in range(3):
+        Path(f"pier{number}.txt").write_text(f"{BOAT} Pier {number} was never built.", "utf-8")
+    assert run("ingest", "gate.txt", *(f"pier{number}.txt" for number in range(3))).code == 0
+    one, two, *_ = sorted((tmp_path / "library" / "documents").glob("*.doc"))
+    one.write_bytes(one.read_bytes()[:-9])
+    find = ("find", "--library", WORDS, "--set", f"answer.documents={most}", "-q")
+    said = run(*find).err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"esa: left out: {one} is damaged")
+    two.write_bytes(two.read_bytes()[:-9])
+    said = run(*find).err.splitlines()
+    assert len(said) == (1 if most == 1 else 2)
+    assert (
+        most == 8 or "2 documents of the library that cannot be used; `esa library list`" in said[0]
+    )
+
+
 @pytest.mark.usefixtures("no_model")
 def test_of_many_files_the_best_are_searched(run: Run) -> None:
     Path("town").mkdir()
