@@ -169,6 +169,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 16,
         },
     ),
+    "exaone4": (
+        "Exaone4",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
 }
 
 

@@ -92,6 +92,7 @@ FAMILIES: dict[str, Family] = {
     "solar_open": Family("Solar Open"),
     "bitnet": Family("BitNet b1.58"),
     "hy_v3": Family("Hunyuan 3"),
+    "exaone4": Family("EXAONE-4.0-1.2B", slides=True),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -109,7 +110,7 @@ LIMITS: dict[str, str] = {
     "gpt_oss": "its attention has sinks, and half of the layers attend to a window only",
     "gemma2": "its attention has a soft cap, and half of the layers attend to a window only",
     **dict.fromkeys(("cwm", "ministral"), "some layers attend to a window only"),
-    **dict.fromkeys(("gemma3_text", "olmo3", "cohere2", "exaone4"), _SLIDING),
+    **dict.fromkeys(("gemma3_text", "olmo3", "cohere2"), _SLIDING),
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), "layers share keys and values past the cache"),
     "ministral3": "queries are scaled by their position before attention",
     "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",

@@ -16,8 +16,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, TruePositions
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
+from esa_cli.methods.recipes import known
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import supported_families
 from esa_cli.models.attach import attach
@@ -27,6 +29,7 @@ from esa_cli.models.kv_cache import EsaCache
 from esa_cli.models.supported_families import FAMILIES, LIMITS
 from esa_cli.models.text_forward import ModelForward
 from esa_cli.qa.planning.costs import shape_of
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
@@ -201,6 +204,23 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
             close(forward.logits(states), want)
     assert torch.isfinite(got).all()
     assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("name", ["half of yarn", "the first layer does not rotate"])
+def test_every_method_runs(name: str) -> None:
+    """On models whose heads or layers rotate in part."""
+    sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
+    overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
+    model, ids = case(name), tokens(44)
+    for recipe in known():
+        method = resolve("tiny-random", overrides, recipe.name, 44).method
+        with attach(model, method) as attached:
+            cache = attached.new_cache()
+            cache.begin(QueryState(Phase.PREFILL))
+            model(ids[:, :36], past_key_values=cache)
+            cache.begin(QueryState(Phase.QUESTION))
+            logits = in_pieces(model, cache, ids[:, 36:], 7)
+        assert torch.isfinite(logits).all(), recipe.name
 
 
 @pytest.mark.parametrize("family", EXPERTS)
