@@ -17,9 +17,8 @@ from torch import Tensor
 from esa_cli.__main__ import main
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.evaluation.calibration import head_votes
-from esa_cli.evaluation.calibration import retrieval_heads as finding
 from esa_cli.evaluation.calibration.head_ranking import (
     HeadRecord,
     enough,
@@ -31,7 +30,9 @@ from esa_cli.evaluation.calibration.head_ranking import (
 )
 from esa_cli.evaluation.calibration.head_votes import ALL, NeedleVotes
 from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, write
+from esa_cli.evaluation.calibration.needle_questions import needle_questions
 from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads, find, voting
+from esa_cli.evaluation.calibration.vote_journal import VoteJournal
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
@@ -293,7 +294,7 @@ def test_needles_stand_where_the_tokens_say(loaded: Loaded) -> None:
     prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
     ids = prompt.document(sample.text)
     facts = {q.text: sample.facts[q.facts[0]].text for q in sample.questions}
-    asked = finding._needle_questions(prompt, sample)
+    asked = needle_questions(prompt, sample)
     assert [one.needle.start for one in asked] == sorted(one.needle.start for one in asked)
     for one in asked:
         words = loaded.tokenizer.decode(ids[one.needle.start : one.needle.stop])
@@ -318,6 +319,38 @@ def test_an_interruption_puts_the_model_back(loaded: Loaded) -> None:
     assert loaded.model.config._attn_implementation == before
 
 
+def test_a_stopped_search_continues_with_the_same_result(loaded: Loaded, tmp_path: Path) -> None:
+    sample, chosen = planted(loaded), tiny("window.ending=0", "score.heads=[[0, 1]]")
+    whole = find(loaded, chosen, sample)
+    header, path = {"esa": "0", "command": "esa heads", "seed": 0}, tmp_path / "votes.jsonl"
+
+    def stop(done: int, of: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), VoteJournal(path, header) as journal:
+        find(loaded, chosen, sample, None, stop, journal)
+    with VoteJournal(path, header) as journal:
+        assert journal.count == 5
+        assert find(loaded, chosen, sample, journal=journal) == whole
+    read: list[int] = []
+    with VoteJournal(path, header) as journal:
+        again = find(loaded, chosen, sample, lambda done, of: read.append(done), None, journal)
+        assert (again, journal.count) == (whole, 8)
+    assert not read, "nothing is left to read"
+    with pytest.raises(UsageError, match="another seed"):
+        VoteJournal(path, {**header, "seed": 1})
+
+
+def test_a_damaged_row_of_a_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "votes.jsonl"
+    header = {"esa": "0", "command": "esa heads"}
+    row = {"half": "ranked", "number": 0, "question": "?", "found": [["x"]], "margin": [[1.0]]}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(row)}\n")
+    with pytest.raises(DocumentError, match="row in line 2 is not whole"):
+        VoteJournal(path, header)
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
 def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Loaded) -> None:
     """Also where several of them read one key head."""
@@ -334,7 +367,8 @@ def test_what_the_preset_says_of_heads_plays_no_part(loaded: Loaded) -> None:
     sample = planted(loaded)
     plain = find(loaded, tiny("window.ending=0"), sample)
     named = find(loaded, tiny("window.ending=0", "score.heads=[[0, 1]]"), sample)
-    assert plain == named
+    assert named.preset_hits is not None
+    assert plain == replace(named, preset_hits=None)
 
 
 def test_needles_that_are_always_in_view_are_left_out(loaded: Loaded) -> None:
@@ -405,6 +439,25 @@ def test_heads_of_another_model_stay_with_it(tmp_path: Path) -> None:
     write(path, "smollm2-135m", ['model="org/other"'], ((3, 1),), "")
     made = preset.load(str(path))
     assert (made.model, made.score["heads"]) == ("org/other", [[3, 1]])
+
+
+@pytest.mark.parametrize(
+    ("given", "overrides", "source", "votes"),
+    [
+        ("qwen3-14b", (), "text", 0.5),  # a preset that answers from text without a finder
+        ("smollm2-135m", (), "text", 0.0),  # a finder ranks; heads select rows of other methods
+        ("smollm2-135m", ('model="org/other"',), "text", 0.5),
+        ("qwen3-14b", ("answer.votes=1",), "text", 1.0),
+        ("tiny-random", (), "rows", 0.0),
+    ],
+)
+def test_heads_vote_where_there_is_no_finder(
+    given: str, overrides: tuple[str, ...], source: str, votes: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "few.yaml"
+    write(path, given, overrides, ((1, 2),), "")
+    answer = preset.load(str(path)).answer
+    assert (answer.source, answer.votes) == (source, votes)
 
 
 def test_a_preset_beside_it_is_extended_by_its_name(tmp_path: Path) -> None:
@@ -507,6 +560,28 @@ def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path)
     assert preset.load("./few.yaml").score["heads"] == data["chosen"]
 
 
+def test_the_same_command_continues_its_journal(
+    esa: Esa, one_finds: tuple[int, int], tmp_path: Path
+) -> None:
+    """With the model's name as argument; other questions are refused."""
+    tiny = ["random:llama", *TINY, *FEW, "--journal", "votes.jsonl", "--json"]
+    first = esa(*tiny, *SHORT)
+    assert first.code == 0, first.err
+    again = esa(*tiny, *SHORT)
+    assert "8 questions are in votes.jsonl" in again.err
+    untimed = [{**json.loads(one.out), "seconds": 0} for one in (first, again)]
+    assert untimed[0] == untimed[1]
+    assert len((tmp_path / "votes.jsonl").read_text("utf-8").splitlines()) == 9
+    other = esa(*tiny, *SHORT, "--seed", "1")
+    assert other.code == 2
+    assert "results of another seed" in other.err
+
+
+def test_the_presets_own_heads_are_checked(esa: Esa, one_finds: tuple[int, int]) -> None:
+    result = esa(*TINY, *FEW, *SHORT, "--set", "score.heads=[[1, 2]]")
+    assert result.out.splitlines()[-2] == "4 by the preset's heads"
+
+
 def test_a_random_model_has_none(esa: Esa, tmp_path: Path) -> None:
     result = esa(*TINY, *FEW, *SHORT, "--out", "few.yaml")
     assert result.code == 5
@@ -538,6 +613,9 @@ def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> No
         ([*FEW, "--out", "few.txt"], 2, "must name a .yaml file"),
         ([*FEW, "--out", "mine.yaml"], 2, "must be new or a file of"),
         ([*FEW, "--set", "score.heads=[[0]]"], 4, "pairs"),
+        (["random:llama", "--model", "random:llama"], 2, "the model must be given once"),
+        ([*FEW, "--journal", "mine.yaml"], 2, "is not a results file of esa"),
+        ([*FEW, "--journal", "a.yaml", "--out", "a.yaml"], 2, "must be two files"),
     ],
 )
 def test_mistakes(esa: Esa, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:

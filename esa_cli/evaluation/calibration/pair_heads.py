@@ -10,8 +10,9 @@ and real questions follow QRHead (arXiv 2506.09944); the score is the preset's o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -30,16 +31,23 @@ from esa_cli.evaluation.calibration.head_ranking import (
     span_sums,
 )
 from esa_cli.evaluation.calibration.head_votes import ALL, PrefilledText, prefill, set_sums
+from esa_cli.evaluation.calibration.needle_questions import FEWEST
 from esa_cli.evaluation.calibration.pair_contexts import PairContext
 from esa_cli.evaluation.calibration.retrieval_heads import (
-    FEWEST,
     RetrievalHeads,
-    totals,
+    own_heads,
     voting,
+)
+from esa_cli.evaluation.calibration.vote_journal import (
+    HELD_OUT,
+    RANKED,
+    VoteJournal,
+    VoteRecord,
+    set_hits,
+    totals,
 )
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import Attachment, attach
-from esa_cli.qa import build_method as build
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.progress import Progress
@@ -50,12 +58,10 @@ class PairHeads(RetrievalHeads):
     """As `RetrievalHeads`, with pairs for needles; `tokens` and `passage` are means.
 
     Args:
-        preset_hits: held-out pairs whose answering window the preset's own heads put first; None:
-            it names none. lexical_hits: the same of BM25.
+        lexical_hits: held-out pairs whose answering window BM25 puts first.
     """
 
-    preset_hits: int | None
-    lexical_hits: int
+    lexical_hits: int = 0
 
     unit: ClassVar[str] = "pairs"
 
@@ -112,12 +118,13 @@ def find_by_pairs(
     contexts: Sequence[PairContext],
     drawn: int,
     asking: Progress | None = None,
+    journal: VoteJournal | None = None,
 ) -> PairHeads:
     """Compares the heads' votes for the windows of each context.
 
     Args:
         loaded: model and tokenizer. drawn: pairs of which the contexts were made. asking: progress
-            in pairs.
+            in pairs. journal: of an earlier search with the same settings, which is continued.
 
     Raises:
         UsageError: as `voting`; or there are fewer than `FEWEST` contexts.
@@ -131,8 +138,9 @@ def find_by_pairs(
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     method = _votes_for_all(method, len(prompt.head()))
     with attach(loaded.model, method) as attachment:
-        trial = _PairTrial(attachment, method, prompt, len(contexts), asking)
-        return _compared(trial, contexts, _own_heads(preset), drawn)
+        kept = journal or VoteJournal()
+        trial = _PairTrial(attachment, method, prompt, len(contexts), kept, asking)
+        return _compared(trial, contexts, own_heads(preset), drawn)
 
 
 def _votes_for_all(method: Method, head: int) -> Method:
@@ -146,13 +154,6 @@ def _votes_for_all(method: Method, head: int) -> Method:
     return replace(method, window=window, score=replace(method.score, shortlist=0))
 
 
-def _own_heads(preset: Preset) -> HeadSet:
-    """The heads that the preset names; () for all."""
-    score = build.method(preset).score
-    assert isinstance(score, VoteScore)
-    return tuple((layer, head) for layer, head in score.heads)
-
-
 @dataclass
 class _PairTrial:
     """Collects the votes in one context after another."""
@@ -161,18 +162,25 @@ class _PairTrial:
     method: Method
     prompt: PromptTokens
     pairs: int
+    journal: VoteJournal
     progress: Progress | None
     done: int = 0
 
-    def votes(self, context: PairContext, sets: Sequence[HeadSet] = ()) -> PairVotes:
+    def records(
+        self, half: str, contexts: Sequence[PairContext], sets: Sequence[HeadSet] = ()
+    ) -> Iterator[VoteRecord]:
+        for number, context in enumerate(contexts):
+            measure = partial(self._collect, context, sets)
+            yield self.journal.record(half, number, context.question, measure)
+            self.done += 1
+            if self.progress:
+                self.progress(self.done, self.pairs)
+
+    def _collect(self, context: PairContext, sets: Sequence[HeadSet]) -> PairVotes:
         cache = prefill(self.attachment, context.ids, None)
         text = PrefilledText(self.attachment, self.method, cache, self.prompt, len(context.ids))
         assert isinstance(self.method.score, VoteScore)
-        collected = text.collect(PairVotes(context, sets, self.method.score), context.question)
-        self.done += 1
-        if self.progress:
-            self.progress(self.done, self.pairs)
-        return collected
+        return text.collect(PairVotes(context, sets, self.method.score), context.question)
 
 
 def _compared(
@@ -180,16 +188,12 @@ def _compared(
 ) -> PairHeads:
     """Ranks the heads by every other pair, and tries sets of them on the rest."""
     first, second = contexts[::2], contexts[1::2]
-    found, margin = totals(trial.votes(one).each() for one in first)
+    found, margin = totals(trial.records(RANKED, first))
     sets = prefixes(rank_heads(found, found, margin, by_margin=True))
-    hits, apart = [], []
-    for one in second:
-        votes = trial.votes(one, [ALL, own, *sets.values()])
-        hits.append(votes.hits())
-        apart.append(votes.each())
-    all_hits, own_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
+    held_out = list(trial.records(HELD_OUT, second, [ALL, own, *sets.values()]))
+    all_hits, own_hits, *of_sets = set_hits(held_out)
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = rank_heads(found, totals(apart)[0], margin, by_margin=True)
+    heads = rank_heads(found, totals(held_out)[0], margin, by_margin=True)
     count = enough(heads, by_size, max(of_sets))
     lengths = [len(window) for one in contexts for window in one.windows]
     return PairHeads(

@@ -9,16 +9,14 @@ Nothing is answered: it does not know whether answers are better with the set th
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.head_ranking import (
     HeadRecord,
@@ -33,6 +31,19 @@ from esa_cli.evaluation.calibration.head_votes import (
     PrefilledText,
     prefill,
 )
+from esa_cli.evaluation.calibration.needle_questions import (
+    NeedleQuestion,
+    needle_questions,
+    selectable,
+)
+from esa_cli.evaluation.calibration.vote_journal import (
+    HELD_OUT,
+    RANKED,
+    VoteJournal,
+    VoteRecord,
+    set_hits,
+    totals,
+)
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
@@ -43,8 +54,6 @@ from esa_cli.system.progress import Progress
 
 PASSAGE = 128
 """Tokens of a window if the preset selects no whole windows."""
-FEWEST = 4
-"""Fewest questions that are enough in two halves."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,8 @@ class RetrievalHeads:
             each half. hits: held-out needles that the set puts first. all_hits: the same of all
             heads together. by_size: the same of each number of the best heads. tokens: of the
             document. passage: tokens of a window. left_out: questions whose needle is always in
-            view.
+            view. preset_hits: held-out needles that the preset's own heads put first; None: it
+            names none.
     """
 
     heads: list[HeadRecord]
@@ -69,6 +79,7 @@ class RetrievalHeads:
     tokens: int
     passage: int
     left_out: int
+    preset_hits: int | None = None
 
     unit: ClassVar[str] = "needles"
 
@@ -78,12 +89,11 @@ class RetrievalHeads:
         return 2 * self.hits < self.held_out
 
 
-@dataclass(frozen=True)
-class NeedleQuestion:
-    """A question, and its needle's absolute positions."""
-
-    question: str
-    needle: range
+def own_heads(preset: Preset) -> HeadSet:
+    """The heads that the preset names; () for all."""
+    score = build.method(preset).score
+    assert isinstance(score, VoteScore)
+    return tuple((layer, head) for layer, head in score.heads)
 
 
 def voting(preset: Preset) -> Method:
@@ -116,11 +126,13 @@ def find(
     sample: TaskSample,
     reading: Progress | None = None,
     asking: Progress | None = None,
+    journal: VoteJournal | None = None,
 ) -> RetrievalHeads:
     """Prefills the sample's text and compares the heads' votes for its questions.
 
     Args:
         loaded: model and tokenizer. reading: progress in tokens. asking: progress in questions.
+        journal: of an earlier search with the same settings, which is continued.
 
     Raises:
         UsageError: as `voting`; or fewer than `FEWEST` needles are where tokens are selected.
@@ -128,54 +140,71 @@ def find(
     method = voting(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time: votes are over all of M.
-    unlisted = replace(method, score=replace(method.score, shortlist=0))
+    score = replace(method.score, shortlist=0)
+    unlisted = replace(method, score=score)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
-    asked = _selectable(_needle_questions(prompt, sample), method.window, len(ids))
+    asked = selectable(needle_questions(prompt, sample), method.window, len(ids))
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
-        cache = prefill(attachment, ids, reading)
-        prefilled = PrefilledText(attachment, unlisted, cache, prompt, len(ids))
-        return _compared(
-            _HeadTrial(prefilled, size, len(asked), asking), asked, len(sample.questions)
+
+        def text() -> PrefilledText:
+            cache = prefill(attachment, ids, reading)
+            return PrefilledText(attachment, unlisted, cache, prompt, len(ids))
+
+        trial = _HeadTrial(
+            text, score, size, len(ids), len(asked), journal or VoteJournal(), asking
         )
+        return _compared(trial, asked, own_heads(preset), len(sample.questions))
 
 
 @dataclass
 class _HeadTrial:
-    """Collects the votes for one question after another. size: tokens of a window."""
+    """Collects the votes for one question after another.
 
-    prefilled: PrefilledText
+    Args:
+        prefill: reads the text; called where a question lacks a record. size: tokens of a window.
+    """
+
+    prefill: Callable[[], PrefilledText]
+    score: VoteScore
     size: int
+    tokens: int
     questions: int
+    journal: VoteJournal
     progress: Progress | None
     done: int = 0
 
-    def votes(
-        self, asked: Sequence[NeedleQuestion], sets: Sequence[HeadSet] = ()
-    ) -> Iterator[NeedleVotes]:
-        for one in asked:
-            score = self.prefilled.method.score
-            assert isinstance(score, VoteScore)
-            votes = NeedleVotes(one.needle, self.size, sets, score)
-            yield self.prefilled.collect(votes, one.question)
+    @cached_property
+    def prefilled(self) -> PrefilledText:
+        return self.prefill()
+
+    def records(
+        self, half: str, asked: Sequence[NeedleQuestion], sets: Sequence[HeadSet] = ()
+    ) -> Iterator[VoteRecord]:
+        for number, one in enumerate(asked):
+            votes = NeedleVotes(one.needle, self.size, sets, self.score)
+            measure = partial(self._collect, votes, one.question)
+            yield self.journal.record(half, number, one.question, measure)
             self.done += 1
             if self.progress:
                 self.progress(self.done, self.questions)
 
+    def _collect(self, votes: NeedleVotes, question: str) -> NeedleVotes:
+        return self.prefilled.collect(votes, question)
 
-def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) -> RetrievalHeads:
+
+def _compared(
+    trial: _HeadTrial, asked: Sequence[NeedleQuestion], own: HeadSet, planted: int
+) -> RetrievalHeads:
     """Ranks the heads by every other question, and tries sets of them on the rest."""
     first, second = asked[::2], asked[1::2]
-    found, margin = totals(one.each() for one in trial.votes(first))
+    found, margin = totals(trial.records(RANKED, first))
     sets = prefixes(rank_heads(found, found, margin))
-    hits, apart = [], []
-    for one in trial.votes(second, [ALL, *sets.values()]):
-        hits.append(one.hits())
-        apart.append(one.each())
-    all_hits, *of_sets = torch.stack(hits).sum(dim=0).tolist()
+    held_out = list(trial.records(HELD_OUT, second, [ALL, own, *sets.values()]))
+    all_hits, own_hits, *of_sets = set_hits(held_out)
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = rank_heads(found, totals(apart)[0], margin)
+    heads = rank_heads(found, totals(held_out)[0], margin)
     count = enough(heads, by_size, all_hits)
     return RetrievalHeads(
         heads=heads,
@@ -185,43 +214,8 @@ def _compared(trial: _HeadTrial, asked: Sequence[NeedleQuestion], planted: int) 
         hits=by_size[count],
         all_hits=all_hits,
         by_size=by_size,
-        tokens=trial.prefilled.tokens,
+        tokens=trial.tokens,
         passage=trial.size,
         left_out=planted - len(asked),
+        preset_hits=own_hits if own else None,
     )
-
-
-def totals(judged: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Times that each head found the needle, and its mean margin: (layers, H) both."""
-    found, margins = zip(*judged, strict=True)
-    return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)
-
-
-def _selectable(
-    asked: Sequence[NeedleQuestion], window: Window, tokens: int
-) -> list[NeedleQuestion]:
-    """Questions whose needle is in view only if it is selected. Raises UsageError."""
-    near = window.local if window.ending is None else window.ending
-    there = range(window.initial, tokens - near)
-    if tokens <= window.dense_below or window.selected == 0:
-        there = range(0)
-    out = [one for one in asked if there.start <= one.needle.start < one.needle.stop <= there.stop]
-    if len(out) < FEWEST:
-        raise UsageError(
-            f"at least {FEWEST} needles must be where tokens are selected, got {len(out)} of "
-            f"{len(asked)}",
-            f"use a longer text: up to {window.dense_below:,} tokens all are in view",
-        )
-    return out
-
-
-def _needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
-    """The questions, in the order of their needles in the text."""
-    spans, head = prompt.offsets(sample.text), len(prompt.head())
-    starts, ends = [low for low, _ in spans], [high for _, high in spans]
-    out = []
-    for question in sample.questions:
-        fact = sample.facts[question.facts[0]]
-        first, last = bisect_right(ends, fact.start), bisect_left(starts, fact.end)
-        out.append(NeedleQuestion(question.text, range(first + head, last + head)))
-    return sorted(out, key=lambda one: one.needle.start)

@@ -12,14 +12,18 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.heads_request import HeadsRequest
+from esa_cli.apps.cli.commands.heads_search import (
+    HeadsSearch,
+    by_needles,
+    by_pairs,
+    open_journal,
+)
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.version import __version__
 
@@ -52,7 +56,7 @@ def heads(
 
     reporter = Reporter(quiet)
     try:
-        _run(wanted, model, reporter, as_json)
+        _run(wanted, wanted.named(model), reporter, as_json)
     finally:
         reporter.settle()
 
@@ -63,7 +67,7 @@ def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json:
 
     chosen = model.load_preset()
     wanted.check(model.preset)
-    by = _by_needles(wanted) if wanted.pairs is None else _by_pairs(wanted, *wanted.pairs)
+    by = by_needles(wanted) if wanted.pairs is None else by_pairs(wanted, *wanted.pairs)
     found, result = _steps(wanted, model, chosen, by, reporter)
     if wanted.out is not None and not found.weak:
         _write(wanted.out, model, found)
@@ -89,77 +93,18 @@ def _steps(
     place = ModelPlace.of(model)
     known = inspect_model(chosen, place, reporter)
     known.check([chosen], by.tokens or chosen.context)
-    with quiet_transformers():
+    journal = open_journal(wanted, chosen, by.facts, place.dtype_name)
+    with quiet_transformers(), journal:
+        if journal.count:
+            reporter.note(f"esa: {journal.count} questions are in {wanted.journal}")
         loaded = known.load(reporter)
         reporter.settle()
         started = time.perf_counter()
-        found = by.find(loaded, chosen, reporter)
+        found = by.find(loaded, chosen, reporter, journal)
     seconds = round(time.perf_counter() - started, 1)
     reporter.settle()
     result = {**_result(found, wanted, chosen), **by.facts}
     return found, {**result, "dtype": place.dtype_name, "seconds": seconds}
-
-
-@dataclass(frozen=True)
-class HeadsSearch:
-    """How heads are found; `facts` are entries of the JSON object.
-
-    Args:
-        tokens: of the text; 0: up to the preset's context.
-    """
-
-    tokens: int
-    find: Callable[[Any, Preset, Reporter], RetrievalHeads]
-    facts: dict[str, Any]
-
-
-def _by_needles(wanted: HeadsRequest) -> HeadsSearch:
-    """By needles in a text. Raises DocumentError: the haystack cannot be read."""
-    from esa_cli.evaluation.tasks import Haystack, find_task
-    from esa_cli.evaluation.tasks.task_sample import TaskRequest
-
-    given = wanted.haystack
-    hay = Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
-
-    def find(loaded: Any, chosen: Preset, reporter: Reporter) -> RetrievalHeads:
-        from esa_cli.apps.cli import progress_display as progress
-        from esa_cli.evaluation.calibration.retrieval_heads import find
-
-        def size(text: str) -> int:
-            out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
-            return len(out["input_ids"])
-
-        request = TaskRequest(
-            wanted.tokens, size, hay, None, wanted.needles, wanted.seed, exact=False
-        )
-        sample = next(iter(find_task("needle").samples(request)))
-        label = f"reading {hay.name} with {wanted.needles} needles"
-        reading = progress.token_progress(reporter, label)
-        return find(loaded, chosen, sample, reading, partial(reporter.stage, "reading questions"))
-
-    return HeadsSearch(wanted.tokens, find, {"length": wanted.tokens, "haystack": hay.name})
-
-
-def _by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
-    """By real questions. Raises DocumentError, UsageError: the pairs, or none of such a kind."""
-    from esa_cli.evaluation.calibration.pair_contexts import draw_pairs, pair_contexts
-    from esa_cli.evaluation.training.training_pairs import read_training_texts
-
-    read = read_training_texts(pairs, texts)
-    drawn = draw_pairs(read, wanted.kinds, wanted.drawn, wanted.seed)
-
-    def find(loaded: Any, chosen: Preset, reporter: Reporter) -> RetrievalHeads:
-        from esa_cli.evaluation.calibration.pair_heads import find_by_pairs
-        from esa_cli.qa.prompt import PromptTokens
-
-        prompt, preparing = PromptTokens(loaded.tokenizer, chosen.prompt), "choosing windows"
-        contexts = pair_contexts(
-            read, drawn, prompt, chosen.context, wanted.seed, partial(reporter.stage, preparing)
-        )
-        count, asking = sum(map(len, drawn.values())), partial(reporter.stage, "reading questions")
-        return find_by_pairs(loaded, chosen, [*contexts], count, asking)
-
-    return HeadsSearch(0, find, {"pairs": str(pairs), "texts": str(texts), "kinds": wanted.kinds})
 
 
 def _result(found: RetrievalHeads, wanted: HeadsRequest, chosen: Preset) -> dict[str, Any]:
@@ -241,9 +186,10 @@ def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
 
 
 def _show_others(found: RetrievalHeads) -> None:
-    """Prints what the preset's own heads and BM25 put first, where real questions were asked."""
+    """Prints what the preset's own heads put first, and, of real questions, what BM25 does."""
     from esa_cli.evaluation.calibration.pair_heads import PairHeads
 
-    if isinstance(found, PairHeads):
-        own = "" if found.preset_hits is None else f"{found.preset_hits} by the preset's heads, "
-        print(f"{own}{found.lexical_hits} by BM25")
+    own = [] if found.preset_hits is None else [f"{found.preset_hits} by the preset's heads"]
+    words = [f"{found.lexical_hits} by BM25"] if isinstance(found, PairHeads) else []
+    if own or words:
+        print(", ".join(own + words))

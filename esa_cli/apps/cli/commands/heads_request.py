@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from esa_cli.apps.cli.options import ModelOptions
 
 LENGTH, QUESTIONS, SAMPLES = "16k", 32, 400
 KINDS = ("reworded",)
@@ -16,6 +18,12 @@ KINDS = ("reworded",)
 class HeadsRequest:
     """Options of `esa heads` besides those of the model."""
 
+    model_name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="As --model; else the preset's.", show_default=False
+        ),
+    ] = None
     length: Annotated[
         str | None, typer.Option(help=f"Tokens of the text, as 32k; else {LENGTH}.")
     ] = None
@@ -47,6 +55,14 @@ class HeadsRequest:
         typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
     ] = None
 
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Each question's votes as a line; the same command continues it.",
+        ),
+    ] = None
+
     @property
     def tokens(self) -> int:
         """Tokens of the text with needles. Raises UsageError."""
@@ -66,6 +82,19 @@ class HeadsRequest:
     def kinds(self) -> list[str]:
         return self.kind or [*KINDS]
 
+    def named(self, model: ModelOptions) -> ModelOptions:
+        """The options with MODEL for --model. Raises UsageError: both are given."""
+        from esa_cli.errors import UsageError
+
+        if self.model_name is None:
+            return model
+        if model.model is not None:
+            raise UsageError(
+                f"the model must be given once, got {self.model_name} and {model.model}",
+                "leave --model out",
+            )
+        return replace(model, model=self.model_name)
+
     def check(self, preset: str) -> None:
         """Checks the options before anything is loaded.
 
@@ -84,6 +113,8 @@ class HeadsRequest:
             if getattr(self, name) is not None:
                 way = "with" if self.pairs is None else "without"
                 raise UsageError(f"--{name} must be given {way} --pairs", f"leave --{name} out")
+        files.check("--journal", self.journal)
+        files.apart({"--out": self.out, "--journal": self.journal})
         if self.tokens and self.out is not None:
             files.check("--out", self.out)
             refuse_foreign(self.out, preset)

@@ -1,0 +1,113 @@
+"""How `esa heads` finds heads: by needles in a text, or by real questions."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esa_cli.apps.cli.commands.heads_request import HeadsRequest
+from esa_cli.version import __version__
+
+if TYPE_CHECKING:
+    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
+    from esa_cli.evaluation.calibration.vote_journal import VoteJournal
+    from esa_cli.qa.preset import Preset
+
+
+@dataclass(frozen=True)
+class HeadsSearch:
+    """How heads are found; `facts` are entries of the JSON object.
+
+    Args:
+        tokens: of the text; 0: up to the preset's context.
+    """
+
+    tokens: int
+    find: Callable[[Any, Preset, Reporter, VoteJournal], RetrievalHeads]
+    facts: dict[str, Any]
+
+
+def by_needles(wanted: HeadsRequest) -> HeadsSearch:
+    """By needles in a text. Raises DocumentError: the haystack cannot be read."""
+    from esa_cli.evaluation.tasks import Haystack, find_task
+    from esa_cli.evaluation.tasks.task_sample import TaskRequest
+
+    given = wanted.haystack
+    hay = Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
+
+    def find(
+        loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
+    ) -> RetrievalHeads:
+        from esa_cli.apps.cli import progress_display as progress
+        from esa_cli.evaluation.calibration.retrieval_heads import find
+
+        def size(text: str) -> int:
+            out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
+            return len(out["input_ids"])
+
+        request = TaskRequest(
+            wanted.tokens, size, hay, None, wanted.needles, wanted.seed, exact=False
+        )
+        sample = next(iter(find_task("needle").samples(request)))
+        label = f"reading {hay.name} with {wanted.needles} needles"
+        reading = progress.token_progress(reporter, label)
+        asking = partial(reporter.stage, "reading questions")
+        return find(loaded, chosen, sample, reading, asking, journal)
+
+    facts = {"length": wanted.tokens, "needles": wanted.needles, "haystack": hay.name}
+    return HeadsSearch(wanted.tokens, find, facts)
+
+
+def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
+    """By real questions. Raises DocumentError, UsageError: the pairs, or none of such a kind."""
+    from esa_cli.evaluation.calibration.pair_contexts import draw_pairs, pair_contexts
+    from esa_cli.evaluation.training.training_pairs import read_training_texts
+
+    read = read_training_texts(pairs, texts)
+    drawn = draw_pairs(read, wanted.kinds, wanted.drawn, wanted.seed)
+
+    def find(
+        loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
+    ) -> RetrievalHeads:
+        from esa_cli.evaluation.calibration.pair_heads import find_by_pairs
+        from esa_cli.qa.prompt import PromptTokens
+
+        prompt, preparing = PromptTokens(loaded.tokenizer, chosen.prompt), "choosing windows"
+        contexts = pair_contexts(
+            read, drawn, prompt, chosen.context, wanted.seed, partial(reporter.stage, preparing)
+        )
+        count, asking = sum(map(len, drawn.values())), partial(reporter.stage, "reading questions")
+        return find_by_pairs(loaded, chosen, [*contexts], count, asking, journal)
+
+    facts = {"pairs": str(pairs), "texts": str(texts), "kinds": wanted.kinds}
+    return HeadsSearch(0, find, {**facts, "samples": wanted.drawn})
+
+
+def open_journal(
+    wanted: HeadsRequest, chosen: Preset, facts: dict[str, Any], dtype: str
+) -> VoteJournal:
+    """The records of an earlier run with the same model, settings and questions.
+
+    Raises:
+        UsageError: the file of --journal has others. DocumentError: it cannot be read.
+    """
+    from esa_cli.evaluation.calibration.vote_journal import VoteJournal
+
+    header = {
+        "esa": __version__,
+        "command": shlex.join(["esa", *sys.argv[1:]]),
+        "model": chosen.model,
+        "dtype": dtype,
+        "seed": wanted.seed,
+        **facts,
+        "settings": chosen.model_dump(
+            include={"context", "window", "selector", "score", "position", "reading", "prompt"}
+        ),
+    }
+    return VoteJournal(wanted.journal, header)
