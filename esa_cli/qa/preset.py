@@ -173,7 +173,8 @@ def _explain(error: ValidationError, source: str) -> PresetError:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         *above, key = first["loc"]
-        hint = nearest(str(key), _known_keys(Preset, above))
+        before = "".join(f"{part}." for part in above)
+        hint = nearest(str(key), _known_keys(Preset, above), before)
         return PresetError(f"preset {source} has no setting {where!r}", hint)
     if first["type"] == "missing":
         return PresetError(

@@ -105,10 +105,10 @@ def remove_entries(origin: str) -> None:
         registry.remove_from(origin)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A 'did you mean' clause, or the list of what is known."""
+def nearest(word: str, known: Iterable[str], before: str = "") -> str:
+    """A 'did you mean' clause, with what stands `before` the word, or the list of what is known."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {before + close[0]!r}?"
     return f"known: {', '.join(names)}" if names else "there are none"

@@ -158,7 +158,7 @@ def test_broken_overrides_are_refused(text: str) -> None:
     ("overrides", "message", "hint"),
     [
         (["windows.selected=3"], "windows", "window"),
-        (["window.seleted=3"], "window.seleted", "selected"),
+        (["window.seleted=3"], "window.seleted", "'window.selected'"),
         (["window.chunk=0"], "window.chunk must be at least 1, got 0", ""),
         (["window.local=many"], "window.local", ""),
         (

@@ -165,7 +165,7 @@ def summary(result: dict[str, Any]) -> str:
     rate = timing["ingest_tokens_per_s"]
     how = f"read in {time_text(timing['ingest_s'])} ({rate:,.0f} tokens/s)" if rate else "at hand"
     return (
-        f"{tokens['document']:,} tokens {how}, {tokens['answer']} answered in "
+        f"{tokens['document']:,} tokens {how}, answer of {tokens['answer']} in "
         f"{time_text(timing['answer_s'])}, loaded in {time_text(timing['load_s'])}, "
         f"peak memory {size_text(result['peak_memory_bytes'])}"
     )

@@ -35,6 +35,8 @@ def split(
                 "for example: esa ask book.txt --stdin < questions.txt",
             )
         return list(arguments), ""
+    if not arguments and library:
+        raise UsageError("a question must be given, got none", example)
     if not arguments:
         raise UsageError("a document and a question must be given, got neither", example)
     *documents, question = arguments

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("surroundings")
     ("arguments", "words"),
     [
         ((), ["a document and a question must be given"]),
+        (("--library",), ["a question must be given, got none"]),
         (("note.md",), ["the question is missing", "note.md"]),
         (("-",), ["the question is missing"]),
         (("Who is Ahab?",), ["the document is missing"]),
