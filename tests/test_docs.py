@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
 ROOTS = [ROOT, ROOT / "esa_cli", *(path for path in ROOT.glob("esa_cli/*") if path.is_dir())]
-OTHERS = {"my_selector.py", "locks/"}
-"""What readers write themselves, and a folder of the library."""
+OTHERS = {"my_selector.py", "locks/", "settings/"}
+"""What readers write themselves, and folders of the library and the cache."""
 
 
 def names(page: Path, pattern: str) -> set[str]:

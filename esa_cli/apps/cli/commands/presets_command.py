@@ -55,7 +55,10 @@ def check(
     settings: options.Set = None,
     plugins: options.Plugin = None,
 ) -> None:
-    """Check a preset, its adapter and its model's sizes, and plan its memory without the model."""
+    """Check a preset, its adapter and its model's sizes.
+
+    And plan its memory, without the model.
+    """
     options.load_plugins(plugins)
     from esa_cli.apps.cli.terminal import one_line, print_table
     from esa_cli.models import parse_reference
