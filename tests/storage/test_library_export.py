@@ -537,3 +537,10 @@ def test_damaged_segments_of_the_library_are_replaced(
     export_documents(library, out, [long])
     import_documents(other, out)
     assert same(library, other)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ExportFileError, match="must be a file"):
+        ExportedFile(tmp_path / "pipe")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +63,8 @@ class ExportedFile:
     def __init__(self, path: Path) -> None:
         self.path, self.shown = path, str(path)
         with export_errors(path):
+            if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe: no waiting
+                raise ExportFileError(f"{path} must be a file", "save it to a file first")
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
             try:
                 self.members = self._index()
@@ -79,8 +80,6 @@ class ExportedFile:
 
     def _index(self) -> dict[str, Member]:
         facts = os.fstat(self._file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise ExportFileError(f"{self.path} must be a file", "save it to a file first")
         size = _index_size(self.path, self._file.read(BLOCK))
         if size > export_format.MOST_INDEX:
             raise LibraryError(f"its index must have at most {export_format.MOST_INDEX:,} bytes")
