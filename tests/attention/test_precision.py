@@ -17,6 +17,7 @@ ON_THE_PROCESSOR = {
     "qa/evidence_page.py": "the same weights",
     "evaluation/calibration/key_recall.py": "fitted on the processor where there is no CUDA",
     "evaluation/calibration/head_ranking.py": "goes to main memory first",
+    "evaluation/calibration/vote_journal.py": "goes to main memory first",
 }
 """Files that may ask for float64 by themselves, and why they can."""
 
