@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from python_file import module_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted((BENCHMARKS / "book_questions").glob("*.jsonl"))
@@ -18,17 +17,7 @@ FILES = sorted((BENCHMARKS / "book_questions").glob("*.jsonl"))
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        spec = importlib.util.spec_from_file_location(
-            "book_questions", BENCHMARKS / "book_questions.py"
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["book_questions"] = module
-        spec.loader.exec_module(module)
-        return module
+    return module_of(BENCHMARKS / "book_questions.py", "book_questions")
 
 
 def questions() -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
