@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from finder_asker import asker as asker
+from finder_asker import loaded as loaded
 
-from esa_cli import models
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.passage_search import Passage, PassageSearch
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
@@ -32,24 +30,6 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 def found(question: str, *texts: str, **more: Any) -> list[Passage]:
     books = [book(text, f"{at}.txt") for at, text in enumerate(texts)]
     return PassageSearch().passages(question, place_books(books), **more)
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
-
-
-@pytest.fixture
-def asker(loaded: Any, tmp_path: Path) -> Iterator[Esa]:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1
-    )
-    made.save(tmp_path / "finder", "random:llama")
-    settings = ["answer.from=text", f"answer.finder={tmp_path / 'finder'}"]
-    with Esa(loaded, preset.load("tiny-random", settings)) as esa:
-        yield esa
 
 
 def test_a_passage_has_its_place() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from finder_asker import asker as asker
+from finder_asker import loaded as loaded
 
-from esa_cli import models
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.qa import preset
@@ -20,7 +20,6 @@ from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, dist
 from esa_cli.qa.collecting.collection import Collection, EarlierRun
 from esa_cli.qa.collecting.passage_sieve import ChosenPassages, chosen_passages
 from esa_cli.qa.collecting.told_spans import ToldSpan
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.reply import NOT_TOLD, Evidence
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
@@ -155,24 +154,6 @@ def test_the_sieve() -> None:
     assert chosen_passages(search, QUESTION, placed, minimum=0.5, every=True) == every
     with pytest.raises(UsageError, match="no document"):
         chosen_passages(search, QUESTION, [])
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
-
-
-@pytest.fixture
-def asker(loaded: Any, tmp_path: Path) -> Iterator[Esa]:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1
-    )
-    made.save(tmp_path / "finder", "random:llama")
-    settings = ["answer.from=text", f"answer.finder={tmp_path / 'finder'}"]
-    with Esa(loaded, preset.load("tiny-random", settings)) as esa:
-        yield esa
 
 
 def test_esa_collects_with_its_reader(asker: Esa) -> None:

@@ -1,0 +1,32 @@
+"""Fixtures: the tiny random model, and an `Esa` of it that finds by an untrained finder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esa_cli import models
+from esa_cli.qa import preset
+from esa_cli.qa.api import Esa
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def asker(loaded: Any, tmp_path: Path) -> Iterator[Esa]:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1
+    )
+    made.save(tmp_path / "finder", "random:llama")
+    settings = ["answer.from=text", f"answer.finder={tmp_path / 'finder'}"]
+    with Esa(loaded, preset.load("tiny-random", settings)) as esa:
+        yield esa
