@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.kernels import flash_attn as flash
 from esa_cli.attention.kernels import reference
 from esa_cli.attention.kernels import torch_cpu as cpu
 from esa_cli.attention.kernels import torch_cuda as cuda
+from esa_cli.attention.kernels import torch_flex as flex
+from esa_cli.attention.kernels import torch_varlen as varlen
+from esa_cli.attention.kernels.flash_attn import VERSIONS
 from esa_cli.errors import UsageError
 
 KernelFunction = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
@@ -23,8 +25,10 @@ class Kernel(NamedTuple):
 
 
 KERNELS: dict[str, Kernel] = {
-    "flash-attn": Kernel(flash.attend, flash.usable),
+    **{name: Kernel(one.attend, one.usable) for name, one in VERSIONS.items()},
+    "torch-varlen": Kernel(varlen.attend, varlen.usable),
     "torch-cuda": Kernel(cuda.attend, cuda.usable),
+    "torch-flex": Kernel(flex.attend, flex.usable),
     "torch-cpu": Kernel(cpu.attend, cpu.usable),
     "reference": Kernel(reference.attend, lambda q: True),
 }
@@ -50,8 +54,8 @@ def choose(q: Tensor, name: str = "auto") -> str:
 def available() -> dict[str, bool]:
     """Which kernels this machine can run, for `esa doctor`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    probe = torch.empty(1, 1, 1, device=device, dtype=torch.bfloat16)
-    on_cpu = torch.empty(1, 1, 1)
+    probe = torch.empty(1, 1, 64, device=device, dtype=torch.bfloat16)
+    on_cpu = torch.empty(1, 1, 64)
     return {key: kernel.usable(probe) or kernel.usable(on_cpu) for key, kernel in KERNELS.items()}
 
 
@@ -66,4 +70,6 @@ def attend(
     Returns:
         out (H, C, D), lse (H, C) float32.
     """
+    if not k.shape[1]:  # flash attention returns +inf there.
+        kernel = "reference"
     return KERNELS[choose(q, kernel)].attend(q, k, v, causal, scale)

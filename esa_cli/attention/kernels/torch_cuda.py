@@ -1,9 +1,12 @@
-"""torch's fused CUDA attention: flash for half precision, memory-efficient for float32."""
+"""torch's private operators of attention on a GPU: flash for half precision, memory-efficient for
+float32, wide heads, and GPUs before Ampere."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from esa_cli.attention.kernels.gpu_limits import fits_flash
 
 
 def usable(q: Tensor) -> bool:
@@ -20,9 +23,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
         query, keys, values = q, k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
     else:
         query, keys, values = q.reshape(groups, heads // groups * count, dim), k, v
-    # Before Ampere (compute capability 8) there is no flash kernel.
-    old = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device)[0] < 8
-    if q.dtype == torch.float32 or old:
+    if not fits_flash(q):
         op = torch.ops.aten._scaled_dot_product_efficient_attention
         out, lse, *_ = op(
             query[None], keys[None], values[None], None, True, 0.0, causal, scale=scale
