@@ -21,17 +21,24 @@ from tiny_finder import tiny_finder
 
 from esa_cli.apps.cli.engine_options import EngineOptions
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.apps.engine.ingest_tasks import LONG
+from esa_cli.apps.engine import ingest_tasks
 from esa_cli.apps.engine.task_engine import TaskQueue, TaskResult, WorkerProcess
 from esa_cli.documents.document import Document
-from esa_cli.qa.index_ranges import TokenRange
-from esa_cli.storage.library import SEGMENT, Library
+from esa_cli.qa import index_ingest
+from esa_cli.qa.finding import reduced_keys
+from esa_cli.qa.finding.token_encoder import SEGMENT_TOKENS
+from esa_cli.qa.index_ranges import RANGE_SEGMENTS, TokenRange
+from esa_cli.storage.library import Library
 
 __all__ = ["cache", "esa", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 RAY = ["--engine", "ray"]
-RANGES = -(-150_000 // (4 * SEGMENT))
+SEGMENT = 2 * SEGMENT_TOKENS
+"""Tokens of a segment of the library, and of what is encoded at a time: shorter than they are, so
+that shorter documents have several ranges."""
+CHARACTERS = 37 * SEGMENT
+RANGES = -(-CHARACTERS // (RANGE_SEGMENTS * SEGMENT))
 
 
 class MixedEngine:
@@ -85,13 +92,16 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> list[str]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Ingests three documents: two long ones with an equal beginning, and a short one."""
+    monkeypatch.setattr(reduced_keys, "SEGMENT", SEGMENT)
+    monkeypatch.setattr(index_ingest, "PIECE", SEGMENT)
+    monkeypatch.setattr(ingest_tasks, "LONG", CHARACTERS - 1)
     Path("docs").mkdir()
-    text = "".join(f"Gate {number} opens at nine. " for number in range(6500))[:150_000]
+    text = "".join(f"Gate {number} opens at nine. " for number in range(6500))[:CHARACTERS]
     for name, end in (("a", ""), ("b", "x"), ("c", None)):
         Path(f"docs/{name}.md").write_text("Mill grinds." if end is None else text + end, "utf-8")
-    assert len(text) > LONG
+    assert len(text) == CHARACTERS
     return ["ingest", "docs", "--json", *TINY, *tiny_finder(tmp_path / "finder")]
 
 
