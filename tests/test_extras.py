@@ -17,6 +17,7 @@ import pytest
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.apps.cli.engine_options import EngineOptions
+from esa_cli.attention.kernels import flash_attn
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.needlebench_haystack import gpt4
@@ -87,6 +88,12 @@ def test_without_watchfiles_folders_are_looked_at_now_and_then(
     changes: Iterator[None] = folder_changes.folder_changes(".")
     assert next(changes) is None
     assert slept == [folder_changes.POLL_S]
+
+
+def test_without_flash_attn_torchs_kernels_are_taken(hide: Callable[[str], None]) -> None:
+    hide("flash_attn")
+    for name in ("flash-attn", "flash-attn-4"):
+        assert flash_attn.attention_of.__wrapped__(flash_attn.VERSIONS[name].module, ()) is None
 
 
 def test_every_extra_is_documented_and_only_these() -> None:
