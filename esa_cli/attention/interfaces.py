@@ -50,10 +50,16 @@ class Projection(ABC):
 
 
 class KVStore(Protocol):
-    """Unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
+    """Unrotated keys and values of one layer's N cached tokens: in the device's memory, the host's,
+    or on disk."""
 
     heads: int
     dim: int
+
+    @property
+    def resident(self) -> bool:
+        """Whether all rows are in the memory of the device that computes."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -67,6 +73,14 @@ class KVStore(Protocol):
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values at ascending positions (K,), each (G, K, D)."""
+        ...
+
+    def prefetch(self, at: Tensor) -> None:
+        """Begins to fetch what `gather(at)` with the same tensor will return."""
+        ...
+
+    def release(self) -> None:
+        """Frees copies of rows, which are made again when they are needed."""
         ...
 
     def key_blocks(

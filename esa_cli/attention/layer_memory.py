@@ -69,13 +69,31 @@ class LayerMemory:
         """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
 
         Consecutive tokens of an answer mostly attend to the same far tokens, so the last ones are
-        kept.
+        kept; where the store is elsewhere, only others are fetched.
         """
         if at.shape[0] > FETCH_KEPT:
             return self.store.gather(at)
         if self.fetched is None or not torch.equal(self.fetched[0], at):
-            self.fetched = (at, *self.store.gather(at))
+            self.fetched = (at, *self._changed(at))
         return self.fetched[1], self.fetched[2]
+
+    def _changed(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """As `KVStore.gather`, but what was fetched last is not fetched again."""
+        if self.fetched is None or self.store.resident or not self.fetched[0].numel():
+            return self.store.gather(at)
+        last, *both = self.fetched
+        place = torch.searchsorted(last, at).clamp(max=last.shape[0] - 1)
+        (new,) = (last[place] != at).nonzero(as_tuple=True)
+        if not new.shape[0]:
+            keys, values = (one.index_select(1, place) for one in both)
+        elif 2 * new.shape[0] > at.shape[0]:
+            keys, values = self.store.gather(at)
+        else:
+            keys, values = (
+                one.index_select(1, place).index_copy_(1, new, fetched)
+                for one, fetched in zip(both, self.store.gather(at[new]), strict=True)
+            )
+        return keys, values
 
     def crop(self, tokens: int) -> None:
         """Removes the last -tokens tokens (negative); the fitted projection stays."""

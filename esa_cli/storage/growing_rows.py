@@ -23,10 +23,16 @@ def as_index(places: Sequence[int]) -> slice | list[int]:
 
 
 class GrowingRows:
-    """A growing (N, width) matrix, stored as a list of contiguous segments."""
+    """A growing (N, width) matrix, stored as a list of contiguous segments.
 
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.width, self.dtype, self.device = width, dtype, device
+    Args:
+        pinned: in page-locked memory, which a GPU copies from and to by itself.
+    """
+
+    def __init__(
+        self, width: int, dtype: torch.dtype, device: torch.device, pinned: bool = False
+    ) -> None:
+        self.width, self.dtype, self.device, self.pinned = width, dtype, device, pinned
         self.length = 0
         self._segments: list[Tensor] = []
         self._starts: list[int] = []
@@ -46,7 +52,9 @@ class GrowingRows:
             size = min(LAST_SEGMENT, max(FIRST_SEGMENT, start))
             # Outside inference mode, so that rows appended there can be extended outside of it.
             with torch.inference_mode(False):
-                segment = torch.empty(size, self.width, dtype=self.dtype, device=self.device)
+                segment = torch.empty(
+                    size, self.width, dtype=self.dtype, device=self.device, pin_memory=self.pinned
+                )
             self._segments.append(segment)
             self._starts.append(start)
 
@@ -62,11 +70,14 @@ class GrowingRows:
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         """Appends rows (C, width), without gradients."""
-        stop = self.length + rows.shape[0]
-        self._grow(stop)
-        for at, view in self._pieces(self.length, stop):
-            view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
-        self.length = stop
+        for at, view in self.extend(rows.shape[0]):
+            view.copy_(rows[at : at + view.shape[0]])
+
+    def extend(self, count: int) -> list[tuple[int, Tensor]]:
+        """Appends `count` rows for the caller to write: (offset into them, view) of each piece."""
+        start, self.length = self.length, self.length + count
+        self._grow(self.length)
+        return [(at - start, view) for at, view in self._pieces(start, self.length)]
 
     def span(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) as (stop - start, width); a view when they lie in one segment."""
@@ -84,9 +95,10 @@ class GrowingRows:
                 yield at + low, view[low : low + most]
 
     @torch.no_grad()
-    def gather(self, at: Tensor) -> Tensor:
-        """Rows at ascending absolute positions (K,) -> (K, width)."""
-        out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
+    def gather(self, at: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows at ascending absolute positions (K,) -> (K, width), in `out` if it is given."""
+        if out is None:
+            out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
         if not at.numel():
             return out
         edges = torch.tensor([*self._starts[1:], self.capacity], device=at.device)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.interfaces import KVStore, Projection
-from esa_cli.storage.memory_store import BLOCK, MemoryStore
+from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.reduced_rows import BLOCK
 
 
 class StoreSlice(NamedTuple):
@@ -67,6 +68,19 @@ class JoinedStore:
             start = high
         if start < stop:
             yield start, self.tail, start - self.stored, stop - self.stored
+
+    @property
+    def resident(self) -> bool:
+        """Whether all parts are in the memory of the device."""
+        return all(part.store.resident for part in self._parts)
+
+    def prefetch(self, at: Tensor) -> None:
+        """Nothing: what a question selects in several documents is fetched when it is gathered."""
+
+    def release(self) -> None:
+        """Frees the parts' copies of rows."""
+        for part in self._parts:
+            part.store.release()
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Adds C tokens to the tail: k and v (G, C, D), unrotated."""

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.storage.growing_rows import GrowingRows, as_index
-
-BLOCK = 8192
-"""Tokens of a block in a scan of keys: 6 MB with 3 heads of 64 floats, which fits a cache."""
+from esa_cli.storage.reduced_rows import BLOCK, ReducedRows
 
 
 def split_rows(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -23,7 +21,7 @@ def split_rows(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
 
 
-class MemoryStore:
+class MemoryStore(ReducedRows):
     """Keys and values of N tokens of one layer, and the side data that belongs to them.
 
     Args:
@@ -31,10 +29,12 @@ class MemoryStore:
         dim: D, the head dimension.
     """
 
+    resident = True
+
     def __init__(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
         self._rows = GrowingRows(2 * heads * dim, dtype, device)
-        self._features: GrowingRows | None = None
 
     def __len__(self) -> int:
         return self._rows.length
@@ -64,23 +64,11 @@ class MemoryStore:
             keys = split_rows(rows, self.heads)[0]
             yield at, keys if groups is None else keys[as_index(groups)]
 
-    @property
-    def reduced(self) -> int:
-        """The number of tokens that have a reduced key."""
-        return self._features.length if self._features else 0
+    def prefetch(self, at: Tensor) -> None:
+        """Nothing to fetch."""
 
-    def append_features(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) for the next n tokens that have none."""
-        if self._features is None:
-            self._features = GrowingRows(features.shape[1], features.dtype, features.device)
-        self._features.append(features)
-
-    def feature_blocks(
-        self, start: int, stop: int, most: int = BLOCK
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, reduced keys (n, R)) over [start, stop), n <= most."""
-        assert self._features is not None, "the store must have reduced keys"
-        yield from self._features.blocks(start, stop, most)
+    def release(self) -> None:
+        """Nothing to free."""
 
     def crop(self, tokens: int) -> None:
         """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Segment
-from esa_cli.storage.memory_store import BLOCK, split_rows
+from esa_cli.storage.memory_store import split_rows
+from esa_cli.storage.reduced_rows import BLOCK
 
 CPU = torch.device("cpu")
 
@@ -26,6 +27,8 @@ class DiskStore:
         layer: its number. parts: in order, all of one G, D and type.
         heads: G. dim: D. dtype: of keys and values. device: where what is read is put.
     """
+
+    resident = False
 
     def __init__(
         self,
@@ -133,6 +136,12 @@ class DiskStore:
         raise TypeError("a DiskStore is read-only; JoinedStore appends behind it")
 
     append = append_features = crop = _read_only
+
+    def prefetch(self, at: Tensor) -> None:
+        """Nothing: rows are read when they are gathered."""
+
+    def release(self) -> None:
+        """Nothing to free."""
 
 
 def disk_stores(

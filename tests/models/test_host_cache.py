@@ -1,0 +1,147 @@
+"""A model whose cache is in host memory computes what it computes with the cache on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import pytest
+import torch
+from conftest import ModelFactory
+from delayed_copies import DelayedCopies
+
+from esa_cli.attention.compression import ClosedForm
+from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.window import Window
+from esa_cli.methods.quest import Quest
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attach import attach
+from esa_cli.storage.host_copies import HostCopies
+from esa_cli.storage.host_store import HostStore
+from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.store_places import StorePlaces
+
+CPU = torch.device("cpu")
+VOCABULARY = 300
+WINDOW = Window(initial=4, selected=12, local=8, chunk=8)
+METHODS = {
+    "reduced keys": Method(window=WINDOW, compressor=ClosedForm(rank=4, fit_tokens=20)),
+    "whole keys": Method(window=WINDOW, score=VoteScore()),
+    "per head": Method(window=WINDOW, selector=Quest(page=4)),
+}
+
+
+def tokens(count: int, seed: int = 7) -> torch.Tensor:
+    """Different ones: equal tokens have equal keys in the first layer, and rounding selects."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(VOCABULARY, generator=generator)[None, :count]
+
+
+def places(copies: DelayedCopies | None = None, near: int = 16) -> StorePlaces:
+    made = copies or DelayedCopies()
+    return StorePlaces(near, lambda device: True, lambda device: made)
+
+
+def run(model: Any, method: Method, make: Any, pieces: int = 16) -> list[torch.Tensor]:
+    """Hidden states of a prefill, a question, an answer, and another question after a crop."""
+    found = []
+    with attach(model, method) as attached, torch.inference_mode():
+        cache = attached.new_cache(make) if make else attached.new_cache()
+        cache.begin(QueryState(Phase.PREFILL))
+        ids = tokens(VOCABULARY)
+        for low in range(0, 120, pieces):
+            piece = ids[:, low : min(120, low + pieces)]
+            found.append(model(piece, past_key_values=cache).logits)
+        for first in (120, 150):
+            cache.begin(QueryState(Phase.QUESTION, turn_start=120))
+            found.append(model(ids[:, first : first + 20], past_key_values=cache).logits)
+            for at in range(first + 20, first + 26):
+                found.append(model(ids[:, at : at + 1], past_key_values=cache).logits)
+            cache.truncate(120)
+        on_host = [isinstance(cache.memory(i).store, HostStore) for i in range(2)]
+        assert any(on_host) == (make is not None)
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("on_host", [range(2), [1]])
+@pytest.mark.parametrize("pieces", [16, 120])
+@pytest.mark.usefixtures("small_segments")
+def test_answers_are_those_of_a_cache_on_the_device(
+    make_model: ModelFactory, name: str, on_host: Container[int], pieces: int
+) -> None:
+    model, method = make_model("llama", vocab_size=VOCABULARY), METHODS[name]
+    copies = DelayedCopies()
+    want = run(model, method, None, pieces)
+    got = run(model, method, places(copies).stores(on_host), pieces)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert copies.rows, "the host was used"
+
+
+def test_layers_on_the_processor_have_no_host_beside_it() -> None:
+    made = StorePlaces(16).stores(range(2))(0, 2, 4, torch.float32, CPU)
+    assert isinstance(made, MemoryStore)
+
+
+def test_layers_of_a_device_share_its_copies() -> None:
+    given: list[torch.device] = []
+
+    def copies(device: torch.device) -> HostCopies:
+        given.append(device)
+        return DelayedCopies()
+
+    make = StorePlaces(16, lambda device: True, copies).stores([0, 1, 3])
+    stores = [make(i, 2, 4, torch.float32, CPU) for i in range(4)]
+    assert [type(store) for store in stores] == [HostStore, HostStore, MemoryStore, HostStore]
+    assert given == [CPU]
+
+
+# What one token of an answer fetches again
+
+
+def fetched_rows(selections: list[list[int]], resident: bool = False) -> list[int]:
+    """Rows that are copied for each of these selections, one after the other."""
+    copies = DelayedCopies()
+    store = HostStore(2, 4, torch.float32, copies, near=4)
+    k, v = torch.randn(2, 2, 60, 4)
+    store.append(k, v)
+    memory, counts = LayerMemory(0, store), []
+    for one in selections:
+        before, at = copies.rows, torch.tensor(one, dtype=torch.long)
+        keys, values = memory.fetch(at)
+        assert torch.equal(keys, k[:, at])
+        assert torch.equal(values, v[:, at])
+        counts.append(copies.rows - before)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("selections", "counts"),
+    [
+        ([[1, 5, 9, 30], [1, 5, 9, 30]], [4, 0]),
+        ([[1, 5, 9, 30], [1, 5, 20, 30]], [4, 1]),
+        ([[1, 5, 9, 30], [0, 5, 9, 40]], [4, 2]),
+        ([[1, 5, 9, 30], [5, 9], [1, 5, 9, 10]], [4, 0, 2]),
+        ([[1, 5, 9, 30], [2, 6, 10, 30]], [4, 4]),
+        ([[], [1, 2], [], [3]], [0, 2, 0, 1]),
+    ],
+)
+def test_a_token_fetches_only_what_the_last_one_had_not(
+    selections: list[list[int]], counts: list[int]
+) -> None:
+    assert fetched_rows(selections) == counts
+
+
+def test_what_was_fetched_is_forgotten_with_a_crop() -> None:
+    copies = DelayedCopies()
+    store = HostStore(2, 4, torch.float32, copies, near=4)
+    memory, at = LayerMemory(0, store), torch.tensor([1, 2, 3])
+    store.append(*torch.randn(2, 2, 30, 4))
+    memory.fetch(at)
+    memory.crop(-28)
+    k, v = torch.randn(2, 2, 30, 4)
+    store.append(k, v)
+    assert torch.equal(memory.fetch(at)[0][:, 1:], k[:, :2])
