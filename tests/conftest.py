@@ -33,6 +33,8 @@ ModelFactory = Callable[..., "PreTrainedModel"]
 GROUPED: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 2}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
+EAGER = {"attn_implementation": "eager"}
+HYBRID = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # Query heads, key heads and head dimension: grouped 1:1, 3:1 and 8:1.
@@ -179,6 +181,40 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention"] * 2,
         },
     ),
+    "gemma2": (
+        "Gemma2",
+        {**GROUPED, **EAGER, **HYBRID, "head_dim": 8, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3_text": ("Gemma3Text", {**GROUPED, **HYBRID, "head_dim": 8}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **GROUPED,
+            **EAGER,
+            **HYBRID,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "initializer_range": 0.15,
+        },
+    ),
+    "olmo3": ("Olmo3", {**GROUPED, **HYBRID}),
+    "cohere2": ("Cohere2", {**GROUPED, **HYBRID, "head_dim": 8, "logit_scale": 0.5}),
+    "cwm": ("Cwm", {**GROUPED, **HYBRID, "head_dim": 8, "bos_token_id": 1}),
+    "ministral": ("Ministral", {**GROUPED, **HYBRID, "head_dim": 8}),
+    "ministral3": (
+        "Ministral3",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "sliding_window": None,
+            "rope_parameters": {
+                **PLAIN,
+                "llama_4_scaling_beta": 0.2,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
 }
 
 
@@ -239,7 +275,9 @@ def build_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     }
     config = getattr(transformers, f"{family}Config")(**options)
     seed_everything(seed)
-    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
+    model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
+        config
+    )
     return model.float().eval()
 
 

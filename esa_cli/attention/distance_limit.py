@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from esa_cli.attention.cap_and_sink import soft_capped
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.rope import Rope
 
@@ -17,13 +18,20 @@ AT_ONCE = 128
 
 
 def attend_within(
-    q: Tensor, k: Tensor, v: Tensor, at: Positions, limit: int, rope: Rope, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: Positions,
+    limit: int,
+    rope: Rope,
+    scale: float,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention at distances min(query - key, limit).
 
     Args:
         q: (H, C, D), k and v: (G, N, D), unrotated. at: positions (C,) and (N,) of both.
-        limit: in tokens.
+        limit: in tokens. cap: soft cap of the logits; 0: none.
 
     Returns:
         out (H, C, D), lse (H, C) float32.
@@ -40,7 +48,7 @@ def attend_within(
         distance = position[:, None] - key[None]
         far = rope.rotate(block, torch.full_like(position, limit)) @ outside
         logits = torch.where(distance < limit, rope.rotate(block, position) @ inside, far) * scale
-        logits.masked_fill_(distance < 0, float("-inf"))
+        logits = soft_capped(logits, cap).masked_fill_(distance < 0, float("-inf"))
         lse[:, rows] = logits.logsumexp(dim=-1)
         out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)
     return out, lse

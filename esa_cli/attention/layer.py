@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from esa_cli.attention.cap_and_sink import with_sink
 from esa_cli.attention.chunking import Chunk, chunks_of, is_dense, local_tokens
 from esa_cli.attention.distance_limit import attend_within
 from esa_cli.attention.fusion import fuse
@@ -33,6 +34,7 @@ from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.rope import Rope, Ropes
 from esa_cli.attention.selection import checked_selection
 from esa_cli.attention.step import Step
+from esa_cli.attention.temperature import Temperature, with_temperature, without_temperature
 from esa_cli.attention.trace import ChunkTrace
 
 Part = tuple[Tensor, Tensor]
@@ -44,21 +46,33 @@ class Attention:
 
     Args:
         rope: the transformers model's rotary embedding. scale: its factor of q . k.
-        layers: of the model; 0: not known.
+        cap: its soft cap of logits; 0: none.
+        layers: indices of the model's layers that run the method, ascending; empty: not known.
+        temperature: the model's factor of queries at given positions (n,), which q contains at
+            those in the text; None: it has none.
     """
 
-    def __init__(self, method: Method, rope: Rope, scale: float, layers: int = 0) -> None:
-        self.method, self.rope, self.scale, self.layers = method, rope, scale, layers
+    def __init__(
+        self, method: Method, rope: Rope, scale: float, cap: float = 0.0,
+        layers: Sequence[int] = (), temperature: Temperature | None = None,
+    ) -> None:  # fmt: skip
+        self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
+        self.layers, self._temperature = layers, temperature
         self._ropes = Ropes(rope)
-        self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel)
+        self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
 
     def rope_at(self, length: int) -> Rope:
         """The rotary embedding when `length` tokens are cached: the model's, or the encoding's."""
         with blame_plugin("position", self.method.position):
             return self._ropes.at(length, self.method.position.frequencies)
 
-    def __call__(self, memory: LayerMemory, q: Tensor, query: QueryState) -> Tensor:
+    def __call__(
+        self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
+    ) -> Tensor:
         """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
+
+        Args:
+            sink: (H,) logits of the layer's attention sink; None: it has none.
 
         Raises:
             SurveyComplete: the selector needs no further layer of the survey pass.
@@ -68,19 +82,21 @@ class Attention:
         asking = query.phase is Phase.QUESTION
         if asking and query.turn_start is None:
             query.turn_start = start
+        q = without_temperature(q, self._temperature, torch.arange(start, stop))
         out = torch.empty_like(q)
         for chunk in chunks_of(self.method, start, stop, query):
             rows = slice(chunk.start - start, chunk.stop - start)
             memory.learn(self.method, partial(self.rope_at, chunk.stop), q[:, rows], chunk.start)
-            out[:, rows] = self.attend_chunk(memory, q[:, rows], chunk, query)
+            out[:, rows] = self.attend_chunk(memory, q[:, rows], chunk, query, sink)
             if asking and not chunk.decoding:
                 query.dense = is_dense(self.method.window, chunk.start)
         query.stop = stop
         return out
 
     def attend_chunk(
-        self, memory: LayerMemory, q: Tensor, chunk: Chunk, query: QueryState
-    ) -> Tensor:
+        self, memory: LayerMemory, q: Tensor, chunk: Chunk, query: QueryState,
+        sink: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attention output (H, C, D) of a chunk's queries q (H, C, D), unrotated; its own keys and
         values are in the store already."""
         position = self.method.position
@@ -91,13 +107,14 @@ class Attention:
         count = selected.shape[0] if isinstance(selected, Tensor) else 0
         near = near_positions(position, local, chunk.size, chunk.start, count)
         far = far_positions(position, selected, local, chunk.size, chunk.start)
-        scaled = self._scaled(q, chunk.start)
+        scaled = self._scaled(q, chunk.start, near)
         if isinstance(selected, Tensor) and chunk.size == 1:
             out, lse = self._attend_token(memory, scaled, chunk, local, selected, near, far[0])
         else:
             parts = self._attend_near(memory, scaled, chunk, local, near)
             parts += self._attend_far(memory, scaled, chunk, selected, far)
             out, lse = fuse(parts)
+        out, lse = with_sink(out, lse, sink)
         if self.method.selector.observes:
             self._observe(memory, q, chunk, local, lse, query)
         if query.trace is not None:
@@ -105,7 +122,7 @@ class Attention:
             query.trace(
                 ChunkTrace(
                     memory.layer, chunk.start, chunk.stop, initial, local, selected, near, far, q,
-                    scaled, position.max_distance, self.rope_at(chunk.stop), self.scale,
+                    scaled, position.max_distance, self.rope_at(chunk.stop), self.scale, self.cap,
                     memory.store, lse, chunk.decoding,
                 )
             )  # fmt: skip
@@ -151,6 +168,7 @@ class Attention:
             local=local,
             distance=self.method.position.distance,
             scale=self.scale,
+            cap=self.cap,
             rope=self.rope_at(chunk.stop),
             scorer=partial(checked_scores, self.method.score),
             last_scoring_layer=self.method.score.last_layer,
@@ -160,8 +178,10 @@ class Attention:
             states=memory.states,
         )
 
-    def _scaled(self, q: Tensor, start: int) -> Tensor:
-        """Queries (H, C, D) times the encoding's factor for their positions."""
+    def _scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
+        """Queries (H, C, D) times the encoding's factor for their positions in the text, and the
+        model's for those where they are rotated."""
+        q = with_temperature(q, self._temperature, near.query)
         at = torch.arange(start, start + q.shape[1], device=q.device)
         with blame_plugin("position", self.method.position):
             factors = self.method.position.query_scale(at)
@@ -175,7 +195,7 @@ class Attention:
         keys, values = memory.store.span(chunk.start - local, chunk.stop)
         limit = self.method.position.max_distance
         if limit is not None and local + chunk.size > limit:
-            return [attend_within(q, keys, values, near, limit, rope, self.scale)]
+            return [attend_within(q, keys, values, near, limit, rope, self.scale, self.cap)]
         query = rope.rotate(q, near.query.to(q.device))
         keys = rope.rotate(keys, near.key.to(q.device))
         parts = [self._attend(query, keys[:, local:], values[:, local:], causal=True)]

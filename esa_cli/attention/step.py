@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from esa_cli.attention.cap_and_sink import soft_capped
 from esa_cli.attention.folding import flatten_keys, fold
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.query_state import QueryState
@@ -38,13 +39,15 @@ class Step:
     """A chunk's queries and a layer's middle tokens.
 
     Args:
-        layer: index of the layer. layers: number of layers; 0: not known.
+        layer: index of the layer. layers: indices of the model's layers that run the method,
+            ascending; empty: not known.
         start: absolute position of the first current token.
         queries: (H, C, D), unrotated.
         store: the layer's keys and values; the middle tokens M are its [low, high).
         local: tokens in L, which ends at `start`.
         distance: query position (keys at 0) of far tokens, from the position encoding.
-        scale: the model's factor of q . k. scorer: computes the preset's score, see `scores`.
+        scale: the model's factor of q . k. cap: its soft cap of logits; 0: none.
+        scorer: computes the preset's score, see `scores`.
         last_scoring_layer: the last layer with scores that are not 0; None: the model's last.
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
@@ -64,12 +67,23 @@ class Step:
     rope: Rope
     scorer: Callable[[Step], Tensor]
     last_scoring_layer: int | None = None
-    layers: int = 0
+    layers: Sequence[int] = ()
+    cap: float = 0.0
     projection: Projection | None = None
     decoding: bool = False
     query: QueryState = field(default_factory=QueryState)
     states: dict[type, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no layer before this one runs the method."""
+        return self.layer <= (self.layers[0] if self.layers else 0)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no layer after this one runs the method; True where that is not known."""
+        return not self.layers or self.layer >= self.layers[-1]
 
     @property
     def middle(self) -> int:
@@ -178,11 +192,13 @@ class Step:
         q, keys = q.float(), keys.float()
         if heads is None:
             grouped = (q * self.scale).reshape(self.store.heads, -1, dim)
-            return (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
+            logits = (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
+            return soft_capped(logits, self.cap)
         there = range(self.store.heads) if groups is None else groups
         own = [keys[there.index(head // (count // self.store.heads))] for head in heads]
         # Head by head: indexing by `own` would copy a group's keys for each of its heads.
-        return torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, own, strict=True)])
+        logits = torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, own, strict=True)])
+        return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in

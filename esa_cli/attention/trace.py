@@ -21,7 +21,7 @@ class ChunkTrace:
             tokens, or one such tensor for each query head.
         near_positions: of [L, C]. far_positions: of each tensor of `far`.
         queries: (H, C, D), unrotated; scaled: the same times `query_scale`.
-        max_distance: see `PositionEncoding`. rope, scale: of the layer.
+        max_distance: see `PositionEncoding`. rope, scale, cap: of the layer.
         lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token.
     """
 
@@ -38,6 +38,7 @@ class ChunkTrace:
     max_distance: int | None
     rope: Rope
     scale: float
+    cap: float
     store: KVStore
     lse: Tensor
     decoding: bool

@@ -79,8 +79,7 @@ class PhraseScore(Score):
 
     def scores(self, step: Step) -> Tensor:
         out = torch.zeros(step.middle, device=step.queries.device)
-        elsewhere = step.layers and step.layer < step.layers - 1
-        if (self.layers == "last" and elsewhere) or not step.middle:
+        if (self.layers == "last" and not step.is_last) or not step.middle:
             return out
         own = step.own
         if own is not None and bool(own.any()):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from esa_cli.attention.cap_and_sink import soft_capped
 from esa_cli.attention.step import Step
 from esa_cli.methods.per_head_scores import most_at_once
 from esa_cli.storage.growing_rows import GrowingRows
@@ -38,7 +39,7 @@ def chunk_mass(step: Step) -> Tensor:
     out = torch.empty(heads, stop - first, device=device)
     for start, keys in step.store.key_blocks(first, stop, most_at_once(heads * chunk)):
         at = torch.arange(start - first, start - first + keys.shape[1], device=device)
-        logits = q @ step.rope.rotate(keys, at).float().transpose(1, 2)
+        logits = soft_capped(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
         shares = torch.exp(logits.view(heads, chunk, -1) - step.lse[..., None])
         shares = shares.masked_fill_(at > own[:, None], 0.0)
         out[:, start - first : start - first + keys.shape[1]] = shares.sum(dim=1)

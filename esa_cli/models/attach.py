@@ -27,11 +27,13 @@ from transformers.masking_utils import AttentionMaskInterface
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
 from esa_cli.attention.rope import RawRotary, Rope
+from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.models.kv_cache import EsaCache, MakeStore, in_memory
 from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits
 from esa_cli.models.layer_traits import check_supported as check_supported
+from esa_cli.models.supported_families import family_of
 
 NAME = "esa"
 
@@ -63,7 +65,13 @@ class Attachment:
         self.traits = layer_traits(model.config, rotary, self._modules)
         self.forward_pass: ForwardPass[EsaCache] = ForwardPass()
         self.method = method
+        self.method_layers = [i for i, one in enumerate(self.traits) if one.window is None]
         self._attention: dict[LayerTraits, Attention] = {}
+        self._sliding = {
+            one: SlidingAttention(one.window, one.rope, one.scale, one.cap)
+            for one in self.traits
+            if one.window is not None
+        }
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
         self._bare = rotary, (configs := copy_configs(model))
@@ -92,12 +100,16 @@ class Attachment:
         ropes = [traits.rope for traits in self.traits]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
-    def attention(self, method: Method, layer: int) -> Attention:
-        """The attention of a method on a layer; those of the last method are kept."""
+    def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
+        """The attention of a method on a layer; those of the last method are kept. Layers that
+        attend to a window keep their own."""
         traits = self.traits[layer]
+        if traits.window is not None:
+            return self._sliding[traits]
         found = self._attention.get(traits)
         if found is None or found.method is not method:
-            found = Attention(method, traits.rope, traits.scale, len(self._modules))
+            layers, temperature = self.method_layers, traits.temperature
+            found = Attention(method, traits.rope, traits.scale, traits.cap, layers, temperature)
             self._attention[traits] = found
         return found
 
@@ -107,7 +119,8 @@ class Attachment:
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
-        return EsaCache(self.forward_pass, self.method, len(self._modules), store)
+        layers = len(self._modules)
+        return EsaCache(self.forward_pass, self.method, layers, store, self.method_layers)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -144,14 +157,17 @@ def _check_free(model: PreTrainedModel, modules: list[Any]) -> None:
 
 
 class _StartOfForward(RawRotary):
-    """Opens the attachment's `ForwardPass`: the model calls its rotary module once, at the start of
-    a forward call, with the positions of its tokens."""
+    """Opens the attachment's `ForwardPass`: the model calls its rotary module at the start of a
+    forward call, once or for each type of layers, with the positions of its tokens."""
 
     def __init__(self, attachment: Attachment) -> None:
-        super().__init__(2 * attachment.rope.frequencies[0].shape[0])
+        angles = attachment.rope.frequencies[0].shape[0]
+        super().__init__(angles if family_of(attachment.model.config).half_table else 2 * angles)
         self._attachment = ref(attachment)
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         attachment = self._attachment()
         if attachment is not None:
             # A compiled model would be compiled anew for every span.
@@ -219,7 +235,7 @@ def _attention_function(
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
     attention = attachment.attention(cache.method, index)
-    out = attention(cache.memory(index), query[0], cache.query)
+    out = attention(cache.memory(index), query[0], cache.query, kwargs.get("s_aux"))
     return out.transpose(0, 1)[None], None
 
 

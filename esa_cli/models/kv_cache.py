@@ -99,7 +99,8 @@ class EsaCache(Cache):
 
     Args:
         forward: of the attached model. method: runs unless `begin` gives another. layers: of the
-            model. make: makes each layer's store.
+            model. make: makes each layer's store. method_layers: those that run the method; None:
+            all.
 
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
@@ -111,7 +112,9 @@ class EsaCache(Cache):
         method: Method,
         layers: int,
         make: MakeStore = in_memory,
+        method_layers: Sequence[int] | None = None,
     ) -> None:
+        self._method_layers = range(layers) if method_layers is None else method_layers
         self.own = [EsaLayer(i, make) for i in range(layers)]
         super().__init__(layers=[*self.own])
         self.forward_pass, self.method, self.query = forward, method, QueryState()
@@ -196,6 +199,6 @@ class EsaCache(Cache):
     @torch.no_grad()
     def project(self) -> None:
         """Fits compressors and computes reduced keys, as the first question would."""
-        for layer in self.own:
-            if layer.memory:
-                layer.memory.project(self.method, len(layer.memory.store))
+        for index in self._method_layers:
+            if memory := self.own[index].memory:
+                memory.project(self.method, len(memory.store))

@@ -10,57 +10,99 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from esa_cli.attention.rope import Angles, NoRope, Rope
+from esa_cli.attention.temperature import Temperature
 from esa_cli.errors import ModelError
-from esa_cli.models.supported_families import Family, check_type, family_of
+from esa_cli.models.supported_families import (
+    HYBRID_SLIDING_ROTATE,
+    SLIDING_ROTATE,
+    Family,
+    check_type,
+    family_of,
+)
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
 class LayerTraits:
-    """One layer's rotary embedding and its factor of q . k; equal layers share the embedding."""
+    """What one layer's attention computes; equal layers share the embedding.
+
+    Args:
+        rope: its rotary embedding. scale: its factor of q . k.
+        window: W of a layer that attends to the last W tokens, the query's own included; None: to
+            all, and runs the method.
+        cap: soft cap of the logits; 0: none.
+        temperature: factors (n,) of queries at positions (n,), which the model multiplies them by.
+    """
 
     rope: Rope
     scale: float
+    window: int | None = None
+    cap: float = 0.0
+    temperature: Temperature | None = None
 
 
 def check_supported(config: Any) -> None:
     """Raises ModelError with the reason when a model of this configuration cannot be attached."""
     kind = getattr(config, "model_type", "unknown")
     check_type(kind)
-    _check_full_attention(config, family_of(config))
-    rope = _rope_type(config)
-    if rope not in STATIC_ROPE:
+    layer_windows(config)
+    for rope in _rope_types(config):
+        if rope not in STATIC_ROPE:
+            raise ModelError(
+                f"rotary embedding of type {rope!r} changes with the input's length, "
+                "so keys cannot be cached once for all",
+                f"supported: {', '.join(STATIC_ROPE)}",
+            )
+
+
+def _rope_types(config: Any) -> list[str]:
+    """Of the layers, or of each of their types where these rotate otherwise."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
+    return [str(one.get("rope_type", "default")) for one in nested or [parameters]]
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """The window of each layer; None where it attends to all tokens.
+
+    A window that no text within the model's limit is longer than counts as none.
+
+    Raises:
+        ModelError: a layer is of another type, or none attends to all tokens.
+    """
+    types, window = layer_types(config), getattr(config, "sliding_window", None)
+    if other := sorted(set(types) - {"full_attention", "sliding_attention"}):
         raise ModelError(
-            f"rotary embedding of type {rope!r} changes with the input's length, "
-            "so keys cannot be cached once for all",
-            f"supported: {', '.join(STATIC_ROPE)}",
+            f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
+            "full or sliding attention",
+            "use a model of another family",
         )
-
-
-def _rope_type(config: Any) -> str:
-    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
-
-
-def _check_full_attention(config: Any, family: Family) -> None:
-    """Refuses layers with a window that a text within the model's limit can be longer than."""
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if family.slides:
-        layers = {"full_attention" if window is None else "sliding_attention"}
     longest = getattr(config, "max_position_embeddings", None)
-    if window is not None and longest is not None and window >= longest:
-        layers.discard("sliding_attention")
-    if other := sorted(layers - {"full_attention"}):
+    if window is None or (longest is not None and window >= longest):
+        return [None] * len(types)
+    windows = [window if one == "sliding_attention" else None for one in types]
+    if None not in windows:
         raise ModelError(
-            f"this {config.model_type} model uses {', '.join(other)} "
-            f"(window {window}); ESA replaces full attention only",
-            "use a model without sliding windows (Mistral from v0.2 on, Qwen2/3 by default)",
+            f"all layers of this {config.model_type} model attend to a window of {window} tokens "
+            "only, so that nothing can be selected",
+            "use a model with full attention in some layers (Mistral from v0.2 on)",
         )
+    return windows
+
+
+def layer_types(config: Any) -> list[str]:
+    """The type of each layer, as transformers names them."""
+    count = int(config.num_hidden_layers)
+    if family_of(config).slides:
+        window = getattr(config, "sliding_window", None)
+        return ["full_attention" if window is None else "sliding_attention"] * count
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * count)
 
 
 def layer_traits(config: Any, rotary: nn.Module, modules: list[Any]) -> list[LayerTraits]:
@@ -72,30 +114,66 @@ def layer_traits(config: Any, rotary: nn.Module, modules: list[Any]) -> list[Lay
     Raises:
         ModelError: fewer dimensions rotate than in models of this family.
     """
-    family = family_of(config)
-    rope = _rope(config, family, rotary)
-    width, dim = 2 * rope.frequencies[0].shape[0], int(modules[0].head_dim)
-    if width != dim and not family.partial:
-        raise ModelError(
-            f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
-            f"got {width}",
-            "use a model of another family",
-        )
-    still = NoRope()
-    rotating = getattr(config, family.rotating) if family.rotating else [1] * len(modules)
+    family, types = family_of(config), layer_types(config)
+    ropes = {name: _rope(config, family, rotary, name) for name in set(types)}
+    dim = int(modules[0].head_dim)
+    for rope in ropes.values():
+        if (width := 2 * rope.frequencies[0].shape[0]) != dim and not family.partial:
+            raise ModelError(
+                f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
+                f"got {width}",
+                "use a model of another family",
+            )
+    still, cap = NoRope(), float(getattr(config, family.attention_cap or "", None) or 0.0)
+    temperature = _temperature(config)
+    each = zip(modules, types, layer_windows(config), _rotating(config, family), strict=True)
     return [
-        LayerTraits(rope if rotates else still, float(module.scaling))
-        for rotates, module in zip(rotating, modules, strict=True)
+        LayerTraits(
+            ropes[kind] if rotates else still, float(module.scaling), window, cap, temperature
+        )
+        for module, kind, window, rotates in each
     ]
 
 
-def _rope(config: Any, family: Family, rotary: Any) -> Rope:
-    """The rotary embedding of a model's rotating layers, the same for every length."""
-    if _rope_type(config) == "longrope":
+def _rotating(config: Any, family: Family) -> list[bool]:
+    """Whether each layer rotates queries and keys."""
+    types = layer_types(config)
+    if family.rotating == SLIDING_ROTATE:
+        return [kind == "sliding_attention" for kind in types]
+    if family.rotating == HYBRID_SLIDING_ROTATE:
+        all_rotate = getattr(config, "sliding_window", None) is None
+        return [all_rotate or kind == "sliding_attention" for kind in types]
+    listed = getattr(config, family.rotating) if family.rotating else [True] * len(types)
+    return [bool(one) for one in listed]
+
+
+def _temperature(config: Any) -> Temperature | None:
+    """Of a model whose queries grow with the logarithm of their position (Ministral 3)."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
+    if beta is None:
+        return None
+    original = parameters["original_max_position_embeddings"]
+
+    def temperature(at: Tensor) -> Tensor:
+        factors: Tensor = 1 + beta * torch.log1p(torch.floor(at / original))
+        return factors
+
+    return temperature
+
+
+def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
+    """The rotary embedding of a model's layers of one type, the same for every length."""
+    if hasattr(rotary, f"{kind}_inv_freq"):
+        inverse, factor = (
+            getattr(rotary, f"{kind}_{x}") for x in ("inv_freq", "attention_scaling")
+        )
+        return Rope(Angles(inverse, factor), pairs=family.pairs)
+    if "longrope" in _rope_types(config):
         return Rope(Angles(*_long_frequencies(config, rotary)), pairs=family.pairs)
-    if family.pairs == "half":
+    if family.pairs == "half" and not family.half_table:
         return Rope(rotary)
-    # Some modules compute the angles of pairs side by side; `Rope` arranges them itself.
+    # Some modules compute the angles of pairs side by side, or once; `Rope` arranges them itself.
     return Rope(Angles(rotary.inv_freq, rotary.attention_scaling), pairs=family.pairs)
 
 

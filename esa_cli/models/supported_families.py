@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from esa_cli.attention.rope import Pairs
 
 
+SLIDING_ROTATE = "layers with a window"
+HYBRID_SLIDING_ROTATE = "layers with a window, if there are any"
+"""Values of `Family.rotating`."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Traits of a family; the defaults are Llama's.
@@ -26,7 +31,11 @@ class Family:
         models: known ones, for the documentation.
         pairs: which dimensions rotate together.
         partial: a head's last dimensions may be left unrotated.
-        rotating: setting that lists for each layer whether it rotates; "": all do.
+        rotating: setting that lists for each layer whether it rotates; "": all do;
+            SLIDING_ROTATE: those with a window; HYBRID_SLIDING_ROTATE: those, or all if none has.
+        half_table: its rotary module returns each angle once, not twice.
+        sinks: each head has a learned logit without a key.
+        attention_cap: setting that is the soft cap of attention's logits.
         slides: a `sliding_window` is that of all layers, whatever `layer_types` says.
         switches: its `generate` drops the cache at `original_max_position_embeddings` tokens.
         projections: modules that make queries, keys and values.
@@ -37,6 +46,9 @@ class Family:
     pairs: Pairs = "half"
     partial: bool = False
     rotating: str = ""
+    half_table: bool = False
+    sinks: bool = False
+    attention_cap: str = ""
     slides: bool = False
     switches: bool = False
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -92,7 +104,22 @@ FAMILIES: dict[str, Family] = {
     "solar_open": Family("Solar Open"),
     "bitnet": Family("BitNet b1.58"),
     "hy_v3": Family("Hunyuan 3"),
-    "exaone4": Family("EXAONE-4.0-1.2B", slides=True),
+    "exaone4": Family("EXAONE-4.0-1.2B, EXAONE-4.0-32B", rotating=HYBRID_SLIDING_ROTATE),
+    "gemma2": Family(
+        "Gemma 2", attention_cap="attn_logit_softcapping", cap="final_logit_softcapping"
+    ),
+    "gemma3_text": Family("Gemma 3", cap="final_logit_softcapping"),
+    "gpt_oss": Family("gpt-oss-20b, gpt-oss-120b", half_table=True, sinks=True),
+    "olmo3": Family("OLMo 3"),
+    "cohere2": Family(
+        "Command R7B, Command A",
+        pairs="interleaved",
+        rotating=SLIDING_ROTATE,
+        multiply="logit_scale",
+    ),
+    "cwm": Family("Code World Model"),
+    "ministral": Family("Ministral 8B"),
+    "ministral3": Family("Ministral 3", slides=True),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -103,16 +130,10 @@ _AFTER = (
 _STATE = "some layers keep a recurrent state in place of keys, which cannot be cropped or joined"
 _LATENT = "its cache receives latents, which layers expand to keys and values"
 _INDEXER = "its layers select by an indexer of their own"
-_SLIDING = "some layers attend to a window only, and some rotate otherwise than others"
 
 LIMITS: dict[str, str] = {
     "falcon": "its attention is not on the attention interface of transformers",
-    "gpt_oss": "its attention has sinks, and half of the layers attend to a window only",
-    "gemma2": "its attention has a soft cap, and half of the layers attend to a window only",
-    **dict.fromkeys(("cwm", "ministral"), "some layers attend to a window only"),
-    **dict.fromkeys(("gemma3_text", "olmo3", "cohere2"), _SLIDING),
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), "layers share keys and values past the cache"),
-    "ministral3": "queries are scaled by their position before attention",
     "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER),
     **dict.fromkeys(

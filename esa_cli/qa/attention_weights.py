@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esa_cli.attention.cap_and_sink import soft_capped
 from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.trace import ChunkTrace
@@ -159,7 +160,7 @@ class AttentionWeights:
             logits = _products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
             if part == NEAR:
                 logits = self._limited(trace, queries[:, rows], query[rows], key, at, logits)
-            logs = logits.float().sub_(trace.lse[which, rows, None])
+            logs = soft_capped(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield Share(heads, trace.start + low, at, logs, lengths)
 
     def _limited(

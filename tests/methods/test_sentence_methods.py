@@ -74,7 +74,7 @@ def test_only_the_questions_own_words_count() -> None:
 
 
 def test_only_the_last_layer_scores() -> None:
-    step = replace(a_step(20), layers=6, layer=4)
+    step = replace(a_step(20), layers=(1, 4, 5), layer=4)
     assert not PhraseScore().scores(step).any()
     assert PhraseScore().for_single_layers().scores(step).all()
     assert PhraseScore().scores(replace(step, layer=5)).all()
@@ -254,12 +254,12 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
 def test_infiniretri_scores_the_last_layer_of_a_model(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scored: list[tuple[int, int, bool]] = []
+    scored: list[tuple[int, list[int], bool]] = []
     real = PhraseScore.scores
 
     def scores(self: PhraseScore, step: Step) -> torch.Tensor:
         out = real(self, step)
-        scored.append((step.layer, step.layers, bool(out.any())))
+        scored.append((step.layer, list(step.layers), bool(out.any())))
         return out
 
     monkeypatch.setattr(PhraseScore, "scores", scores)
@@ -268,4 +268,4 @@ def test_infiniretri_scores_the_last_layer_of_a_model(
     with Session(loaded.model, loaded.tokenizer, made) as session:
         session.read(TEXT)
         session.ask("When does gate number 9 open?", max_new_tokens=3)
-    assert scored == [(0, 2, False), (1, 2, True)], "once a question"
+    assert scored == [(0, [0, 1], False), (1, [0, 1], True)], "once a question"

@@ -10,7 +10,7 @@ from typing import Any
 import family_table
 import pytest
 import torch
-from conftest import KINDS, PARTIAL, VOCABULARY, build_model
+from conftest import HYBRID, KINDS, PARTIAL, VOCABULARY, build_model
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -62,6 +62,26 @@ ODD = {
     "three quarters of a head": (
         "glm4",
         {"rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.75}},
+    ),
+    "exaone4 with windows": ("exaone4", HYBRID),
+    "smollm3 with windows": ("smollm3", {**HYBRID, "use_sliding_window": True}),
+    "yarn in full layers": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            }
+        },
+    ),
+    "a window after full attention": (
+        "gpt_oss",
+        {"layer_types": ["full_attention", "sliding_attention"]},
     ),
     "no layer rotates": ("smollm3", {"no_rope_layers": [0, 0]}),
     "the first layer does not rotate": ("smollm3", {"no_rope_layers": [0, 1]}),
@@ -289,14 +309,20 @@ def test_short_texts_of_a_longrope_model_use_the_set_for_long_ones() -> None:
     assert model.config.original_max_position_embeddings == 32
 
 
-@pytest.mark.parametrize("kind", ["phi3", "mixtral", "starcoder2", "qwen3_moe", "smollm3"])
-def test_windows_are_refused(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["phi3", "mixtral", "starcoder2", "qwen3_moe", "ministral3"])
+def test_windows_in_all_layers_are_refused(kind: str) -> None:
     changes: dict[str, Any] = {"sliding_window": 16, "use_sliding_window": True}
     model, ids = family_model(kind, **changes), tokens()
     want = model(ids, past_key_values=DynamicCache()).logits
-    with pytest.raises(ModelError, match=r"sliding_attention \(window 16\)"):
+    with pytest.raises(ModelError, match=r"all layers .* a window of 16 tokens only"):
         attach(model, everything(7))
     assert torch.equal(model(ids, past_key_values=DynamicCache()).logits, want)
+
+
+def test_other_types_of_layers_are_refused() -> None:
+    model = family_model("qwen3", layer_types=["full_attention", "chunked_attention"])
+    with pytest.raises(ModelError, match="layers of type chunked_attention"):
+        attach(model, everything(7))
 
 
 @pytest.mark.parametrize("kind", ["falcon", "hunyuan_v1_dense", "deepseek_v3"])

@@ -1,14 +1,23 @@
 """The tables of `docs/models.md`, from `esa_cli/models/supported_families.py`.
 
-.venv/bin/python tests/support/family_table.py    # writes them anew
+PYTHONPATH=tests .venv/bin/python tests/support/family_table.py    # writes them anew
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from esa_cli.models.supported_families import FAMILIES, LIMITS, Family
+from conftest import KINDS
 
+from esa_cli.models.supported_families import (
+    FAMILIES,
+    HYBRID_SLIDING_ROTATE,
+    LIMITS,
+    SLIDING_ROTATE,
+    Family,
+)
+
+WINDOWED = (SLIDING_ROTATE, HYBRID_SLIDING_ROTATE)
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 PAIRS = {"half": "halves", "interleaved": "neighbours", "reversed": "halves, backwards"}
 
@@ -18,8 +27,23 @@ def rotary(family: Family) -> str:
     parts = [PAIRS[family.pairs]]
     if family.partial:
         parts.append("part of a head")
-    if family.rotating:
+    if family.rotating in WINDOWED:
+        parts.append(family.rotating)
+    elif family.rotating:
         parts.append(f"layers of `{family.rotating}`")
+    return ", ".join(parts)
+
+
+def attention(kind: str) -> str:
+    """What the attention of the tested models has besides full layers."""
+    shape, family = KINDS[kind][1], FAMILIES[kind]
+    parts = ["windows in some layers"] if "sliding_attention" in str(shape) else []
+    if family.attention_cap:
+        parts.append(f"soft cap `{family.attention_cap}`")
+    if family.sinks:
+        parts.append("sinks")
+    if "llama_4_scaling_beta" in str(shape):
+        parts.append("queries scaled by position")
     return ", ".join(parts)
 
 
@@ -35,9 +59,10 @@ def logits(family: Family) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by the name of its markers."""
-    supported = ["| `model_type` | models | rotary pairs | logits |", "|-|-|-|-|"]
+    supported = ["| `model_type` | models | rotary pairs | attention | logits |", "|-|-|-|-|-|"]
     for kind, family in FAMILIES.items():
-        supported.append(f"| `{kind}` | {family.models} | {rotary(family)} | {logits(family)} |")
+        cells = [f"`{kind}`", family.models, rotary(family), attention(kind), logits(family)]
+        supported.append(f"| {' | '.join(cells)} |")
     reasons: dict[str, list[str]] = {}
     for kind, reason in LIMITS.items():
         reasons.setdefault(reason, []).append(f"`{kind}`")

@@ -16,12 +16,15 @@ from esa_cli.attention.kernels import torch_varlen as varlen
 from esa_cli.attention.kernels.flash_attn import VERSIONS
 from esa_cli.errors import UsageError
 
-KernelFunction = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
+KernelFunction = Callable[..., tuple[Tensor, Tensor]]
+"""(q, k, v, causal, scale), and `cap=` where the kernel computes soft caps."""
 
 
 class Kernel(NamedTuple):
     attend: KernelFunction
     usable: Callable[[Tensor], bool]
+    caps: bool = False
+    """Whether it computes soft caps."""
 
 
 KERNELS: dict[str, Kernel] = {
@@ -30,24 +33,32 @@ KERNELS: dict[str, Kernel] = {
     "torch-cuda": Kernel(cuda.attend, cuda.usable),
     "torch-flex": Kernel(flex.attend, flex.usable),
     "torch-cpu": Kernel(cpu.attend, cpu.usable),
-    "reference": Kernel(reference.attend, lambda q: True),
+    "reference": Kernel(reference.attend, lambda q: True, caps=True),
 }
 """In order of preference."""
 
 
-def choose(q: Tensor, name: str = "auto") -> str:
-    """The name of the kernel for queries like q.
+def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
+    """The name of the kernel for queries like q, and a soft cap of the logits where it is not 0.
 
     Raises:
-        UsageError: the kernel is unknown, or cannot run on this device and dtype.
+        UsageError: the kernel is unknown, cannot run on this device and dtype, or computes no soft
+            cap.
     """
     if name == "auto":
-        return next(key for key, kernel in KERNELS.items() if kernel.usable(q))
+        return next(
+            key for key, kernel in KERNELS.items() if kernel.usable(q) and (kernel.caps or not cap)
+        )
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
     if not KERNELS[name].usable(q):
         where = f"{q.device.type} in {str(q.dtype).removeprefix('torch.')}"
         raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
+    if cap and not KERNELS[name].caps:
+        raise UsageError(
+            f"kernel {name!r} computes no soft cap of logits, which this model has",
+            "try --set kernel=auto",
+        )
     return name
 
 
@@ -60,16 +71,27 @@ def available() -> dict[str, bool]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    kernel: str = "auto",
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * q k^T) v and its log-sum-exp.
 
     Args:
         q: (H, C, D). k, v: (G, N, D). causal needs C = N.
+        cap: soft cap of the logits; 0: none. See `reference.attend`.
 
     Returns:
         out (H, C, D), lse (H, C) float32.
     """
     if not k.shape[1]:  # flash attention returns +inf there.
         kernel = "reference"
-    return KERNELS[choose(q, kernel)].attend(q, k, v, causal, scale)
+    chosen = KERNELS[choose(q, kernel, cap)]
+    if cap:
+        return chosen.attend(q, k, v, causal, scale, cap=cap)
+    return chosen.attend(q, k, v, causal, scale)

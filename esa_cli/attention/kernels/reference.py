@@ -5,13 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from esa_cli.attention.cap_and_sink import soft_capped
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """softmax(scale * q k^T) v, computed in float32.
 
     Args:
         q: (H, C, D); query head h uses key head h // (H / G).
         k, v: (G, N, D).
+        cap: soft cap of the logits x, which become cap * tanh(x / cap) (Gemma 2); 0: none.
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
 
     Returns:
@@ -21,7 +26,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
     repeat = q.shape[0] // k.shape[0]
     keys = k.repeat_interleave(repeat, dim=0).float()
     values = v.repeat_interleave(repeat, dim=0).float()
-    logits = q.float() @ keys.transpose(1, 2) * scale
+    logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
         c, n = logits.shape[1:]
         later = torch.ones(c, n, dtype=torch.bool, device=q.device).triu(n - c + 1)

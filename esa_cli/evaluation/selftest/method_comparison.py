@@ -31,11 +31,14 @@ class SelectionCounts:
     """
 
     counts: Tensor
+    _layer: int = field(default=-1, repr=False)
 
     def __call__(self, seen: ChunkTrace) -> None:
         """Counts a chunk's selected tokens, without I and L, which are always in view."""
-        if seen.layer == 0 and seen.start == self.counts.shape[0]:
-            self.counts.zero_()  # the question begins again: what came before was the survey pass
+        if seen.start == self.counts.shape[0]:
+            if seen.layer <= self._layer:
+                self.counts.zero_()  # the question begins again: before it was the survey pass
+            self._layer = seen.layer
         for row in seen.far_rows:
             chosen = row[seen.initial :].cpu()
             self.counts[chosen[chosen < self.counts.shape[0]]] += 1.0 / len(seen.far_rows)
