@@ -19,10 +19,11 @@ from kernel_cases import GROUPS, close, draw, in_loops
 from torch.nn.attention import flex_attention as torchs_flex
 from torch.nn.attention import varlen as torchs_varlen
 
-from esa_cli.attention.kernels import choose, dispatch, flash_attn, gpu_limits
+from esa_cli.attention.kernels import choose, dispatch, flash_attn, gpu_limits, reference
 from esa_cli.attention.kernels import torch_cuda as cuda
 from esa_cli.attention.kernels import torch_flex as flex
 from esa_cli.attention.kernels import torch_varlen as varlen
+from esa_cli.errors import UsageError
 
 SIZES = [(1, 9, False), (5, 9, False), (9, 9, True), (1, 1, True)]
 """Queries, keys, and whether attention is causal."""
@@ -93,6 +94,21 @@ def test_the_first_that_can_run_is_taken(
     assert choose(half) == "torch-cuda"
 
 
+def test_a_soft_cap_needs_a_kernel_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, gpu: Callable[[int], None]
+) -> None:
+    half = on("cuda", torch.bfloat16)
+    install(monkeypatch, "flash-attn")
+    assert choose(half, cap=50.0) == "flash-attn"
+    assert choose(on("cuda", torch.float32), cap=50.0) == "torch-flex"
+    install(monkeypatch)
+    assert choose(half, cap=50.0) == "torch-flex"
+    monkeypatch.setattr(flex, "installed", lambda: False)
+    assert choose(half, cap=50.0) == "reference"
+    with pytest.raises(UsageError, match="no soft cap"):
+        choose(half, "torch-varlen", cap=50.0)
+
+
 def test_no_kernel_of_a_gpu_runs_elsewhere(
     monkeypatch: pytest.MonkeyPatch, gpu: Callable[[int], None]
 ) -> None:
@@ -140,9 +156,9 @@ def flash_attn_func(name: str) -> Callable[..., Any]:
         assert given.get("num_splits", 1) == (0 if name == "flash-attn-3" else 1)
         asked = "return_lse" if name == "flash-attn-4" else "return_attn_probs"
         assert given[asked] is True
-        out, lse = in_loops(
-            *(x[0].transpose(0, 1) for x in (q, k, v)), given["causal"], given["softmax_scale"]
-        )
+        rows = (x[0].transpose(0, 1) for x in (q, k, v))
+        scale, cap = given["softmax_scale"], given["softcap"]
+        out, lse = reference.attend(*rows, given["causal"], scale, cap)
         result = out.transpose(0, 1)[None].to(q.dtype), lse[None].float()
         return (*result, None) if name == "flash-attn" else result
 
@@ -174,6 +190,7 @@ def test_flash_attn_adapters(
     got = version.attend(q, k, v, causal, 0.3)
     assert got[0].shape == q.shape
     close(got, in_loops(q, k, v, causal, 0.3))
+    close(version.attend(q, k, v, causal, 0.3, 2.0), reference.attend(q, k, v, causal, 0.3, 2.0))
 
 
 def checked_varlen(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -253,6 +270,7 @@ def test_flex_adapter(heads: int, groups: int, chunk: int, keys: int, causal: bo
     """torch's own function, on the processor."""
     q, k, v = draw(heads, groups, chunk, keys)
     close(flex.attend(q, k, v, causal, 0.3), in_loops(q, k, v, causal, 0.3))
+    close(flex.attend(q, k, v, causal, 0.3, 2.0), reference.attend(q, k, v, causal, 0.3, 2.0))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -26,11 +26,11 @@ SIZES = [(1, 1000, False), (7, 333, False), (256, 1024, False), (1, 1, True), (2
 Part = tuple[torch.Tensor, torch.Tensor]
 
 
-def run(kernel: str, tensors: tuple[torch.Tensor, ...], causal: bool) -> Part:
+def run(kernel: str, tensors: tuple[torch.Tensor, ...], causal: bool, cap: float = 0.0) -> Part:
     """Skips the test where the kernel cannot run."""
     q, k, v = tensors
     try:
-        return attend(q, k, v, causal=causal, scale=0.1, kernel=kernel)
+        return attend(q, k, v, causal=causal, scale=0.1, kernel=kernel, cap=cap)
     except UsageError as error:
         pytest.skip(error.message)
 
@@ -57,6 +57,16 @@ def test_kernel_is_the_reference(
         assert (got[0].dtype, got[1].dtype) == (dtype, torch.float32)
         assert got[0].device == tensors[0].device
         close(got, run("reference", tensors, causal), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kernel", [name for name in ON_GPU if KERNELS[name].caps])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [128, 256])
+def test_soft_cap(kernel: str, dtype: torch.dtype, width: int) -> None:
+    for chunk, keys, causal in SIZES:
+        tensors = on_gpu(dtype, 8, 2, chunk, keys, width)
+        got = run(kernel, tensors, causal, 2.0)
+        close(got, run("reference", tensors, causal, 2.0), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("kernel", ON_GPU)

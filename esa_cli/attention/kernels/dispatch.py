@@ -28,10 +28,10 @@ class Kernel(NamedTuple):
 
 
 KERNELS: dict[str, Kernel] = {
-    **{name: Kernel(one.attend, one.usable) for name, one in VERSIONS.items()},
+    **{name: Kernel(one.attend, one.usable, caps=True) for name, one in VERSIONS.items()},
     "torch-varlen": Kernel(varlen.attend, varlen.usable),
     "torch-cuda": Kernel(cuda.attend, cuda.usable),
-    "torch-flex": Kernel(flex.attend, flex.usable),
+    "torch-flex": Kernel(flex.attend, flex.usable, caps=True),
     "torch-cpu": Kernel(cpu.attend, cpu.usable),
     "reference": Kernel(reference.attend, lambda q: True, caps=True),
 }
