@@ -1,9 +1,9 @@
 """Conversion of a GGUF file to a folder that transformers' plain `from_pretrained` loads.
 
-transformers reads GGUF itself, but needs tens of seconds to unpack it at each start; here that is
-done once. The weights keep the precision that quantisation left, in float32, since 16 bits would
-lose digits of 4-bit weights. The tokenizer is the one the GGUF file describes. transformers decides
-which architectures can be read.
+It is done once, since unpacking takes tens of seconds. The weights keep the precision that
+quantisation left, in float32, since 16 bits would lose digits of 4-bit weights. The tokenizer is
+the one the GGUF file describes. Architectures without an entry in `gguf_families.py` are read by
+transformers where it can, which takes more memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
+from esa_cli.models.gguf_families import GGUF_FAMILIES
+from esa_cli.models.gguf_file import GgufFile
+from esa_cli.models.gguf_settings import GgufSettings
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
@@ -53,15 +56,11 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     with gc_paused():
         import transformers  # noqa: F401
     try:
-        with quiet_transformers(), gc_paused():
+        with quiet_transformers(), gc_paused(), GgufFile(gguf_file) as file:
             report("convert", 0, None)
-            # transformers draws a progress bar for a GGUF file whatever its settings are.
-            with contextlib.redirect_stderr(io.StringIO()):
-                pre = pre_tokenizer_type(gguf_file)
-                model, tokenizer = _read(gguf_file)
-            report("save", 0, None)
-            _without_quantization(model).save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            known = file.architecture in GGUF_FAMILIES
+            (_convert if known else _convert_by_transformers)(file, folder, report)
+            _write_tokenizer(file, folder)
     except (EsaError, OSError):
         raise
     except MemoryError as error:
@@ -72,35 +71,65 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     except Exception as error:
         raise ModelError(
             f"{gguf_file.name} cannot be converted: {first_line(error)}",
-            "it may be cut off, or of an architecture that transformers does not read from GGUF",
+            "it may be damaged, or of a kind that is not read from GGUF, see docs/models.md",
         ) from error
-    fix_pre_tokenizer(folder / "tokenizer.json", pre)
-    # safetensors makes its file private; a shared ESA_HOME needs it as readable as the others.
-    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode & 0o777)
+    # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode & 0o777)
 
 
-def pre_tokenizer_type(gguf_file: Path) -> str | None:
-    """llama.cpp's name for the way the file's tokenizer splits text; None when it has none."""
-    from gguf import GGUFReader
+def _convert(file: GgufFile, folder: Path, report: StageProgress) -> None:
+    """By the entry of its architecture; about as much memory as one file of weights."""
+    import torch
+    from transformers import GenerationConfig
 
-    field = GGUFReader(str(gguf_file)).fields.get("tokenizer.ggml.pre")
-    return None if field is None else bytes(field.parts[field.data[0]]).decode("utf-8", "replace")
+    from esa_cli.models.gguf_weights import GgufWeights
+
+    family = GGUF_FAMILIES[file.architecture]
+    config = GgufSettings(file, family).config()
+    weights = GgufWeights(file, family, config)
+    report("save", 0, None)
+    weights.write(folder)
+    config.architectures, config.dtype = [weights.architecture], torch.float32
+    config.save_pretrained(folder)
+    generation: Any = GenerationConfig.from_model_config(config)
+    generation.save_pretrained(folder)
 
 
-def _read(gguf_file: Path) -> tuple[Any, Any]:
+def _convert_by_transformers(file: GgufFile, folder: Path, report: StageProgress) -> None:
     import torch
     import transformers
 
-    source = {"gguf_file": gguf_file.name, "local_files_only": True, "trust_remote_code": False}
     options: dict[str, Any] = {}
     # Without it, a machine that has the `kernels` package keeps the weights packed.
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf_file.parent, dtype=torch.float32, **source, **options
+    # transformers draws a progress bar for a GGUF file whatever its settings are.
+    with contextlib.redirect_stderr(io.StringIO()):
+        automatic: Any = transformers.AutoModelForCausalLM
+        model, info = automatic.from_pretrained(
+            file.path.parent, gguf_file=file.path.name, local_files_only=True,
+            trust_remote_code=False, dtype=torch.float32, output_loading_info=True, **options,
+        )  # fmt: skip
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"transformers cannot convert {file.path.name} of the architecture "
+            f"'{file.architecture}': it does not find the weights {missing[0]}",
+            "use the model's safetensors files",
+        )
+    report("save", 0, None)
+    _without_quantization(model).save_pretrained(folder)
+
+
+def _write_tokenizer(file: GgufFile, folder: Path) -> None:
+    """Raises ModelError: the file's tokenizer is of no known kind."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        file.path.parent, gguf_file=file.path.name, local_files_only=True
     )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf_file.parent, **source)
-    return model, tokenizer
+    tokenizer.save_pretrained(folder)
+    fix_pre_tokenizer(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
 
 
 def _without_quantization(model: Any) -> Any:

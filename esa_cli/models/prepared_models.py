@@ -33,6 +33,8 @@ from esa_cli.system.progress import StageProgress, silent
 from esa_cli.system.text import text_digest
 
 MARKER = "esa.json"
+GGUF_FORMAT = 2
+"""Raised when a GGUF file is converted to another model than before."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def slug(ref: ModelRef) -> str:
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
             ) from error
         stem = ref.path.stem
-        key = text_digest(f"{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}")
+        key = f"{GGUF_FORMAT}|{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+        key = text_digest(key)
     else:
         raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"

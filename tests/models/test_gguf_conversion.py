@@ -10,7 +10,8 @@ from model_files import TEXTS, left_in, own_home, write_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf_conversion import fix_pre_tokenizer, pre_tokenizer_type
+from esa_cli.models.gguf_conversion import fix_pre_tokenizer
+from esa_cli.models.gguf_file import GgufFile
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,8 @@ def test_settings_are_restored(tiny_gguf: Path) -> None:
 
 
 def test_pre_tokenizer_is_fixed_only_where_known(tmp_path: Path, tiny_gguf: Path) -> None:
-    assert pre_tokenizer_type(tiny_gguf) == "smollm"
+    with GgufFile(tiny_gguf) as file:
+        assert file.metadata["tokenizer.ggml.pre"] == "smollm"
     path = tmp_path / "tokenizer.json"
     path.write_text('{"pre_tokenizer": {"type": "ByteLevel"}}', "utf-8")
     fix_pre_tokenizer(path, "llama-bpe")

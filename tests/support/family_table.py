@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conftest import KINDS
 
+from esa_cli.models.gguf_families import GGUF_FAMILIES, GgufFamily
 from esa_cli.models.supported_families import (
     FAMILIES,
     HYBRID_SLIDING_ROTATE,
@@ -68,7 +69,20 @@ def tables() -> dict[str, str]:
         reasons.setdefault(reason, []).append(f"`{kind}`")
     refused = ["| `model_type` | why not |", "|-|-|"]
     refused += [f"| {', '.join(kinds)} | {reason} |" for reason, kinds in reasons.items()]
-    return {"supported": "\n".join(supported), "refused": "\n".join(refused)}
+    gguf = ["| architecture in GGUF | `model_type` |", "|-|-|"]
+    gguf += [f"| `{name}` | {kinds(family)} |" for name, family in GGUF_FAMILIES.items()]
+    found = {"supported": supported, "gguf": gguf, "refused": refused}
+    return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+def kinds(family: GgufFamily) -> str:
+    """What files of an architecture become."""
+    more = [
+        f"`{kind}` {when}"
+        for kind, when in ((family.experts, "with experts"), (family.shared, "with shared ones"))
+        if kind
+    ]
+    return ", ".join([f"`{family.kind}`", *more])
 
 
 def with_tables(text: str) -> str:

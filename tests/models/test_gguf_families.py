@@ -1,0 +1,209 @@
+"""GGUF files of every family that is converted, against the models that they were written from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from gguf_writing import ARCHITECTURES, TOKENS, tensors, write_model
+from model_files import TEXTS, own_home
+from test_families import family_model
+
+from esa_cli import models
+from esa_cli.errors import ModelError
+from esa_cli.models.gguf_families import GGUF_FAMILIES
+from esa_cli.models.supported_families import FAMILIES
+
+IN_GGUF: dict[str, dict[str, Any]] = {
+    # settings for which llama.cpp has no other
+    "qwen3_moe": {"norm_topk_prob": True},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": None},
+    "phi": {"qk_layernorm": False},
+    "exaone4": {"sliding_window_pattern": None},
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_home(tmp_path, monkeypatch)
+
+
+def tiny(kind: str = "llama", **changes: Any) -> Any:
+    options = {"vocab_size": len(TOKENS), "hidden_size": 96} | IN_GGUF.get(kind, {}) | changes
+    return family_model(kind, **options)
+
+
+def converted(path: Path) -> Any:
+    return models.load(str(path), device="cpu", dtype="float32")
+
+
+def logits(model: Any) -> torch.Tensor:
+    ids = torch.randint(3, 200, (1, 40), generator=torch.Generator().manual_seed(0))
+    found: torch.Tensor = model(ids).logits
+    return found
+
+
+def test_every_entry_is_of_a_supported_family() -> None:
+    assert set(ARCHITECTURES) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_family(kind: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    loaded = converted(write_model(tmp_path / "a.gguf", model))
+    assert loaded.model.config.model_type == kind
+    assert torch.equal(logits(loaded.model), logits(model))
+    for text in TEXTS:
+        assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
+    assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
+    assert loaded.tokenizer.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2_moe", "phi3", "glm4"])
+@pytest.mark.parametrize("form", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_the_numbers_are_those_that_quantisation_left(kind: str, form: str, tmp_path: Path) -> None:
+    experts = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    model = tiny(kind, head_dim=16, **(experts if "moe" in kind else {}))
+    path = write_model(tmp_path / "a.gguf", model, form)
+    for weight in model.parameters():
+        if weight.dim() > 1 and weight.shape[0] > 1:
+            kept = quantize(weight.numpy(), GGMLQuantizationType[form])
+            weight.copy_(torch.from_numpy(dequantize(kept, GGMLQuantizationType[form])))
+    assert torch.allclose(logits(converted(path).model), logits(model), atol=1e-5)
+
+
+def test_an_untied_head_and_biases(tmp_path: Path) -> None:
+    model = tiny(attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+    assert torch.equal(
+        logits(converted(write_model(tmp_path / "a.gguf", model)).model), logits(model)
+    )
+    tied = tiny(tie_word_embeddings=True)
+    found = converted(write_model(tmp_path / "b.gguf", tied)).model
+    assert found.lm_head.weight is found.model.embed_tokens.weight
+    assert torch.equal(logits(found), logits(tied))
+
+
+def test_weights_are_written_in_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.models.gguf_weights.SHARD_BYTES", 100_000)
+    model = tiny("qwen3_moe")
+    loaded = converted(write_model(tmp_path / "a.gguf", model))
+    assert len(list(loaded.folder.glob("*.safetensors"))) > 2
+    assert torch.equal(logits(loaded.model), logits(model))
+
+
+def test_the_other_layout_would_be_another_model(tmp_path: Path) -> None:
+    """Without llama.cpp's order of rows these tests would pass with none undone."""
+    model = tiny()
+    stored = tensors(model, "llama", GGUF_FAMILIES["llama"])
+    query = model.model.layers[0].self_attn.q_proj.weight.numpy()
+    assert (stored["blk.0.attn_q.weight"] != query).any()
+
+
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {**LINEAR, "rope_type": "yarn", "original_max_position_embeddings": 128}
+LLAMA3 = {
+    **LINEAR,
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def llama3_factors(rope: dict[str, Any], dims: int) -> list[float]:
+    """What rope_freqs.weight of Llama 3.1 holds."""
+    found = []
+    for index in range(0, dims, 2):
+        turns = rope["original_max_position_embeddings"] / (
+            2 * math.pi * rope["rope_theta"] ** (index / dims)
+        )
+        part = (turns - rope["low_freq_factor"]) / (
+            rope["high_freq_factor"] - rope["low_freq_factor"]
+        )
+        part = min(max(part, 0.0), 1.0)
+        found.append(1 / ((1 - part) / rope["factor"] + part))
+    return found
+
+
+@pytest.mark.parametrize("rope", [LINEAR, YARN], ids=["linear", "yarn"])
+def test_a_scaled_rotary_embedding(rope: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny("qwen2", rope_parameters=rope)
+    path = write_model(
+        tmp_path / "a.gguf", model, rope__scaling__type=rope["rope_type"],
+        rope__scaling__factor=4.0, rope__scaling__original_context_length=128,
+    )  # fmt: skip
+    assert torch.equal(logits(converted(path).model), logits(model))
+
+
+def test_the_frequencies_of_llama_3_1(tmp_path: Path) -> None:
+    model = tiny(head_dim=32, rope_parameters=LLAMA3)
+    factors = llama3_factors(LLAMA3, 32)
+    assert 1 in factors
+    assert 8 in factors
+    assert any(1 < one < 8 for one in factors)
+    extra = {"rope_freqs.weight": factors}
+    path = write_model(tmp_path / "a.gguf", model, extra=extra)
+    found = converted(path).model
+    assert found.config.rope_parameters["rope_type"] == "llama3"
+    assert torch.allclose(logits(found), logits(model), atol=1e-5)
+    with pytest.raises(ModelError, match="frequencies of no rule"):
+        converted(write_model(tmp_path / "b.gguf", model, extra={"rope_freqs.weight": [2.0] * 16}))
+
+
+def test_longrope(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0],
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model = tiny("phi3", rope_parameters=rope, original_max_position_embeddings=32)
+    factor = math.sqrt(1 + math.log(512 / 32) / math.log(32))
+    path = write_model(
+        tmp_path / "a.gguf", model, rope__scaling__original_context_length=32,
+        rope__scaling__attn_factor=factor,
+        extra={f"rope_factors_{name}.weight": rope[f"{name}_factor"] for name in ("long", "short")},
+    )  # fmt: skip
+    assert torch.allclose(logits(converted(path).model), logits(model), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"attention__clamp_kqv": 3.0}, "the setting llama.attention.clamp_kqv"),
+        ({"rope__scaling__type": "dynamic", "rope__scaling__factor": 2.0}, "scaled by dynamic"),
+        ({"attention__value_length": 4}, "values .* of another size than keys"),
+        ({"embedding_length": None}, "lacks the setting llama.embedding_length"),
+        ({"feed_forward_length": 48}, "must be of size"),
+        ({"block_count": 3}, "lacks the weights blk.2"),
+        ({"block_count": 1}, "has the weights blk.1"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    entries: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "a.gguf", tiny(), **entries)
+    with pytest.raises(ModelError, match=message):
+        converted(path)
+
+
+def test_weights_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "a.gguf", tiny(), extra={"blk.0.attn_sinks.weight": [0.0] * 6})
+    with pytest.raises(
+        ModelError, match=r"has the weights blk\.0\.attn_sinks\.weight, which a llama"
+    ):
+        converted(path)
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "a.gguf", tiny(), architecture="rwkv7")
+    with pytest.raises(ModelError, match="rwkv7"):
+        converted(path)

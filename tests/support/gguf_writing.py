@@ -1,0 +1,163 @@
+"""Tiny models of transformers as GGUF files, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.quants import quantize
+from model_files import byte_letters
+
+from esa_cli.models.gguf_families import GGUF_FAMILIES, GgufFamily
+
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "19", "he"]
+ARCHITECTURES = {
+    kind: (name, family)
+    for name, family in GGUF_FAMILIES.items()
+    for kind in (family.kind, family.experts, family.shared)
+    if kind
+}
+"""llama.cpp's name, and the entry, by `model_type`."""
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+EXPERTS = ("num_experts", "num_local_experts")
+SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+
+
+def write_model(
+    path: Path,
+    model: Any,
+    quantization: str = "F32",
+    extra: Mapping[str, list[float]] | None = None,
+    architecture: str = "",
+    **entries: Any,
+) -> Path:
+    """The model in a GGUF file with a byte-level tokenizer.
+
+    Args:
+        quantization: of the weights that are matrices: a name of GGMLQuantizationType.
+        extra: more tensors. architecture: llama.cpp's name, if it shall be a wrong one.
+        entries: metadata, named without the architecture, "__" for "."; None leaves one out.
+    """
+    name, family = ARCHITECTURES[model.config.model_type]
+    out = GGUFWriter(str(path), architecture or name)
+    for key, value in (settings(model.config, family) | entries).items():
+        key = f"{name}.{key.replace('__', '.')}"
+        if isinstance(value, bool):
+            out.add_bool(key, value)
+        elif isinstance(value, str):
+            out.add_string(key, value)
+        elif isinstance(value, int):
+            out.add_uint32(key, value)
+        elif value is not None:
+            out.add_float32(key, value)
+    add_tokenizer(out)
+    for tensor, numbers in tensors(model, name, family).items():
+        kind = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
+        out.add_tensor(tensor, quantize(numbers, kind), raw_dtype=kind)
+    for tensor, factors in (extra or {}).items():
+        out.add_tensor(tensor, numpy.array(factors, numpy.float32))
+    for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file):
+        write()
+    out.close()
+    return path
+
+
+def add_tokenizer(out: GGUFWriter) -> None:
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("smollm")
+    out.add_token_list(TOKENS)
+    out.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))
+    out.add_token_merges(["1 9", "h e"])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_chat_template("{{ messages[0]['content'] }}")
+
+
+def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
+    """The metadata of a model's configuration."""
+    found = {key: getattr(config, name, None) for key, name in SIZES.items()}
+    found |= {key: getattr(config, name) for key, name in family.settings.items()}
+    for name in EXPERTS:
+        if count := getattr(config, name, None):
+            found |= {"expert_count": count, "expert_used_count": config.num_experts_per_tok}
+    for name in SHARED:
+        found |= (
+            {"expert_shared_feed_forward_length": getattr(config, name, None)}
+            if hasattr(config, name)
+            else {}
+        )
+    for name in ("layer_norm_eps", "norm_epsilon"):
+        if hasattr(config, name):
+            found["attention.layer_norm_epsilon"] = getattr(config, name)
+    if hasattr(config, "rms_norm_eps"):
+        found["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if config.model_type in ("olmo", "nemotron"):
+        found["attention.layer_norm_epsilon"] = getattr(config, "norm_eps", 1e-5)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    found |= {"attention.key_length": head, "attention.value_length": head}
+    found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1))
+    found["rope.freq_base"] = float(rope["rope_theta"])
+    return found
+
+
+def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
+    """The weights by GGUF's names, changed as llama.cpp changes them."""
+    config, found = model.config, {}
+    architecture = next(key for key, value in MODEL_ARCH_NAMES.items() if value == name)
+    names = get_tensor_name_map(architecture, config.num_hidden_layers)
+    for key, value in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        numbers = value.float().numpy().copy()
+        if family.raised and key.endswith("norm.weight"):
+            numbers = numbers + 1
+        if family.pairs and (match := re.search(r"self_attn\.([qk])_proj", key)):
+            query = match[1] == "q"
+            heads = config.num_attention_heads if query else config.num_key_value_heads
+            numbers = permuted(numbers, heads)
+        if match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(.)_layernorm\.norms.*", key):
+            rows = f"blk.{match[1]}.attn_{match[2]}_norm.weight"
+            found[rows] = numpy.concatenate([*found.get(rows, []), numbers]).reshape(
+                -1, len(numbers)
+            )
+        else:
+            found |= placed(key, numbers, names)
+    return found
+
+
+def permuted(numbers: Any, heads: int) -> Any:
+    """Rows that rotate together side by side, in each head."""
+    halves = numbers.reshape(heads, 2, numbers.shape[0] // heads // 2, *numbers.shape[1:])
+    return halves.swapaxes(1, 2).reshape(numbers.shape)
+
+
+def placed(key: str, numbers: Any, names: Any) -> dict[str, Any]:
+    """The tensors of the file that one weight becomes."""
+    block = "blk." + key.split(".")[2] if ".layers." in key else ""
+    if key.endswith("experts.gate_up_proj"):
+        gate, up = numpy.split(numbers, 2, 1)
+        return {f"{block}.ffn_gate_exps.weight": gate, f"{block}.ffn_up_exps.weight": up}
+    if key.endswith("shared_mlp.input_linear.weight"):
+        gate, up = numpy.split(numbers, 2, 0)
+        return {f"{block}.ffn_gate_shexp.weight": gate, f"{block}.ffn_up_shexp.weight": up}
+    if key.endswith("experts.down_proj"):
+        return {f"{block}.ffn_down_exps.weight": numbers}
+    if key.endswith("block_sparse_moe.router.weight"):
+        return {f"{block}.ffn_gate_inp.weight": numbers}
+    if key.endswith("shared_expert_gate.weight"):
+        return {f"{block}.ffn_gate_inp_shexp.weight": numbers[0]}
+    base, _, suffix = key.rpartition(".")
+    return {f"{names.get_name(base)}.{suffix}": numbers}
