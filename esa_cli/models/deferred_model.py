@@ -23,13 +23,14 @@ from esa_cli.models.load import (
 )
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.resolve import resolve
-from esa_cli.models.tokenizer_loading import load_tokenizer
+from esa_cli.models.tokenizer_loading import load_plain_tokenizer
 from esa_cli.system.progress import StageProgress, silent
 
 
 @dataclass(frozen=True)
 class DeferredModel:
-    """As `LoadedModel`; `text_model` is a `PlainDecoder`."""
+    """As `LoadedModel`; `text_model` is a `PlainDecoder`, and `tokenizer`, where that can be, a
+    `PlainTokenizer`."""
 
     text_model: Any
     tokenizer: Any
@@ -107,5 +108,6 @@ def load_deferred(
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
     return DeferredModel(
-        model, tokenizer or load_tokenizer(folder), ref.text, folder, model.dtype, model.device
-    )
+        model, tokenizer or load_plain_tokenizer(folder), ref.text, folder, model.dtype,
+        model.device,
+    )  # fmt: skip

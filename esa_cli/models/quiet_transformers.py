@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,20 +29,45 @@ def gc_paused() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Lets transformers log errors only and show no progress bar; restores both settings."""
-    # Through Any: these functions of transformers carry no annotations.
-    logging: Any = importlib.import_module("transformers.utils.logging")
+def quiet_transformers(imported: bool = True) -> Iterator[None]:
+    """Lets transformers log errors only and show no progress bar; the last of such blocks to end
+    restores both settings.
 
-    verbosity = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    Args:
+        imported: transformers is needed, and imported if it was not. Else it is made silent by the
+            next block, within this one, that needs it.
+    """
+    global _open, _restore
+    _open += 1
     try:
+        if _restore is None and (imported or "transformers" in sys.modules):
+            _restore = _silence()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        _open -= 1
+        if not _open and _restore is not None:
+            _restore()
+            _restore = None
+
+
+_open = 0
+"""Blocks of `quiet_transformers` that have not ended."""
+_restore: Callable[[], None] | None = None
+"""Undoes what the first of them that found transformers imported has set."""
+
+
+def _silence() -> Callable[[], None]:
+    # Through Any: these functions of transformers carry no annotations.
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    def restore() -> None:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+    return restore

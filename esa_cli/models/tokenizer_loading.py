@@ -1,14 +1,17 @@
-"""Loading the tokenizer of transformers in a model's folder."""
+"""Loading the tokenizer in a model's folder: of transformers, or one that takes its place."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, first_line
 from esa_cli.models.checkpoint_files import check_tokenizer
+from esa_cli.models.plain_tokenizer import PlainTokenizer, plain_backend
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
+from esa_cli.models.tokenizer_cache import cache_facts, cached_facts
 
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names of the class for any tokenizer.json."""
@@ -19,14 +22,26 @@ def load_tokenizer(folder: Path) -> Any:
     check_tokenizer(folder)
     try:
         with quiet_transformers(), gc_paused():
-            return _tokenizer_class(folder).from_pretrained(
+            tokenizer = _tokenizer_class(folder).from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
             )
+            cache_facts(folder, tokenizer)
+            return tokenizer
     except Exception as error:
         raise ModelError(
             f"the tokenizer in {folder} cannot be loaded: {first_line(error)}",
             "fetch the model again, or check that its tokenizer needs no code of its own",
         ) from error
+
+
+def load_plain_tokenizer(folder: Path) -> Any:
+    """A `PlainTokenizer`, where transformers has loaded this tokenizer on this machine before and
+    nothing of it is unusual; else as `load_tokenizer`. Raises ModelError."""
+    check_tokenizer(folder)
+    if (facts := cached_facts(folder)) is not None:
+        with suppress(Exception):  # whatever is wrong with the file, the other way says it
+            return PlainTokenizer(plain_backend(folder), facts, lambda: load_tokenizer(folder))
+    return load_tokenizer(folder)
 
 
 def _tokenizer_class(folder: Path) -> Any:

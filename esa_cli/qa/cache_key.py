@@ -18,6 +18,7 @@ from esa_cli.attention.method import Method
 from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import state_tensors, weight_errors
+from esa_cli.models.plain_tokenizer import PlainTokenizer
 from esa_cli.models.supported_families import family_of
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library.row_layout import Layout
@@ -109,6 +110,8 @@ def _weights(model: Any) -> str:
 
 def _tokens(tokenizer: Any) -> str:
     """A digest of the rules by which a tokenizer divides text."""
+    if isinstance(tokenizer, PlainTokenizer):
+        return tokenizer.facts.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)
     text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return text_digest(text)

@@ -124,7 +124,7 @@ def opened(
 
     library, display = library or Library(), PrefillDisplay(ready.planner, reporter, reads_later)
     with (
-        quiet_transformers(),
+        quiet_transformers(imported=False),
         Esa(
             loaded,
             ready.resolved,

@@ -16,12 +16,13 @@ from tiny_finder import tiny_finder
 __all__ = ["cache", "esa", "note", "surroundings"]
 ROOT = Path(__file__).parents[3]
 QUESTION = "When does the gate open?"
-HEAVY = ("transformers.modeling_utils", "transformers.generation.utils", "torch._dynamo", "sympy")
+HEAVY = ("transformers", "torch._dynamo", "sympy")
 CODE = """
 import json, sys
 from esa_cli.__main__ import main
 code = main(json.loads(sys.argv[1]))
-print(json.dumps(sorted(set(json.loads(sys.argv[2])) & set(sys.modules))), file=sys.stderr)
+found = sorted(set(json.loads(sys.argv[2])) & set(sys.modules))
+print("\\nimported", json.dumps(found), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -33,12 +34,14 @@ def in_a_process(*arguments: str) -> tuple[str, list[str]]:
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(done.stderr.splitlines()[-1])
+    # Libraries may write to this stream when the process ends.
+    [found] = [line for line in done.stderr.splitlines() if line.startswith("imported ")]
+    return done.stdout, json.loads(found.removeprefix("imported "))
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("surroundings")
-def test_a_stored_document_is_asked_without_transformers_models(
+def test_a_stored_document_is_asked_without_transformers(
     esa: Esa, note: str, tmp_path: Path
 ) -> None:
     how = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32", "--quiet"]
@@ -58,4 +61,4 @@ def test_a_stored_document_is_asked_without_transformers_models(
     assert imported == []
     rows = ["--set", "answer.from=rows"]
     _, imported = in_a_process("ask", note, QUESTION, "--max-new-tokens", "2", *how, *rows)
-    assert "transformers.modeling_utils" in imported
+    assert "transformers" in imported

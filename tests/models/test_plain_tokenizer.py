@@ -1,0 +1,196 @@
+"""Where a tokenizer of transformers is taken, and what its place is not taken for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import TemplateError
+from model_files import own_home
+
+from esa_cli import models
+from esa_cli.errors import ModelError
+from esa_cli.models import tokenizer_cache
+from esa_cli.models.chat_rendering import render_chat
+from esa_cli.models.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenizer_cache import cache_facts, cached_facts
+from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+
+CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ahab."}]
+TEMPLATES = {
+    "blocks": "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ m.content }}\n"
+    "  {% endif %}\n{% endfor %}\n{{ bos_token }}{{ eos_token }}\n",
+    "json": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ '<é>' | tojson }}",
+    "namespace": "{% set ns = namespace(n=0, self=1) %}{% for m in messages %}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ dict(a=1).a }}",
+    "loops": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}x{% endfor %}",
+    "unknown": "{{ tools is none }}{{ documents is none }}{{ other is defined }}{{ date_string }}",
+    "time": "{{ strftime_now is defined }}{{ enable_thinking }}{{ add_generation_prompt }}",
+    "tracked": "{% generation %}{{ messages[0].content }}{% endgeneration %}",
+    "keys": "{{ dict.fromkeys(['a'], 1) }}",
+}
+REFUSED = {
+    "refusing": "{{ raise_exception('no system') }}",
+    "namespace": "{% set ns = namespace(__class__=1) %}",
+    "attribute": "{% set ns = namespace() %}{% set ns._a = 1 %}",
+    "class": "{{ messages.__class__ }}{{ ''.__class__.mro() }}",
+    "function": "{{ dict.__globals__['json'] }}{{ raise_exception.__globals__['x'] }}",
+    "change": "{{ messages.append(1) }}",
+    "damaged": "{% if %}",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    own_home(tmp_path, monkeypatch)
+    return Path(shutil.copytree(models.resolve("random:llama"), tmp_path / "model"))
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def is_plain(folder: Path) -> bool:
+    """Whether a process takes it without transformers, after one that took it with."""
+    load_tokenizer(folder)
+    return isinstance(load_plain_tokenizer(folder), PlainTokenizer)
+
+
+def test_only_what_transformers_has_loaded_once(folder: Path) -> None:
+    assert cached_facts(folder) is None
+    assert not isinstance(load_plain_tokenizer(folder), PlainTokenizer)
+    assert isinstance(load_plain_tokenizer(folder), PlainTokenizer)
+    (folder / "generation_config.json").write_text("{}")
+    assert not isinstance(load_plain_tokenizer(folder), PlainTokenizer)
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_templates(folder: Path, name: str) -> None:
+    change(folder / "tokenizer_config.json", chat_template=TEMPLATES[name])
+    assert is_plain(folder)
+    whole, plain = load_tokenizer(folder), load_plain_tokenizer(folder)
+    for prompt in (False, True):
+        how: dict[str, Any] = {"enable_thinking": prompt, "date_string": "now"}
+        how |= {"tokenize": False, "add_generation_prompt": prompt}
+        want = whole.apply_chat_template(CHAT, **how)
+        assert plain.apply_chat_template(CHAT, **how) == want
+    assert ("whole" in vars(plain)) == (name in ("tracked", "keys"))
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_templates_that_transformers_refuses(folder: Path, name: str) -> None:
+    change(folder / "tokenizer_config.json", chat_template=REFUSED[name])
+    plain = load_plain_tokenizer(folder) if is_plain(folder) else None
+    assert plain is not None
+    with pytest.raises(TemplateError) as want:
+        load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)
+    with pytest.raises(TemplateError) as found:
+        plain.apply_chat_template(CHAT, tokenize=False)
+    assert str(found.value) == str(want.value)
+    with pytest.raises(TemplateError):
+        render_chat(REFUSED[name], {"messages": CHAT})
+
+
+def test_what_it_does_not_know_is_transformers(folder: Path) -> None:
+    assert is_plain(folder)
+    whole = load_tokenizer(folder)
+
+    def fresh() -> PlainTokenizer:
+        found = load_plain_tokenizer(folder)
+        assert isinstance(found, PlainTokenizer)
+        return found
+
+    assert fresh()("a", return_tensors="pt")["input_ids"].shape == (1, 1)
+    assert fresh().encode("a") == whole.encode("a")
+    assert fresh().decode([[97], [98]]) == whole.decode([[97], [98]])
+    assert (
+        fresh().apply_chat_template(CHAT)["input_ids"]
+        == (whole.apply_chat_template(CHAT)["input_ids"])
+    )
+    with pytest.raises(ValueError, match="empty conversation"):
+        fresh().apply_chat_template([], tokenize=False)
+    with pytest.raises(AttributeError):
+        _ = fresh().nothing
+    again = copy.copy(fresh())
+    assert again("a")["input_ids"] == whole("a")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"split_special_tokens": True},
+        {"clean_up_tokenization_spaces": True,
+         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True},
+        {"additional_special_tokens": ["<new>"]},
+        {"pad_token": "<new>"},
+        {"chat_template": [{"name": "default", "template": "a"}]},
+    ],
+)  # fmt: skip
+def test_unusual_ones_are_left_to_transformers(folder: Path, values: dict[str, object]) -> None:
+    assert is_plain(folder)
+    change(folder / "tokenizer_config.json", **values)
+    assert not is_plain(folder)
+    assert cached_facts(folder) is None
+
+
+@pytest.mark.parametrize("member", ["truncation", "padding"])
+def test_texts_that_would_be_cut_or_padded(folder: Path, member: str) -> None:
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if member == "truncation":
+        backend.enable_truncation(9)
+    else:
+        backend.enable_padding()
+    backend.save(str(folder / "tokenizer.json"))
+    assert not is_plain(folder)
+
+
+def test_classes_with_ways_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    class Backwards(PreTrainedTokenizerFast):
+        def _decode(self, *given: Any, **more: Any) -> str:
+            return super()._decode(*given, **more)[::-1]
+
+    cache_facts(folder, Backwards.from_pretrained(folder))
+    assert cached_facts(folder) is None
+    loaded = []
+    monkeypatch.setattr(tokenizer_cache, "plain_backend", loaded.append)
+    cache_facts(folder, load_tokenizer(folder))
+    assert not loaded, "it is known that it is not plain"
+
+
+def test_others_than_transformers_own(folder: Path) -> None:
+    cache_facts(folder, object())
+    assert cached_facts(folder) is None
+
+
+def test_damaged_facts_are_written_again(folder: Path, tmp_path: Path) -> None:
+    assert is_plain(folder)
+    [path] = (tmp_path / "home" / "settings").iterdir()
+    good = path.read_bytes()
+    for bad in (good.replace(b"im_end", b"im_and"), good[:-9], b"", b"\xff"):
+        path.write_bytes(bad)
+        assert cached_facts(folder) is None
+        load_plain_tokenizer(folder)
+        assert path.read_bytes() == good
+
+
+def test_facts_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr(tokenizer_cache, "write_settings", full)
+    assert not is_plain(folder)
+
+
+def test_a_tokenizer_that_was_damaged_since(folder: Path) -> None:
+    assert is_plain(folder)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_plain_tokenizer(folder)

@@ -1,0 +1,227 @@
+"""A `PlainTokenizer` gives ids, offsets and texts as the tokenizer of transformers does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import properties  # noqa: F401
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from model_files import TEXTS
+
+from esa_cli import models
+from esa_cli.models.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+from esa_cli.qa.cache_key import _tokens
+from esa_cli.qa.preset import Prompt
+from esa_cli.qa.prompt import PromptTokens
+
+Pair = tuple[Any, PlainTokenizer]
+"""A tokenizer of transformers, and the one that takes its place."""
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<unk>", "<repo_name>"]
+PIECES = (
+    st.text(max_size=12)
+    | st.sampled_from([*SPECIAL, *TEXTS, " ", "\n\n", "▁", "Ġ", "1234567", "\ufffd", "e\u0301"])
+    | st.sampled_from(["the", "Where", "aaaa" * 50])
+)
+TEXT = st.lists(PIECES, max_size=12).map("".join)
+NAMES = ["bytes", "spaces", "words", "pieces"]
+
+
+def write(folder: Path, made: Any, **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "config.json").write_text('{"model_type": "llama"}', "utf-8")
+    return folder
+
+
+def trained(model: Any, trainer: Any, **parts: Any) -> Any:
+    from tokenizers import Tokenizer
+
+    made = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    texts = [*TEXTS, "Where was the heron of the lighthouse keeper? The heron was there. "] * 3
+    made.train_from_iterator(texts, trainer)
+    return made
+
+
+def spaces() -> Any:
+    """As sentencepiece's BPE with bytes, and a first token before each text."""
+    from tokenizers import decoders, models, normalizers, processors, trainers
+
+    made = trained(
+        models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True),
+        trainers.BpeTrainer(
+            vocab_size=400, show_progress=False,
+            special_tokens=["<unk>", "<s>", "</s>", *[f"<0x{n:02X}>" for n in range(256)]],
+        ),
+        normalizer=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+    )  # fmt: skip
+    made.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+        decoders.Strip(" ", 1),
+    ])  # fmt: skip
+    made.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [("<s>", 1)])
+    return made
+
+
+def words() -> Any:
+    from tokenizers import models, pre_tokenizers, trainers
+
+    return trained(
+        models.WordLevel(unk_token="<unk>"),
+        trainers.WordLevelTrainer(special_tokens=["<unk>", "</s>"], show_progress=False),
+        pre_tokenizer=pre_tokenizers.Whitespace(),
+    )
+
+
+def pieces() -> Any:
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    return trained(
+        models.Unigram(),
+        trainers.UnigramTrainer(
+            vocab_size=80, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+        ),
+        pre_tokenizer=pre_tokenizers.Metaspace(),
+        decoder=decoders.Metaspace(),
+    )
+
+
+def pair(folder: Path) -> Pair:
+    """Both, of a folder, the second one as a later process has it."""
+    whole = load_tokenizer(folder)
+    plain = load_plain_tokenizer(folder)
+    assert isinstance(plain, PlainTokenizer)
+    return whole, plain
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    path = tmp_path_factory.mktemp("tokenizers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(path / "home"))
+        made = {"spaces": spaces(), "words": words(), "pieces": pieces()}
+        found = {
+            name: pair(write(path / name, one, bos_token="<s>" if name == "spaces" else None))
+            for name, one in made.items()
+        }
+        return found | {"bytes": pair(models.resolve("random:llama"))}
+
+
+def compare(both: Pair, texts: list[str]) -> None:
+    whole, plain = both
+    for special in (False, True):
+        for added in (False, True):
+            how = {
+                "split_special_tokens": special, "add_special_tokens": added,
+                "return_offsets_mapping": True, "verbose": False,
+            }  # fmt: skip
+            for given_text in (texts, *texts):
+                want, found = whole(given_text, **how), plain(given_text, **how)
+                assert found["input_ids"] == want["input_ids"]
+                assert found["offset_mapping"] == want["offset_mapping"]
+                if isinstance(given_text, str):
+                    compare_texts(both, found["input_ids"])
+    assert dict(plain(texts[0])) == {"input_ids": whole(texts[0])["input_ids"]}
+
+
+def compare_texts(both: Pair, ids: list[int]) -> None:
+    whole, plain = both
+    for some in (ids, ids[1:], ids[:1], ids[-1:]):
+        for skip in (False, True):
+            want = whole.decode(some, skip_special_tokens=skip)
+            assert plain.decode(some, skip_special_tokens=skip) == want
+        assert plain.decode(some, clean_up_tokenization_spaces=False) == whole.decode(
+            some, clean_up_tokenization_spaces=False
+        )
+    assert plain.convert_ids_to_tokens(ids) == whole.convert_ids_to_tokens(ids)
+    for one in ids[:3]:
+        assert plain.convert_ids_to_tokens(one) == whole.convert_ids_to_tokens(one)
+        assert plain.decode(one) == whole.decode(one)
+
+
+def compare_facts(both: Pair) -> None:
+    whole, plain = both
+    assert plain.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
+    assert _tokens(plain) == _tokens(whole)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"):
+        assert getattr(plain, name) == getattr(whole, name)
+        assert getattr(plain, name[:-3]) == getattr(whole, name[:-3])
+    for name in ("is_fast", "chat_template", "special_tokens_map"):
+        assert getattr(plain, name) == getattr(whole, name)
+    assert "whole" not in vars(plain)
+    assert plain.get_vocab() == whole.get_vocab()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(texts=st.lists(TEXT, min_size=1, max_size=3))
+def test_texts_are_tokenised_as_by_transformers(
+    pairs: dict[str, Pair], name: str, texts: list[str]
+) -> None:
+    compare(pairs[name], texts)
+
+
+@given(system=st.none() | TEXT, before=TEXT, question=TEXT, answer=TEXT)
+def test_prompts_are_those_of_transformers(
+    pairs: dict[str, Pair], system: str | None, before: str, question: str, answer: str
+) -> None:
+    whole, plain = pairs["bytes"]
+    prompt = Prompt(system=system, before=before, after="\n\n{question}")
+    want, found = PromptTokens(whole, prompt), PromptTokens(plain, prompt)
+    assert found.head() == want.head()
+    asked = f"Who? {question}"
+    assert found.question(asked, later=True) == want.question(asked, later=True)
+    messages = [
+        {"role": "system", "content": before},
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": answer},
+    ]
+    for generate in (False, True):
+        how = {"tokenize": False, "add_generation_prompt": generate}
+        assert plain.apply_chat_template(messages, **how) == whole.apply_chat_template(
+            messages, **how
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_and_identity_are_those_of_transformers(pairs: dict[str, Pair], name: str) -> None:
+    whole, plain = pairs[name]
+    compare_facts((whole, PlainTokenizer(plain.backend_tokenizer, plain.facts, lambda: whole)))
+    compare(pairs[name], ["", " ".join(TEXTS) * 200])
+
+
+@pytest.mark.model
+def test_the_default_model() -> None:
+    both = pair(models.resolve(models.DEFAULT_MODEL))
+    chronicle = Path(__file__).parents[2] / "examples" / "chronicle.md"
+
+    @given(texts=st.lists(TEXT, min_size=1, max_size=3))
+    def check(texts: list[str]) -> None:
+        compare(both, texts)
+
+    check()
+    compare(both, ["", chronicle.read_text("utf-8")])
+    compare_facts(both)
+
+
+def test_the_text_of_another_folder_is_not_taken_for_it(
+    pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
+    first = write(tmp_path / "first", words())
+    pair(first)
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    assert isinstance(load_plain_tokenizer(second), PlainTokenizer)
+    text = (second / "tokenizer.json").read_text("utf-8").replace('"heron"', '"herons"')
+    (second / "tokenizer.json").write_text(text, "utf-8")
+    assert not isinstance(load_plain_tokenizer(second), PlainTokenizer)
+    assert isinstance(load_plain_tokenizer(second), PlainTokenizer)
+    assert isinstance(load_plain_tokenizer(first), PlainTokenizer)
