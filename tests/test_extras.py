@@ -13,10 +13,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.apps.cli.engine_options import EngineOptions
+from esa_cli.attention.fused_scoring import scoring_kernel
 from esa_cli.attention.kernels import flash_attn
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
@@ -43,6 +45,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("reader", "requests", lambda: ReaderChoice("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve(None)),  # type: ignore[arg-type]
     ("serve", "uvicorn", lambda: check_serve(None)),  # type: ignore[arg-type]
+    ("triton", "triton", lambda: scoring_kernel("triton", torch.device("cpu"))),
     ("url", "fsspec", lambda: RemoteFolder("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""

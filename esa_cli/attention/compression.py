@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,16 +14,27 @@ from esa_cli.attention.parts import Compressor, check_at_least
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear maps, Eq. (5), both (F, R)."""
+    """A pair of linear maps, Eq. (5), both (F, R), on any device."""
 
     query_map: Tensor
     key_map: Tensor
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def queries(self, q: Tensor) -> Tensor:
-        return q @ self.query_map.to(q)
+        return q @ self._on(q.device)[0].to(q.dtype)
 
     def keys(self, k: Tensor) -> Tensor:
-        return k @ self.key_map.to(k)
+        return k @ self._on(k.device)[1].to(k.dtype)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Both maps on a device; copied to it once, since a copy waits for the device."""
+        if self.query_map.device == device == self.key_map.device:
+            return self.query_map, self.key_map
+        if device not in self._copies:
+            self._copies[device] = self.query_map.to(device), self.key_map.to(device)
+        return self._copies[device]
 
 
 @dataclass(frozen=True)

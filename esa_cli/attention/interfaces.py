@@ -55,8 +55,6 @@ class KVStore(Protocol):
 
     heads: int
     dim: int
-    shared: bool
-    """Whether the keys are the values, too, and stored once."""
 
     @property
     def resident(self) -> bool:
@@ -66,7 +64,7 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where the keys are it."""
+        """Adds C tokens, k and v (G, C, D), unrotated."""
         ...
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:

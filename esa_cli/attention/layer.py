@@ -57,8 +57,7 @@ class Attention:
         layers: Sequence[int] = (), temperature: Temperature | None = None,
     ) -> None:  # fmt: skip
         self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
-        self.layers, self._temperature = layers, temperature
-        self._ropes = Ropes(rope)
+        self.layers, self._temperature, self._ropes = layers, temperature, Ropes(rope)
         self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
 
     def rope_at(self, length: int) -> Rope:
@@ -176,6 +175,7 @@ class Attention:
             decoding=chunk.decoding,
             query=query,
             states=memory.states,
+            scoring=self.method.scoring,
         )
 
     def _scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:

@@ -21,10 +21,15 @@ from esa_cli.system.machine import memory_ran_out
 HINT = "`esa plugins check FILE` shows more"
 
 
+def is_builtin(part: object) -> bool:
+    """Whether a part's class is of this package, and not a plugin's, which may derive from one."""
+    return type(part).__module__.startswith("esa_cli.")
+
+
 @contextmanager
 def blame_plugin(kind: str, part: object) -> Iterator[None]:
     """Turns an exception of a plugin's part into a PluginError that names the part."""
-    if type(part).__module__.startswith("esa_cli."):
+    if is_builtin(part):
         yield
         return
     who = f"{kind} {type(part).__name__}"
@@ -73,8 +78,7 @@ def _wrong_numbers(score: Score, found: Tensor) -> str:
         return "a tensor on the meta device"
     if not found.is_floating_point():
         return str(found.dtype).removeprefix("torch.")
-    own = type(score).__module__.startswith("esa_cli.")
-    return "NaN" if not own and bool(found.isnan().any()) else ""
+    return "NaN" if not is_builtin(score) and bool(found.isnan().any()) else ""
 
 
 def near_positions(

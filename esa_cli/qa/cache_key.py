@@ -1,8 +1,8 @@
 """The cache key: a text that names everything a stored prefill depends on.
 
 Two prefills of a document with the same cache key are interchangeable. Settings of later questions
-are not part of it. Nor are device, kernel and the versions of torch and transformers: they change
-how numbers are rounded, and a prefill made on a GPU is to be used where there is none.
+are not part of it. Nor are device, kernel, scoring and the versions of torch and transformers: they
+change how numbers are rounded, and a prefill made on a GPU is to be used where there is none.
 """
 
 from __future__ import annotations

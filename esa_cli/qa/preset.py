@@ -97,6 +97,7 @@ class Preset(_Strict):
     position: dict[str, Any] = {"name": "esa"}
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
+    scoring: str = "auto"
     prompt: Prompt = Prompt()
     answer: AnswerSettings = AnswerSettings()
     generation: Generation = Generation()

@@ -21,7 +21,7 @@ from esa_cli.system import machine
 from esa_cli.version import __version__
 
 T = TypeVar("T")
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flash-attn")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flash-attn", "triton")
 
 
 def version_of(package: str) -> str | None:

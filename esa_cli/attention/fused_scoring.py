@@ -1,0 +1,146 @@
+"""Token importance F_s(m; C), Eqs. (3)-(4), by a kernel in two passes over M.
+
+Pass one has each query's maximum, pass two each token's score; products are computed in both, so
+that memory is M numbers beside the keys. `SumScore` chooses between this and tiles of torch's
+products, which are the reference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.kernels.scorer_operands import (
+    TYPES,
+    KeyGroup,
+    ScoringKernel,
+    TileQueries,
+    tile_queries,
+)
+from esa_cli.attention.sum_operands import SumBlock, SumOperands
+from esa_cli.errors import UsageError
+
+SCORING = ("auto", "tiled", "triton")
+"""The setting `scoring`: `tiled` is torch's products, `auto` Triton where it runs."""
+OLDEST = (3, 4)
+"""The oldest version of Triton with which the kernels were compiled."""
+GROUP_BYTES = 64 << 20
+"""Most bytes of keys in one launch: more are kept on the device only where they are stored."""
+GROUP_BLOCKS = 256
+
+
+def fused_scores(operands: SumOperands, middle: int, kernel: ScoringKernel) -> Tensor:
+    """(M,) float32 of `SumScore`.
+
+    Queries are rounded to the keys' dtype, to what the model gave each head's; products and sums
+    are float32.
+    """
+    chunk = operands.folded.shape[0]
+    groups = _groups_of(operands)
+    out = torch.empty(middle, device=operands.folded.device)
+    if not middle:
+        return out
+    if chunk == 1:
+        # A maximum over one query is its score: one pass, and the maximum of M scores.
+        for group in groups():
+            kernel.chunk_maxima(group, out.new_zeros(1), out)
+        return out.sub_(out.amax())
+    maxima = out.new_full((chunk,), float("-inf"))
+    for group in groups():
+        maxima = torch.maximum(maxima, kernel.query_maxima(group))
+    for group in groups():
+        kernel.chunk_maxima(group, maxima, out)
+    return out
+
+
+def _groups_of(operands: SumOperands) -> Callable[[], Iterator[KeyGroup]]:
+    """A function that yields all of M in groups; queries are padded and rounded once."""
+    known: dict[tuple[int, torch.dtype], TileQueries] = {}
+    most = max(256, GROUP_BYTES // (4 * operands.folded.shape[1]))
+
+    def queries_of(block: SumBlock) -> TileQueries:
+        key = id(block.queries), block.keys.dtype
+        if key not in known:
+            known[key] = tile_queries(block.queries, block.keys.dtype)
+        return known[key]
+
+    def groups() -> Iterator[KeyGroup]:
+        waiting: list[tuple[TileQueries, SumBlock]] = []
+        size = 0
+        for block in map(_readable, operands.blocks(most)):
+            queries, nbytes = queries_of(block), block.keys.nbytes
+            if waiting and (
+                size + nbytes > GROUP_BYTES
+                or len(waiting) == GROUP_BLOCKS
+                or waiting[0][0] is not queries
+                or waiting[0][1].keys.stride(0) != block.keys.stride(0)
+            ):
+                yield _group(waiting)
+                waiting, size = [], 0
+            waiting.append((queries, block))
+            size += nbytes
+        if waiting:
+            yield _group(waiting)
+
+    return groups
+
+
+def _group(blocks: list[tuple[TileQueries, SumBlock]]) -> KeyGroup:
+    found = [block for _, block in blocks]
+    return KeyGroup(blocks[0][0], [one.keys for one in found], [one.offset for one in found])
+
+
+def _readable(block: SumBlock) -> SumBlock:
+    """The block with keys that a kernel can read: numbers of a key next to each other."""
+    keys = block.keys if block.keys.dtype in TYPES else block.keys.float()
+    return block._replace(keys=keys if keys.stride(-1) == 1 else keys.contiguous())
+
+
+def installed() -> bool:
+    """Whether a Triton that compiles the kernels is installed; torch's CUDA builds bring one."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        found = import_module("triton").__version__
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return tuple(int(part) for part in found.split(".")[:2]) >= OLDEST
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs kernels on the processor, as in tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def usable(device: torch.device) -> bool:
+    """Whether the Triton kernels run there: NVIDIA GPUs from Ampere (compute capability 8) on."""
+    if device.type != "cuda" or torch.version.hip is not None or not installed():
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def scoring_kernel(name: str, device: torch.device) -> ScoringKernel | None:
+    """The kernel called `name` for tensors on `device`; None: tiles of torch's products.
+
+    Raises:
+        UsageError: the name is unknown, or its kernel cannot run there.
+    """
+    if name not in SCORING:
+        raise UsageError(f"unknown scoring {name!r}", f"known: {', '.join(SCORING)}")
+    if name == "triton" and not installed():
+        wanted = ".".join(map(str, OLDEST))
+        raise UsageError(
+            f"scoring 'triton' needs triton {wanted} or later", "pip install 'esa-cli[triton]'"
+        )
+    if name == "triton" and not usable(device) and not interpreted():
+        raise UsageError(f"scoring 'triton' cannot run on {device.type}", "try --set scoring=auto")
+    if name == "tiled" or (name == "auto" and not usable(device)):
+        return None
+    from esa_cli.attention.kernels.triton_scorer import TritonScorer
+
+    return TritonScorer()
