@@ -30,6 +30,7 @@ from esa_cli.attention.plugin_errors import (
     far_positions,
     near_positions,
 )
+from esa_cli.attention.positions import on_one_device
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.rope import Rope, Ropes
 from esa_cli.attention.selection import checked_selection
@@ -196,8 +197,7 @@ class Attention:
         limit = self.method.position.max_distance
         if limit is not None and local + chunk.size > limit:
             return [attend_within(q, keys, values, near, limit, rope, self.scale, self.cap)]
-        query = rope.rotate(q, near.query.to(q.device))
-        keys = rope.rotate(keys, near.key.to(q.device))
+        query, keys = rope.rotate(q, near.query), rope.rotate(keys, near.key)
         parts = [self._attend(query, keys[:, local:], values[:, local:], causal=True)]
         if local:
             parts.append(self._attend(query, keys[:, :local], values[:, :local], causal=False))
@@ -214,8 +214,7 @@ class Attention:
         if not selected.shape[0]:
             return []
         keys, values = memory.store.gather(selected)
-        keys = rope.rotate(keys, far[0].key.to(q.device))
-        query = rope.rotate(q, far[0].query.to(q.device))
+        keys, query = rope.rotate(keys, far[0].key), rope.rotate(q, far[0].query)
         return [self._attend(query, keys, values, causal=False)]
 
     def _attend_token(
@@ -224,15 +223,16 @@ class Attention:
     ) -> Part:  # fmt: skip
         """Steps 10-14 for a single query in one kernel call: far keys are moved to where, seen from
         the near query's position, they are as far away as the encoding wants them."""
-        device, rope = q.device, self.rope_at(chunk.stop)
-        at, positions = near.query.to(device), near.key.to(device)
+        rope = self.rope_at(chunk.stop)
+        given = (*near, *far) if selected.shape[0] else near
+        at, positions, *distant = on_one_device(q.device, *given)
         limit = self.method.position.max_distance
         if limit is not None:
             positions = torch.maximum(positions, at - limit)
         keys, values = memory.store.span(chunk.start - local, chunk.stop)
         if selected.shape[0]:
             far_keys, far_values = memory.fetch(selected)
-            moved = far.key.to(device) + at - far.query.to(device)
+            moved = distant[1] + at - distant[0]
             positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         # Only differences count; subtracting the minimum keeps positions inside the rotary table.

@@ -43,7 +43,7 @@ def attend_per_head(
             continue
         keys, values = store.gather(at)
         group = slice(head // share, head // share + 1)
-        keys = rope.rotate(keys[group], positions[head].key.to(q.device))
-        query = rope.rotate(q[head : head + 1], positions[head].query.to(q.device))
+        keys = rope.rotate(keys[group], positions[head].key)
+        query = rope.rotate(q[head : head + 1], positions[head].query)
         out[head], lse[head] = attend(query, keys, values[group], causal=False)
     return out, lse

@@ -5,6 +5,7 @@ They return positions; `layer` rotates queries and keys to them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,17 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
         torch.arange(first + local, first + local + chunk),
         torch.arange(first, first + local + chunk),
     )
+
+
+def on_one_device(device: torch.device, *positions: Tensor) -> Sequence[Tensor]:
+    """Positions as they are if they lie together, else on `device`.
+
+    Most are made on the processor and stay there while they are computed with: reading their
+    largest, which rotation does, would wait for a GPU.
+    """
+    if len({one.device for one in positions}) == 1:
+        return positions
+    return [one.to(device, non_blocking=True) for one in positions]
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class Rope:
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def _compute(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        positions = positions.to(like.device, non_blocking=True)
         cos, sin = self.module(like[..., :1, :1], positions[None])
         # A model on several devices has its rotary module on one of them, and computes there.
         cos, sin = cos[0].to(like.device), sin[0].to(like.device)
@@ -54,16 +55,17 @@ class Rope:
         """Cosines and sines at `positions`, each (n, R), in the dtype and on the device of `like`.
 
         Args:
-            positions: (n,) integers or floats, in tokens.
+            positions: (n,) integers or floats, in tokens. Those on a GPU are waited for; leave
+                them on the processor where they were made there.
             like: any tensor of the wanted dtype and device.
         """
         if positions.is_floating_point() or positions.numel() == 0:
             return self._compute(positions, like)
-        top = int(positions.max()) + 1
-        if top > TABLE_LIMIT or int(positions.min()) < 0:
+        lowest, highest = torch.stack(positions.aminmax()).tolist()
+        if highest >= TABLE_LIMIT or lowest < 0:
             return self._compute(positions, like)
-        cos, sin = self._table(top, like)
-        positions = positions.to(like.device)
+        cos, sin = self._table(highest + 1, like)
+        positions = positions.to(like.device, non_blocking=True)
         return cos[positions], sin[positions]
 
     def _table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,8 @@ class Rope:
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D), in the dtype of x."""
+        """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D), in the dtype of x;
+        see `cos_sin` for where positions lie."""
         cos, sin = self.cos_sin(positions, x)
         width = cos.shape[-1]
         if width == x.shape[-1]:

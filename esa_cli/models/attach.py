@@ -177,7 +177,8 @@ class _StartOfForward(RawRotary):
 
 
 def _ends(positions: Tensor) -> tuple[int, int]:
-    first, last = positions.reshape(-1)[[0, -1]].tolist()
+    flat = positions.reshape(-1)
+    first, last = torch.stack((flat[0], flat[-1])).tolist()
     return first, last
 
 

@@ -101,8 +101,8 @@ class GrowingRows:
             out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
         if not at.numel():
             return out
-        edges = torch.tensor([*self._starts[1:], self.capacity], device=at.device)
-        cuts = torch.searchsorted(at, edges).tolist()
+        edges = torch.tensor([*self._starts[1:], self.capacity])
+        cuts = torch.searchsorted(at, edges.to(at.device, non_blocking=True)).tolist()
         low = 0
         for start, segment, high in zip(self._starts, self._segments, cuts, strict=True):
             if high > low:

@@ -65,7 +65,7 @@ class SimulatedDevice(TorchFunctionMode):
             return DEVICE if there else func(*args, **kwargs)
         wanted = _device(name, args, kwargs)
         if there:
-            self._look_at(name, args, kwargs, tensors)
+            self._look_at(name, args, kwargs, tensors, wanted)
         result = func(*args, **kwargs)
         if wanted == DEVICE and not there:
             if tensors or name in ("tensor", "as_tensor"):
@@ -73,15 +73,22 @@ class SimulatedDevice(TorchFunctionMode):
                     self.copies[_place()] += 1
                 result = tree_map_only(torch.Tensor, torch.Tensor.detach, result)
             return tree_map_only(torch.Tensor, _mark, result)
-        if there and name not in ("cpu", "numpy") and wanted in (None, DEVICE):
+        if not there:
+            return result
+        if wanted in (None, DEVICE):
             return tree_map_only(torch.Tensor, _mark, result)
-        return result
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
     def _look_at(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+        wanted: torch.device | None,
     ) -> None:
         here = [one for one in tensors if not lies_there(one) and one.dim()]
-        if name in READS:
+        if name in READS or (name == "to" and wanted not in (None, DEVICE)):
             self.reads[_place()] += 1
         elif name in INDEXING:
             indices = tree_leaves(args[1])
@@ -109,6 +116,8 @@ def _mark(tensor: torch.Tensor) -> torch.Tensor:
 
 def _device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     """The device that a call names: one of `.to(other)` is the other's."""
+    if name in ("cpu", "numpy"):
+        return torch.device("cpu")
     named = [kwargs.get("device"), *(args[1:] if name == "to" else ())]
     for one in named:
         if isinstance(one, torch.device | str):
