@@ -8,7 +8,6 @@ import importlib.util
 import os
 import signal
 import socket
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -21,10 +20,13 @@ import pytest
 import sample_files
 import typer.testing
 from fake_asker import FakeAsker
+from forked import child, ended
 from live_server import HEAD, TOKEN, LiveServer, Start, user
 
 from esa_cli.apps.cli.commands import serve_command as command
+from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.server import access, server_run
+from esa_cli.documents.document import read_document
 from esa_cli.errors import UsageError
 from esa_cli.system.loopback import is_loopback
 
@@ -209,40 +211,35 @@ def test_without_the_extra_it_says_how_to_get_it(
     )
 
 
-CHILD = """
-import sys
-sys.path[:0] = [{tests!r}, {root!r}]
-from pathlib import Path
-from fake_asker import FakeAsker
-from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.apps.cli.commands.serve_command import ServeRequest, run
-from esa_cli.documents.document import read_document
-asker = FakeAsker(delay=0.05)
-run(asker, ServeRequest(port=0), [read_document("a.txt")], Reporter(True))
-print("ended", len(asker.spoken), flush=True)
-"""
+def serve(folder: Path, output: int) -> None:
+    """Serves until a signal, 30 seconds at most; then writes how many tokens were spoken."""
+    signal.alarm(30)
+    os.chdir(folder)
+    os.dup2(output, 1)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asker = FakeAsker(delay=0.05)
+    documents = [read_document("a.txt")]
+    command.run(asker, command.ServeRequest(port=0), documents, Reporter(True))
+    print("ended", len(asker.spoken), flush=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_after_the_answer(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "a.txt").write_text("alpha", "utf-8")
-    root = Path(__file__).parents[3]
-    code = CHILD.format(tests=str(root / "tests" / "support"), root=str(root))
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    assert child.stdout is not None
-    url = child.stdout.readline().strip()
-    with openai.OpenAI(base_url=url, api_key="x", max_retries=0, timeout=20) as client:
-        stream = client.chat.completions.create(
-            model="any", messages=user("one two three four")["messages"], stream=True
-        )
-        chunks = iter(stream)
-        next(chunks)
-        os.kill(child.pid, number)
-        said = "".join(one.choices[0].delta.content or "" for one in chunks)
-    rest, _ = child.communicate(timeout=20)
+    readable, writable = os.pipe()
+    process = child(lambda: serve(tmp_path, writable))
+    os.close(writable)
+    with os.fdopen(readable, encoding="utf-8") as output:
+        url = output.readline().strip()
+        with openai.OpenAI(base_url=url, api_key="x", max_retries=0, timeout=20) as client:
+            stream = client.chat.completions.create(
+                model="any", messages=user("one two three four")["messages"], stream=True
+            )
+            chunks = iter(stream)
+            next(chunks)
+            os.kill(process, number)
+            said = "".join(one.choices[0].delta.content or "" for one in chunks)
+        assert output.read() == "ended 6\n"
     assert said == "You asked: one two three four"
-    assert rest == "ended 6\n"
-    assert child.returncode == 0
+    assert ended(process) == 0
