@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ ANIMALS = ("cat", "dog", "owl", "fox", "hen", "ram", "elk", "bee")
 TOWNS = ("Arl", "Bex", "Cam", "Dee", "Esk", "Fal")
 
 
-def write_text(root: Path, name: str, hour: int = 0) -> tuple[Path, Path]:
-    """Writes a text of 48 sentences and its pairs; returns the folders of pairs and of texts."""
+def write_text(
+    root: Path, name: str, hour: int = 0, animals: Sequence[str] = ANIMALS
+) -> tuple[Path, Path]:
+    """Writes a text of a sentence for each animal in each town, and its pairs; returns the folders
+    of pairs and of texts."""
     pairs, texts = root / "pairs", root / "texts"
     pairs.mkdir(exist_ok=True)
     texts.mkdir(exist_ok=True)
     text, rows = "", list[dict[str, Any]]()
     for place, town in enumerate(TOWNS):
         start, questions = len(text), []
-        for at, animal in enumerate(ANIMALS):
+        for at, animal in enumerate(animals):
             said = f"at {(place * 5 + at + hour) % 24}"
             sentence = f"The {animal} of {town} naps by an elm {said}."
             first = len(text) + sentence.index(said)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import ModelFactory
-from reader_pairs import write_text
+from reader_pairs import ANIMALS, write_text
 from safetensors.torch import load_file, save_file
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.reader_training import reader_scores
+from esa_cli.evaluation.reader_training import reader_examples, reader_scores, recurring_spans
 from esa_cli.evaluation.reader_training.answer_logits import answer_logits, answer_losses
 from esa_cli.evaluation.reader_training.example_batches import TokenExample
 from esa_cli.evaluation.reader_training.reader_examples import ExampleText
@@ -81,9 +81,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture
-def run(loaded: LoadedModel, tmp_path: Path) -> ReaderRun:
-    write_text(tmp_path, "one")
-    folders = write_text(tmp_path, "two", hour=3)
+def run(loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReaderRun:
+    """Of short texts and windows: long ones train no differently."""
+    monkeypatch.setattr(reader_examples, "WORDS", (10, 25))
+    monkeypatch.setattr(recurring_spans, "WINDOW_WORDS", (10, 25))
+    write_text(tmp_path, "one", animals=ANIMALS[:4])
+    folders = write_text(tmp_path, "two", hour=3, animals=ANIMALS[:4])
     kept, held_out = split_texts(read_training_texts(*folders), ["two"])
     prompt = PassagePrompt(loaded.tokenizer, TEMPLATE, "(not told)")
     return ReaderRun(loaded, prompt, kept, held_out, tmp_path / "out", FEW)
@@ -108,7 +111,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_as_it_was(
     events = Events()
     record = replace(run, held_out=(), settings=replace(FEW, examples=240)).run(events)
     assert record["losses"]["pair"] < 0.7 * events.losses[4]
-    assert events.prepared == (54, 54)
+    assert events.prepared == (30, 30)
     assert [weight.requires_grad for weight in model.parameters()] == flags
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -177,16 +180,16 @@ def test_the_record(run: ReaderRun) -> None:
     record = run.run(events)
     assert json.loads((run.folder / RECORD).read_text("utf-8")) == record
     assert 48 <= record["examples"] == sum(record["counts"].values()) < 56
-    assert record["pairs"] == 54
+    assert record["pairs"] == 30
     assert record["prompt"] == TEMPLATE
     assert set(record["texts"]) == {"one"}
     assert set(record["held_out"]) == {"two"}
     assert events.shares[-1] == 1
-    assert events.read == (54, 54)
+    assert events.read == (30, 30)
     (report,) = events.reports
     (scores,) = report
     assert record["scores"] == [{"examples": record["examples"], "texts": [vars(scores)]}]
-    assert scores.answered + scores.absent <= 54
+    assert scores.answered + scores.absent <= 30
     for share in (scores.exact, scores.f1, scores.missed, scores.auc, scores.noticed):
         assert share is not None
         assert 0 <= share <= 1
@@ -344,8 +347,8 @@ def test_an_oracle_scores_all_points(run: ReaderRun) -> None:
     text = ExampleText(run.texts[0])
     oracle: Any = Oracle()
     scores = score_text(text, oracle, lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (54, 54)
-    assert scores == ReaderScores("one", 48, 1.0, 1.0, 0.0, 1.0, 6, 1.0)
+    assert seen[-1] == (30, 30)
+    assert scores == ReaderScores("one", 24, 1.0, 1.0, 0.0, 1.0, 6, 1.0)
 
 
 def test_scores_of_many_pairs_are_of_some(run: ReaderRun, monkeypatch: pytest.MonkeyPatch) -> None:
