@@ -173,6 +173,7 @@ def test_ctrl_c_while_answering(note: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to other processes")
+@pytest.mark.process
 def test_ctrl_c_during_imports(note: str) -> None:
     process = start("ask", note, "What?", *TINY)
     assert process.stderr is not None
