@@ -23,6 +23,9 @@ test: check              ## Every check and every test, the default model's incl
 	$(BIN)/python -m pytest -m 'not model and not process' -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m 'model or process'
 
+# Many images forbid bytecode files: then each process of the tests compiles every module again.
+unit test: export PYTHONDONTWRITEBYTECODE =
+
 unit: install            ## What needs no model and no other process: under two minutes.
 	$(BIN)/python -m pytest -m 'not model and not process' -n 2 --dist worksteal
 
