@@ -6,6 +6,7 @@ loads this file too, and needs none of it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import itertools
@@ -296,16 +297,24 @@ def make_model() -> ModelFactory:
 @pytest.fixture(scope="session", autouse=True)
 def once() -> Iterator[None]:
     """One thread; and what a program does once when it starts is not done for every test: making
-    the commands, and a while of arithmetic to see how fast the machine is."""
+    the commands, parsing the presets, and a while of arithmetic to see how fast the machine is.
+    Nothing waits for the disk: no test cuts the power."""
     import torch
 
     from esa_cli.apps.cli import cli_app as app
+    from esa_cli.qa import preset_files
     from esa_cli.qa.planning import plan
+    from esa_cli.storage.library import catalogue_tables
 
     torch.set_num_threads(1)
+    parsed = functools.cache(preset_files.load_yaml)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "command", functools.cache(app.command))
+        patch.setattr(preset_files, "load_yaml", lambda text: copy.deepcopy(parsed(text)))
         patch.setattr(plan, "_PROBE_S", 0.001)
+        patch.setattr(os, "fsync", os.fstat)
+        tables = "PRAGMA synchronous = OFF;" + catalogue_tables._TABLES
+        patch.setattr(catalogue_tables, "_TABLES", tables)
         yield
 
 
