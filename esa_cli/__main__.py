@@ -6,6 +6,7 @@ first moment on.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import gc
@@ -42,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     # torch and transformers make a million objects on import, none of them garbage: looking for any
     # takes half a second. `cli.preflight` turns it on again when the model is there.
     gc.disable()
+    if arguments is None:
+        atexit.register(_end_quietly)  # first, so that it is called last
     # A stream that was closed by the caller is None; what is written to it goes nowhere. In this
     # order each takes its own number, and no file opened later is written to by mistake.
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
@@ -70,6 +73,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _report(error)
     finally:
         gc.enable()
+
+
+def _end_quietly() -> None:
+    """Sends what libraries print while the process ends nowhere: with the garbage above never
+    collected, nanobind (in triton) lists all of its functions as leaked."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
 
 
 class _Interrupts:
