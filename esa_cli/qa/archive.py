@@ -4,7 +4,7 @@ tokens, its fitted projections, and its provenance."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from esa_cli.attention.compression import Linear
@@ -55,14 +55,18 @@ def storable(method: Method) -> bool:
     return not hindrance(method)
 
 
-def layout(method: Method, shape: Mapping[str, Any], dtype: str, rows: str) -> Layout:
+def layout(
+    method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int]
+) -> Layout:
     """The layout of stored rows.
 
     Args:
         shape: the model's, with the names of `calibrate.fingerprint.Fingerprint`.
         dtype: of keys and values, as "float32". rows: `int8` or `native`.
+        selecting: the layers that run the method; the others have no reduced keys.
     """
     ranks = _ranks(method, shape["layers"], shape["groups"] * shape["dim"])
+    ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
     return Layout(
         layers=shape["layers"],
         heads=shape["groups"],

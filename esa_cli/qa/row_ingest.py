@@ -51,8 +51,9 @@ class RowIngest(PartIngest):
         Raises:
             ModelError: its layers compute in different types.
         """
-        dtype = str(kv_dtype(self.session.model)).removeprefix("torch.")
-        return layout(self.session.method, self.lazy.facts["fingerprint"], dtype, rows)
+        session, shape = self.session, self.lazy.facts["fingerprint"]
+        dtype = str(kv_dtype(session.model)).removeprefix("torch.")
+        return layout(session.method, shape, dtype, rows, session.attachment.method_layers)
 
     def _identity(self, layout: Layout) -> str:
         session = self.session

@@ -351,6 +351,18 @@ def test_a_damaged_row_of_a_journal_is_refused(tmp_path: Path) -> None:
         VoteJournal(path, header)
 
 
+def test_heads_of_layers_with_a_window_find_nothing(
+    make_model: ModelFactory, loaded: Loaded
+) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    changes = {"layer_types": kinds, "num_hidden_layers": 4}
+    model = make_model("gemma3_text", vocab_size=len(loaded.tokenizer), **changes)
+    found = find(Loaded(model, loaded.tokenizer), tiny("window.ending=0"), planted(loaded))
+    margins = {one.pair: one.margin for one in found.heads}
+    assert all((margins[pair] > 0) == (pair[0] in (1, 3)) for pair in margins)
+    assert {layer for layer, _ in found.chosen} <= {1, 3}
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
 def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Loaded) -> None:
     """Also where several of them read one key head."""

@@ -18,6 +18,7 @@ from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, s
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
+from esa_cli.models.layer_traits import layer_windows
 from esa_cli.models.load import LoadedModel
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
@@ -115,9 +116,20 @@ def target_preset(name: str, preset: Preset) -> Preset:
 def open_job(
     loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
 ) -> CalibrationJob:
-    """Takes the text's first `tokens` tokens, and opens the work folder. Raises UsageError: the
-    text is too short, or the folder is another run's. ResourceError, DocumentError: the folder
-    cannot be written."""
+    """Takes the text's first `tokens` tokens, and opens the work folder.
+
+    Raises:
+        UsageError: the text is too short, the folder is another run's, or layers of the model
+            attend to a window.
+        ResourceError, DocumentError: the folder cannot be written.
+    """
+    if any(layer_windows(loaded.model.config)):
+        raise UsageError(
+            "esa calibrate fits maps for models whose layers all attend to all tokens; some of "
+            f"this {loaded.model.config.model_type} model's attend to a window",
+            "use the closed-form compressor, which is fitted while a text is read: "
+            "--set compressor.name=closed-form",
+        )
     ids = PromptTokens(loaded.tokenizer, preset.prompt).document(text)[:tokens]
     if len(ids) < LEAST:
         raise UsageError(

@@ -6,7 +6,7 @@ is selected meanwhile, as in the survey pass of `consensus`. Only sums over toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -44,6 +44,16 @@ def set_sums(
             made[here] = sums(replace(score, heads=one).scores(step))
         rows.append(made[here])
     return torch.stack(rows)
+
+
+def in_all_layers(judged: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Whether heads find what was asked for, and their margins, both (layers, H), of a layer's
+    (H,) each. Heads of layers that attend to a window have no votes: they find nothing, at margin
+    0."""
+    found, margins = next(iter(judged.values()))
+    nothing = torch.zeros_like(found), torch.zeros_like(margins)
+    rows = [judged.get(layer, nothing) for layer in range(max(judged) + 1)]
+    return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
 
 @dataclass(eq=False)
@@ -84,8 +94,7 @@ class NeedleVotes(Selector):
 
     def each(self) -> tuple[Tensor, Tensor]:
         """True where a head finds the needle, and its margin: (layers, H) both."""
-        found, margins = zip(*(self.alone[layer] for layer in sorted(self.alone)), strict=True)
-        return torch.stack(found), torch.stack(margins)
+        return in_all_layers(self.alone)
 
     def hits(self) -> Tensor:
         """True where a set finds the needle, by its votes of all layers: bool (X,)."""

@@ -30,7 +30,13 @@ from esa_cli.evaluation.calibration.head_ranking import (
     rank_heads,
     span_sums,
 )
-from esa_cli.evaluation.calibration.head_votes import ALL, PrefilledText, prefill, set_sums
+from esa_cli.evaluation.calibration.head_votes import (
+    ALL,
+    PrefilledText,
+    in_all_layers,
+    prefill,
+    set_sums,
+)
 from esa_cli.evaluation.calibration.needle_questions import FEWEST
 from esa_cli.evaluation.calibration.pair_contexts import PairContext
 from esa_cli.evaluation.calibration.retrieval_heads import (
@@ -101,9 +107,8 @@ class PairVotes(Selector):
 
     def each(self) -> tuple[Tensor, Tensor]:
         """True where a head puts the answering window first, and its margin: (layers, H) both."""
-        rows = torch.stack([self.alone[layer] for layer in sorted(self.alone)])
-        found, margins = judge_windows(rows.flatten(0, 1), self.context.right)
-        return found.view(rows.shape[:2]), margins.view(rows.shape[:2])
+        right = self.context.right
+        return in_all_layers({i: judge_windows(votes, right) for i, votes in self.alone.items()})
 
     def hits(self) -> Tensor:
         """True where a set puts the answering window first, by its votes of all layers: (X,)."""

@@ -1,0 +1,70 @@
+"""Models that mix full layers with others, from a folder to an answer: tiny random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HYBRID, build_model
+
+from esa_cli import models
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.calibration.calibration_pipeline import open_job
+from esa_cli.models.random_model import write_tokenizer
+from esa_cli.qa import preset
+from esa_cli.qa.api import Esa
+from esa_cli.storage.library import Library
+
+FAMILIES = ["gemma3_text", "gpt_oss", "cohere2"]
+TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(50))
+QUESTION = "When does gate 17 open?"
+METHODS = {
+    "the paper's": [],
+    "consensus": ["selector.name=consensus", "score.name=vote"],
+    "by words": ["selector.name=consensus", "score.name=bm25"],
+    "the last layer's": ["selector.name=sentences", "score.name=infiniretri"],
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Four layers each, the first and third with a window of 12 tokens."""
+    out = {}
+    for kind in FAMILIES:
+        out[kind] = tmp_path_factory.mktemp(kind)
+        layers = {**HYBRID, "num_hidden_layers": 4, "layer_types": 2 * HYBRID["layer_types"]}
+        ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
+        build_model(kind, vocab_size=259, **layers, **ids).save_pretrained(out[kind])
+        write_tokenizer(out[kind])
+    return out
+
+
+def load(folder: Path) -> Any:
+    return models.load(str(folder), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stored_book_answers_as_one_in_memory(
+    folders: dict[str, Path], tmp_path: Path, kind: str, name: str
+) -> None:
+    path, loaded = tmp_path / "gate.txt", load(folders[kind])
+    path.write_text(TEXT, "utf-8")
+    chosen = preset.load("tiny-random", METHODS[name])
+    answers = []
+    for library in (None, Library(tmp_path / "library"), Library(tmp_path / "library")):
+        with Esa(loaded, chosen, library=library, rows="native") as reader:
+            reply = reader.ask(QUESTION, [reader.ingest(str(path))], max_new_tokens=4)
+        assert reply.evidence
+        weights = [round(one.weight, 5) for one in reply.evidence]
+        answers.append((reply.text, [one.start for one in reply.evidence], weights))
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_maps_are_not_fitted_to_layers_with_windows(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    chosen = preset.load("tiny-random")
+    with pytest.raises(UsageError, match="some of this gemma3_text model's attend to a window"):
+        open_job(load(folders["gemma3_text"]), chosen, TEXT, 2000, tmp_path)
