@@ -55,6 +55,8 @@ class KVStore(Protocol):
 
     heads: int
     dim: int
+    shared: bool
+    """Whether the keys are the values, too, and stored once."""
 
     @property
     def resident(self) -> bool:
@@ -64,7 +66,7 @@ class KVStore(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens, k and v (G, C, D), unrotated."""
+        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where the keys are it."""
         ...
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:

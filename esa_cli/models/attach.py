@@ -30,10 +30,11 @@ from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.forward_pass import ForwardPass
-from esa_cli.models.kv_cache import EsaCache, MakeStore, in_memory
+from esa_cli.models.kv_cache import EsaCache, in_memory
 from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits
 from esa_cli.models.layer_traits import check_supported as check_supported
 from esa_cli.models.supported_families import family_of
+from esa_cli.storage.store_places import MakeStore
 
 NAME = "esa"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,15 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.storage.memory_store import MemoryStore
-
-MakeStore = Callable[[int, int, int, torch.dtype, torch.device], KVStore]
-"""(layer, G, D, dtype, device) -> the store of that layer."""
+from esa_cli.storage.store_places import MakeStore
 
 
 def in_memory(
-    layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> KVStore:
-    """A store on the device of the keys."""
-    return MemoryStore(heads, dim, dtype, device)
+    layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
+    shared: bool = False,
+) -> KVStore:  # fmt: skip
+    """A store on the device of the keys; see `MakeStore`."""
+    return MemoryStore(heads, dim, dtype, device, shared)
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

@@ -39,18 +39,21 @@ class HostStore(ReducedRows):
         heads: G, key/value heads. dim: D, the head dimension.
         copies: of the device that computes; shared by its layers.
         near: tokens that the device keeps: L and all tokens of a forward call.
+        shared: the keys are the values, too, and stored once (MLA).
     """
 
     resident = False
 
     def __init__(
-        self, heads: int, dim: int, dtype: torch.dtype, copies: HostCopies, near: int
-    ) -> None:
+        self, heads: int, dim: int, dtype: torch.dtype, copies: HostCopies, near: int,
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, copies.device
-        self._copies, width = copies, heads * dim
-        self._host = [GrowingRows(width, dtype, CPU, copies.pinned) for _ in ("keys", "values")]
-        self._recent = RecentRows(width, dtype, copies.device, near)
+        self.shared, self._copies, width = shared, copies, heads * dim
+        kinds = ("keys",) if shared else ("keys", "values")
+        self._host = [GrowingRows(width, dtype, CPU, copies.pinned) for _ in kinds]
+        self._recent = RecentRows(width, dtype, copies.device, near, len(kinds))
         self._written = DONE
         self._fetch: _Fetch | None = None
 
@@ -59,7 +62,7 @@ class HostStore(ReducedRows):
 
     @property
     def nbytes(self) -> int:
-        rows = 2 * len(self) * self.heads * self.dim * self.dtype.itemsize
+        rows = len(self._host) * len(self) * self.heads * self.dim * self.dtype.itemsize
         return rows + (self._features.nbytes if self._features else 0)
 
     @torch.no_grad()
@@ -67,7 +70,8 @@ class HostStore(ReducedRows):
         """Adds C tokens: k and v (G, C, D), unrotated."""
         self._fetch = None
         self._refill()
-        rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1))).flatten(2)
+        kept = (k,) if self.shared else (k, v)
+        rows = torch.stack([one.transpose(0, 1) for one in kept]).flatten(2)
         for piece in torch.split(rows, self._recent.slack, 1):
             if not self._recent.fits(piece.shape[1]):
                 self._write()
@@ -90,20 +94,24 @@ class HostStore(ReducedRows):
         """Fetches those of the last `near` tokens that the device lacks: after a crop, mostly."""
         first = max(0, len(self) - self._recent.near)
         if first < self._recent.start:
-            self._recent.replace(torch.stack(self._from_host(first, self._recent.start)))
+            self._recent.replace(self._from_host(first, self._recent.start))
 
-    def _from_host(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Rows of keys and of values (n, G * D) of tokens [start, stop), which the host has."""
+    def _from_host(self, start: int, stop: int) -> Tensor:
+        """Rows of keys and of values (kinds, n, G * D) of tokens [start, stop), which the host
+        has."""
         pending = [
             [self._copies.to_device(view) for _, view in matrix.blocks(start, stop, BLOCK)]
             for matrix in self._host
         ]
-        keys, values = (_together([one.get() for one in pieces]) for pieces in pending)
-        return keys, values
+        return torch.stack([_together([one.get() for one in pieces]) for pieces in pending])
 
     def _split(self, rows: Tensor) -> Tensor:
         """Rows (n, G * D) as (G, n, D)."""
         return rows.view(-1, self.heads, self.dim).transpose(0, 1)
+
+    def _both(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (kinds, n, G * D) as keys and values, each (G, n, D)."""
+        return self._split(rows[0]), self._split(rows[-1])
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
@@ -111,11 +119,10 @@ class HostStore(ReducedRows):
         if len(self) - recent.near <= start < recent.start:
             self._refill()
         middle = min(max(start, recent.start), stop)
-        keys, values = recent.span(middle, stop)
+        rows = recent.span(middle, stop)
         if start < middle:
-            far_keys, far_values = self._from_host(start, middle)
-            keys, values = _together([far_keys, keys]), _together([far_values, values])
-        return self._split(keys), self._split(values)
+            rows = torch.cat((self._from_host(start, middle), rows), 1)
+        return self._both(rows)
 
     def prefetch(self, at: Tensor) -> None:
         """Begins to fetch what `gather(at)` with the same tensor will return."""
@@ -131,7 +138,7 @@ class HostStore(ReducedRows):
         if fetch.rows is not None:
             far = fetch.rows.get()
             rows = torch.cat((far, rows), 1) if rows.shape[1] else far
-        return self._split(rows[0]), self._split(rows[1])
+        return self._both(rows)
 
     def _begin(self, at: Tensor) -> _Fetch:
         """Begins to fetch rows at ascending positions (K,); waits for these, once."""

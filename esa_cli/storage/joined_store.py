@@ -39,7 +39,7 @@ class JoinedStore:
 
     def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
         first = parts[0].store
-        self.heads, self.dim = first.heads, first.dim
+        self.heads, self.dim, self.shared = first.heads, first.dim, first.shared
         self.tail = tail
         self._parts = list(parts)
         self._starts = [0]

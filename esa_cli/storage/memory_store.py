@@ -15,8 +15,12 @@ from esa_cli.storage.growing_rows import GrowingRows, as_index
 from esa_cli.storage.reduced_rows import BLOCK, ReducedRows
 
 
-def split_rows(rows: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Rows (n, 2 * G * D) as keys and values, each (G, n, D)."""
+def split_rows(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows (n, 2 * G * D), or (n, G * D) where the keys are the values, as keys and values, each
+    (G, n, D)."""
+    if shared:
+        one = rows.view(rows.shape[0], heads, rows.shape[1] // heads).transpose(0, 1)
+        return one, one
     both = rows.view(rows.shape[0], 2, heads, rows.shape[1] // (2 * heads))
     return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
 
@@ -27,14 +31,18 @@ class MemoryStore(ReducedRows):
     Args:
         heads: G, key/value heads.
         dim: D, the head dimension.
+        shared: the keys are the values, too, and stored once (MLA).
     """
 
     resident = True
 
-    def __init__(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, shared: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.dim, self.dtype, self.device = heads, dim, dtype, device
-        self._rows = GrowingRows(2 * heads * dim, dtype, device)
+        self.shared = shared
+        self._rows = GrowingRows((1 if shared else 2) * heads * dim, dtype, device)
 
     def __len__(self) -> int:
         return self._rows.length
@@ -45,23 +53,24 @@ class MemoryStore(ReducedRows):
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Adds C tokens: k and v (G, C, D), unrotated."""
-        rows = torch.stack((k.transpose(0, 1), v.transpose(0, 1)), dim=1)
+        kept = (k,) if self.shared else (k, v)
+        rows = torch.stack([one.transpose(0, 1) for one in kept], dim=1)
         self._rows.append(rows.reshape(k.shape[1], self._rows.width))
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
-        return split_rows(self._rows.span(start, stop), self.heads)
+        return split_rows(self._rows.span(start, stop), self.heads, self.shared)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        return split_rows(self._rows.gather(at), self.heads)
+        return split_rows(self._rows.gather(at), self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for at, rows in self._rows.blocks(start, stop, most):
-            keys = split_rows(rows, self.heads)[0]
+            keys = split_rows(rows, self.heads, self.shared)[0]
             yield at, keys if groups is None else keys[as_index(groups)]
 
     def prefetch(self, at: Tensor) -> None:
@@ -78,7 +87,7 @@ class MemoryStore(ReducedRows):
             self._features.truncate(length)
 
     def first(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """The first tokens' rows (count, 2 * G * D), and their reduced keys (count, R) if any."""
+        """The first tokens' rows, see `split_rows`, and their reduced keys (count, R) if any."""
         features = self._features.span(0, count) if self._features else None
         return self._rows.span(0, count), features
 

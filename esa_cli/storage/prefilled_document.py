@@ -52,7 +52,7 @@ def concatenate(
             for i, document in enumerate(documents)
         ]
         keys, _ = first.span(0, 1)
-        tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device)
+        tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
         stores.append(JoinedStore(parts, tail))
         maps = [document.projections[layer] for document in documents]
         fitted = [one for one in maps if one is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,19 @@ from esa_cli.attention.interfaces import KVStore
 from esa_cli.storage.host_copies import HostCopies
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.memory_store import MemoryStore
+
+
+class MakeStore(Protocol):
+    """Makes the store of a layer with G key/value heads of D dimensions."""
+
+    def __call__(
+        self, layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
+        shared: bool = False,
+    ) -> KVStore:  # fmt: skip
+        """
+        Args:
+            device: of the keys. shared: the keys are the values, too.
+        """
 
 
 def has_own_memory(device: torch.device) -> bool:
@@ -36,10 +50,8 @@ class StorePlaces:
         self.near, self._elsewhere, self._copies = near, elsewhere, copies
         self._made: dict[torch.device, HostCopies] = {}
 
-    def stores(
-        self, on_host: Container[int]
-    ) -> Callable[[int, int, int, torch.dtype, torch.device], KVStore]:
-        """A `MakeStore` that puts these layers' rows into host memory."""
+    def stores(self, on_host: Container[int]) -> MakeStore:
+        """What puts these layers' rows into host memory."""
         return partial(self._make, on_host)
 
     def _make(
@@ -50,9 +62,10 @@ class StorePlaces:
         dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        shared: bool = False,
     ) -> KVStore:
         if layer not in on_host or not self._elsewhere(device):
-            return MemoryStore(heads, dim, dtype, device)
+            return MemoryStore(heads, dim, dtype, device, shared)
         if device not in self._made:
             self._made[device] = self._copies(device)
-        return HostStore(heads, dim, dtype, self._made[device], self.near)
+        return HostStore(heads, dim, dtype, self._made[device], self.near, shared)

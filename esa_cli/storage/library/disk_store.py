@@ -26,6 +26,7 @@ class DiskStore:
     Args:
         layer: its number. parts: in order, all of one G, D and type.
         heads: G. dim: D. dtype: of keys and values. device: where what is read is put.
+        shared: the keys are the values, too.
     """
 
     resident = False
@@ -38,9 +39,11 @@ class DiskStore:
         dim: int,
         dtype: torch.dtype,
         device: torch.device = CPU,
+        shared: bool = False,
     ) -> None:
         self.layer, self.heads, self.dim, self.dtype = layer, heads, dim, dtype
-        self.device = torch.device(device)
+        self.device, self.shared = torch.device(device), shared
+        self._width = (1 if shared else 2) * heads * dim
         self.parts: list[Segment] = []
         self._starts = [0]
         for part in parts:
@@ -49,10 +52,10 @@ class DiskStore:
     def add(self, part: Segment) -> None:
         """Adds a segment at the end."""
         layout = part.layout
-        shape = layout.heads, layout.dim, getattr(torch, layout.dtype)
-        wanted = self.heads, self.dim, self.dtype
+        shape = layout.heads, layout.dim, getattr(torch, layout.dtype), layout.shared
+        wanted = self.heads, self.dim, self.dtype, self.shared
         if shape != wanted:
-            raise ValueError(f"segments must be of heads, dim and dtype {wanted}, got {shape}")
+            raise ValueError(f"segments must be of heads, dim, dtype, shared {wanted}, got {shape}")
         if self.parts and bool(layout.reduced[self.layer]) != bool(self.reduced):
             raise ValueError("either all segments or none must have reduced keys")
         self.parts.append(part)
@@ -82,8 +85,9 @@ class DiskStore:
             for _, part, low, high in self._pieces(start, stop)
         ]
         if not rows:
-            rows = [torch.empty(0, 2 * self.heads * self.dim, dtype=self.dtype, device=self.device)]
-        return split_rows(rows[0] if len(rows) == 1 else torch.cat(rows), self.heads)
+            rows = [torch.empty(0, self._width, dtype=self.dtype, device=self.device)]
+        whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return split_rows(whole, self.heads, self.shared)
 
     def records(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, bytes (n, row_bytes) of n rows) over [start, stop), each block
@@ -96,12 +100,12 @@ class DiskStore:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
         at = at.to(CPU)
         cuts = torch.searchsorted(at, torch.tensor(self._starts)).tolist()
-        out = torch.empty(at.shape[0], 2 * self.heads * self.dim, dtype=self.dtype)
+        out = torch.empty(at.shape[0], self._width, dtype=self.dtype)
         for i, part in enumerate(self.parts):
             low, high = cuts[i], cuts[i + 1]
             if high > low:
                 part.gather(self.layer, at[low:high] - self._starts[i], out[low:high])
-        return split_rows(out.to(self.device), self.heads)
+        return split_rows(out.to(self.device), self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
@@ -154,4 +158,5 @@ def disk_stores(
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pairs = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)
-    return [DiskStore(i, parts, layout.heads, layout.dim, dtype, device) for i, device in pairs]
+    heads, dim, shared = layout.heads, layout.dim, layout.shared
+    return [DiskStore(i, parts, heads, dim, dtype, device, shared) for i, device in pairs]

@@ -72,7 +72,7 @@ class Writer:
         self.layers = [
             JoinedStore(
                 [StoreSlice(one, 0, len(one))],
-                MemoryStore(one.heads, one.dim, one.dtype, one.device),
+                MemoryStore(one.heads, one.dim, one.dtype, one.device, one.shared),
             )
             for one in self._stored
         ]

@@ -17,10 +17,10 @@ from esa_cli.storage.library.row_layout import Layout
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:
-    """Rows (n, 2 * G * D) -> records (n, row_bytes) of bytes."""
+    """Rows (n, width) -> records (n, row_bytes) of bytes."""
     if layout.kind == "native":
         return rows.contiguous().view(torch.uint8)
-    heads = rows.float().view(rows.shape[0], 2 * layout.heads, layout.dim)
+    heads = rows.float().view(rows.shape[0], layout.vectors, layout.dim)
     scales = heads.abs().amax(dim=2) / 127
     steps = torch.where(scales > 0, scales, torch.ones_like(scales))
     numbers = (heads / steps[:, :, None]).round().clamp(-127, 127).to(torch.int8)
@@ -29,13 +29,13 @@ def encode(rows: Tensor, layout: Layout) -> Tensor:
 
 
 def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) -> Tensor:
-    """Records (n, row_bytes) -> rows (n, 2 * G * D), or only those of `heads` of the 2 * G.
+    """Records (n, row_bytes) -> rows (n, width), or only those of `heads` of the 2 * G.
 
     Native records are not copied if the heads are consecutive.
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
-    shape = records.shape[0], 2 * layout.heads, layout.dim
-    taken = as_index(range(2 * layout.heads) if heads is None else heads)
+    shape = records.shape[0], layout.vectors, layout.dim
+    taken = as_index(range(layout.vectors) if heads is None else heads)
     if layout.kind == "native":
         rows = records.view(dtype).view(shape)
         return rows[:, taken].flatten(1)

@@ -2,8 +2,9 @@
 
 A segment file is a checksummed header, padded to whole pages, and one section for each layer:
 
-    rows        n records, one for each token: keys, then values of all heads, as they are (native)
-                or as bytes followed by a float32 scale for each of the 2 * G heads (int8)
+    rows        n records, one for each token: keys, then values of all heads, unless the keys are
+                the values; as they are (native) or as bytes followed by a float32 scale for each
+                of the 2 * G heads, or G (int8)
     reduced     n reduced keys (R numbers), if the layer has any
     checksums   n of 64 bits, one for each record
 
@@ -48,6 +49,7 @@ class Layout:
         reduced_dtype: by default the rows'. segment: tokens of a segment.
         fit: number of first tokens the compressor is fitted on; two documents share reduced keys
             only if they share these.
+        shared: the keys are the values, too, and stored once.
     """
 
     layers: int
@@ -59,6 +61,7 @@ class Layout:
     reduced_dtype: str = ""
     fit: int = 0
     segment: int = SEGMENT
+    shared: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reduced", tuple(self.reduced) or (0,) * self.layers)
@@ -75,15 +78,20 @@ class Layout:
             )
 
     @property
+    def vectors(self) -> int:
+        """Vectors of D numbers in a row: keys and values of all heads."""
+        return self.heads if self.shared else 2 * self.heads
+
+    @property
     def width(self) -> int:
-        """Numbers in a row: keys and values of all heads."""
-        return 2 * self.heads * self.dim
+        """Numbers in a row."""
+        return self.vectors * self.dim
 
     @property
     def row_bytes(self) -> int:
         if self.kind == "native":
             return self.width * ITEM[self.dtype]
-        return self.width + 2 * self.heads * 4
+        return self.width + 4 * self.vectors
 
     def token_bytes(self, layer: int) -> int:
         """Bytes of a token's row and reduced key in one layer, without its checksum."""
@@ -115,7 +123,10 @@ class Layout:
         return size + (self.segment_bytes(rest) if rest else 0)
 
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "reduced": list(self.reduced)}
+        data = {**vars(self), "reduced": list(self.reduced)}
+        if not self.shared:  # names and headers of segments are as before there was such a model
+            del data["shared"]
+        return data
 
     @staticmethod
     def of_json(data: dict[str, Any]) -> Layout:

@@ -31,7 +31,7 @@ _ODD = numpy.uint64(0x9E3779B97F4A7C15)
 SCAN = 4
 """If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
 Layer = tuple[Tensor, Tensor | None]
-"""Rows (n, 2 * G * D) and reduced keys (n, R) of one layer."""
+"""Rows (n, width) and reduced keys (n, R) of one layer."""
 
 
 def _row_salts(name: str, layer: int, rows: Any) -> Any:
@@ -205,7 +205,7 @@ class Segment:
             self._good_rows[layer] |= found == self._whole[layer]
 
     def rows(self, layer: int, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
-        """The rows [start, stop) of a layer, (stop - start, 2 * G * D); native ones are views.
+        """The rows [start, stop) of a layer, (stop - start, width); native ones are views.
 
         Args:
             heads: only these of the 2 * G, in this order; the first G are the keys'.
@@ -224,7 +224,7 @@ class Segment:
         return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
 
     def gather(self, layer: int, rows: Tensor, out: Tensor) -> None:
-        """Copies some rows (K,) of a layer to `out` (K, 2 * G * D)."""
+        """Copies some rows (K,) of a layer to `out` (K, width)."""
         self._check_rows(layer, rows.numpy())
         records = self._records(layer)
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes

@@ -1,0 +1,127 @@
+"""Rows whose keys are the values, too: stored once, everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from delayed_copies import DelayedCopies
+
+from esa_cli.attention.interfaces import KVStore
+from esa_cli.storage.host_store import HostStore
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.disk_store import DiskStore
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
+
+HEADS, DIM, COUNT = 1, 6, 50
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("small_segments")
+
+
+def rows(count: int = COUNT) -> torch.Tensor:
+    return torch.randn(HEADS, count, DIM, generator=torch.Generator().manual_seed(5))
+
+
+def in_memory(keys: torch.Tensor, shared: bool = True) -> MemoryStore:
+    store = MemoryStore(HEADS, DIM, torch.float32, CPU, shared)
+    store.append(keys, keys)
+    return store
+
+
+def on_host(keys: torch.Tensor, near: int = 12) -> HostStore:
+    store = HostStore(HEADS, DIM, torch.float32, DelayedCopies(), near, shared=True)
+    for piece in keys.split(7, dim=1):
+        store.append(piece, piece)
+    return store
+
+
+def on_disk(keys: torch.Tensor, path: Path, kind: str = "native") -> DiskStore:
+    layout = Layout(1, HEADS, DIM, "float32", kind, segment=16, shared=True)  # type: ignore[arg-type]
+    library, ids = Library(path), [*range(keys.shape[1])]
+    with library.write(library.key("model", kind), "model", ids, layout) as writer:
+        assert isinstance(writer, Writer)
+        writer.layers[0].append(keys, keys)
+        writer.flush(None)
+        entry = writer.finish(text=kind, offsets=[(0, 1)] * len(ids), projections=[None])
+    [store] = library.open(entry).layers()
+    return store
+
+
+def check(store: KVStore, keys: torch.Tensor) -> None:
+    """Keys and values are these, by every way."""
+    assert store.shared
+    length = keys.shape[1]
+    assert len(store) == length
+    for start, stop in ((0, length), (3, 20), (length - 9, length), (18, 18)):
+        assert all(torch.equal(one, keys[:, start:stop]) for one in store.span(start, stop))
+    for at in ([], [0, 4, 17, 27, length - 2], [*range(length)]):
+        places = torch.tensor(at, dtype=torch.long)
+        assert all(torch.equal(one, keys[:, places]) for one in store.gather(places))
+    blocks = list(store.key_blocks(2, length - 1, 10))
+    assert torch.equal(torch.cat([block for _, block in blocks], 1), keys[:, 2:-1])
+
+
+def test_in_memory_they_take_half_the_room() -> None:
+    keys = rows()
+    check(in_memory(keys), keys)
+    assert in_memory(keys).nbytes == on_host(keys).nbytes == keys.nbytes
+    assert in_memory(keys, shared=False).nbytes == 2 * keys.nbytes
+
+
+def test_in_host_memory() -> None:
+    keys = rows()
+    store = on_host(keys)
+    check(store, keys)
+    store.crop(-20)
+    check(store, keys[:, :30])
+    store.append(keys[:, 30:], keys[:, 30:])
+    store.release()
+    check(store, keys)
+
+
+def test_on_disk_with_a_tail(tmp_path: Path) -> None:
+    keys = rows()
+    stored = on_disk(keys[:, :40], tmp_path)
+    check(stored, keys[:, :40])
+    assert stored.nbytes == 40 * DIM * 4
+    joined = JoinedStore([StoreSlice(stored, 0, 40)], in_memory(keys[:, 40:]))
+    check(joined, keys)
+
+
+def test_in_bytes(tmp_path: Path) -> None:
+    keys = rows()
+    stored = on_disk(keys, tmp_path, "int8")
+    found, values = stored.span(0, COUNT)
+    steps = keys.abs().amax(dim=2, keepdim=True) / 127
+    assert ((found - keys).abs() <= 0.5001 * steps).all()
+    assert torch.equal(found, values)
+    places = torch.tensor([1, 20, 44])
+    assert torch.equal(stored.gather(places)[1], found[:, places])
+    assert stored.nbytes == COUNT * (DIM + 4)
+
+
+def test_documents_that_are_joined_keep_them() -> None:
+    keys = rows()
+    one = PrefilledDocument(range(COUNT), [in_memory(keys)], [None], head=3)
+    _, [joined], _ = concatenate([one, one])
+    joined.append(keys[:, :4], keys[:, :4])
+    check(joined, torch.cat((keys, keys[:, 3:], keys[:, :4]), 1))
+
+
+def test_layouts_of_other_rows_are_as_they_were() -> None:
+    """Names of segments are hashes of them."""
+    plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
+    assert "shared" not in plain.as_json()
+    assert (plain.row_bytes, shared.row_bytes) == (48, 24)
+    for layout in (plain, shared):
+        assert Layout.of_json(layout.as_json()) == layout
+
+
+def test_segments_of_other_rows_are_refused(tmp_path: Path) -> None:
+    parts = on_disk(rows(), tmp_path).parts
+    with pytest.raises(ValueError, match="segments must be of"):
+        DiskStore(0, parts, HEADS, DIM, torch.float32)
