@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def is_queued(x: Tensor) -> bool:
+    """Whether operations on x are queued on a device, so that reading a value waits for it."""
+    return x.is_cuda
+
+
 def top_k_on_device(scores: Tensor, k: int) -> Tensor:
     """Ascending indices (k,) of the k largest of scores (M,); among equals the earliest come first.
 

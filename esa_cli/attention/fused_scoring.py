@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -51,9 +52,11 @@ def fused_scores(operands: SumOperands, middle: int, kernel: ScoringKernel) -> T
             kernel.chunk_maxima(group, out.new_zeros(1), out)
         return out.sub_(out.amax())
     maxima = out.new_full((chunk,), float("-inf"))
-    for group in groups():
+    first = groups()
+    kept = list(islice(first, 2))
+    for group in chain(kept, first):
         maxima = torch.maximum(maxima, kernel.query_maxima(group))
-    for group in groups():
+    for group in kept if len(kept) < 2 else groups():
         kernel.chunk_maxima(group, maxima, out)
     return out
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.device_top_k import top_k_on_device
+from esa_cli.attention.device_top_k import is_queued, top_k_on_device
 from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.plugin_errors import HINT, blame_plugin, has_values, is_builtin
@@ -30,7 +30,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
         return torch.arange(scores.shape[0], device=scores.device)
     if k <= 0:
         return torch.arange(0, device=scores.device)
-    if scores.is_cuda and scores.element_size() <= 4:
+    if is_queued(scores) and scores.element_size() <= 4:
         return top_k_on_device(scores, k)
     threshold = scores.topk(k).values[-1]
     above = torch.nonzero(scores > threshold)[:, 0]
@@ -90,7 +90,7 @@ def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
         raise _wrong_result(name, "int64 offsets in one dimension")
     if not all(map(has_values, rows)):
         raise _wrong_result(name, "offsets on a device with values, not on the meta device")
-    read = not is_builtin(selector) or not any(row.is_cuda for row in rows)
+    read = not is_builtin(selector) or not any(map(is_queued, rows))
     if any(row.numel() > most for row in rows) or (read and _wrong(rows, step.middle)):
         raise _wrong_result(name, f"ascending offsets below {step.middle}, at most {most} of them")
     return picked

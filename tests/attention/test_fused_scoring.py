@@ -16,8 +16,9 @@ import pytest
 import reference
 import torch
 from conftest import build_rope, build_step
+from simulated_device import DEVICE, SimulatedDevice, lies_there
 
-from esa_cli.attention import fused_scoring
+from esa_cli.attention import fused_scoring, scoring, selection
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.fused_scoring import fused_scores, scoring_kernel
 from esa_cli.attention.kernels.plain_scorer import PlainScorer
@@ -302,15 +303,37 @@ def test_the_kernels_compile_for_gpus() -> None:
         assert row["shared"] <= 99 * 1024, row
 
 
-def on_gpu(step: Step) -> Step:
-    """The step with its queries and a copy of its store on the first GPU."""
-    device = torch.device("cuda", 0)
+@pytest.mark.parametrize("chunk", [1, 6])
+def test_selection_on_a_simulated_device_waits_for_nothing(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maps of a stored document are copied to the device once."""
+    step = random_step(chunk, 300)
+    want = checked_selection(TopK(3), step, 40)
+    monkeypatch.setattr(selection, "is_queued", lies_there)
+    monkeypatch.setattr(scoring, "scoring_kernel", lambda name, device: PlainScorer())
+    with SimulatedDevice() as device:
+        there = moved(step, DEVICE)
+        first = checked_selection(TopK(3), there, 40)
+        before = device.waits
+        second = checked_selection(TopK(3), there, 40)
+        assert device.waits == before, (device.reads, device.copies)
+        assert lies_there(second)
+        assert torch.equal(first, second)
+        assert torch.equal(second.cpu(), want)
+
+
+def moved(step: Step, device: torch.device) -> Step:
+    """The step with its queries and a copy of its store on another device."""
     keys, values = (x.to(device) for x in step.store.span(0, len(step.store)))
     store = MemoryStore(step.store.heads, step.store.dim, keys.dtype, device)
     store.append(keys, values)
     for _, features in step.store.feature_blocks(0, step.store.reduced):
         store.append_features(features.to(device))
     return replace(step, queries=step.queries.to(device), store=store)
+
+
+GPU = torch.device("cuda", 0)
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -327,7 +350,7 @@ def test_scores_on_a_gpu(chunk: int, middle: int, rank: int, dtype: torch.dtype)
     maps = Linear(torch.randn(128, rank) / 8, torch.randn(128, rank) / 8)
     step = build_step(q, k, low=4, after=6, projection=maps, rope=build_rope(64))
     want = fused(step, PlainScorer())
-    got = SumScore().scores(replace(on_gpu(step), scoring="triton")).cpu()
+    got = SumScore().scores(replace(moved(step, GPU), scoring="triton")).cpu()
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
 
@@ -337,7 +360,7 @@ def test_scores_on_a_gpu(chunk: int, middle: int, rank: int, dtype: torch.dtype)
 def test_selection_on_a_gpu_waits_for_nothing(chunk: int) -> None:
     q, k = torch.randn(6, chunk, 8).to(BRAIN), torch.randn(2, 40000, 8).to(BRAIN)
     maps = Linear(torch.randn(16, 8), torch.randn(16, 8))
-    step = replace(on_gpu(build_step(q, k, low=4, after=6, projection=maps)), scoring="triton")
+    step = replace(moved(build_step(q, k, low=4, after=6, projection=maps), GPU), scoring="triton")
     first = checked_selection(TopK(3), step, 500)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

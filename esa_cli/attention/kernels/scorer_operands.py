@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -94,6 +95,18 @@ class KeyGroup:
     queries: TileQueries
     blocks: Sequence[Tensor]
     offsets: Sequence[int]
+
+    @cached_property
+    def table(self) -> Tensor:
+        """(3, blocks) int64 on the keys' device: addresses, tokens and offsets of the blocks."""
+        rows = [
+            [block.data_ptr() for block in self.blocks],
+            [block.shape[0] for block in self.blocks],
+            list(self.offsets),
+        ]
+        table, device = torch.tensor(rows), self.queries.rounded.device
+        # From pinned memory, since other copies wait for the device.
+        return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
     @property
     def longest(self) -> int:

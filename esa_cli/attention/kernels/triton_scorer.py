@@ -51,18 +51,7 @@ def _device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 def _operands(group: KeyGroup) -> tuple[Tensor, Tensor, Tensor]:
     rounded, scales = group.queries.rounded, group.queries.scales
-    return rounded, rounded if scales is None else scales, block_table(group)
-
-
-def block_table(group: KeyGroup) -> Tensor:
-    """(3, blocks) int64: addresses, tokens and offsets of the blocks; copied without waiting."""
-    rows = [
-        [block.data_ptr() for block in group.blocks],
-        [block.shape[0] for block in group.blocks],
-        list(group.offsets),
-    ]
-    table, device = torch.tensor(rows), group.queries.rounded.device
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    return rounded, rounded if scales is None else scales, group.table
 
 
 def _sizes(group: KeyGroup) -> tuple[int, int, int, int, int]:
