@@ -174,6 +174,8 @@ def main() -> None:
     if arguments.part:
         print(json.dumps(part(arguments)))
         return
+    # An installed package's modules are compiled; those of a checkout are, too, by the first process.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(arguments.folder or temporary)
