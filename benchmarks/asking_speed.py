@@ -174,7 +174,7 @@ def main() -> None:
     if arguments.part:
         print(json.dumps(part(arguments)))
         return
-    # An installed package's modules are compiled; those of a checkout are, too, by the first process.
+    # An installed package's modules are compiled; the first process compiles those of a checkout.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as temporary:

@@ -23,7 +23,7 @@ from esa_cli.models.load import (
 )
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.resolve import resolve
-from esa_cli.models.tokenizer_loading import load_plain_tokenizer
+from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
 from esa_cli.system.progress import StageProgress, silent
 
 
@@ -107,7 +107,5 @@ def load_deferred(
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
-    return DeferredModel(
-        model, tokenizer or load_plain_tokenizer(folder), ref.text, folder, model.dtype,
-        model.device,
-    )  # fmt: skip
+    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
+    return DeferredModel(model, tokenizer, ref.text, folder, model.dtype, model.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,20 +39,24 @@ def quiet_transformers(imported: bool = True) -> Iterator[None]:
             next block, within this one, that needs it.
     """
     global _open, _restore
-    _open += 1
+    with _lock:
+        _open += 1
     try:
-        if _restore is None and (imported or "transformers" in sys.modules):
-            _restore = _silence()
+        with _lock:
+            if _restore is None and (imported or "transformers" in sys.modules):
+                _restore = _silence()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        _open -= 1
-        if not _open and _restore is not None:
-            _restore()
-            _restore = None
+        with _lock:
+            _open -= 1
+            if not _open and _restore is not None:
+                _restore()
+                _restore = None
 
 
+_lock = threading.RLock()
 _open = 0
 """Blocks of `quiet_transformers` that have not ended."""
 _restore: Callable[[], None] | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, first_line
+from esa_cli.errors import ModelError, UsageError, first_line
 from esa_cli.models.checkpoint_files import check_tokenizer
+from esa_cli.models.model_reference import ModelRef
 from esa_cli.models.plain_tokenizer import PlainTokenizer, plain_backend
+from esa_cli.models.prepared_models import path_of
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.tokenizer_cache import cache_facts, cached_facts
 
@@ -34,14 +37,34 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def load_plain_tokenizer(folder: Path) -> Any:
-    """A `PlainTokenizer`, where transformers has loaded this tokenizer on this machine before and
-    nothing of it is unusual; else as `load_tokenizer`. Raises ModelError."""
-    check_tokenizer(folder)
-    if (facts := cached_facts(folder)) is not None:
-        with suppress(Exception):  # whatever is wrong with the file, the other way says it
-            return PlainTokenizer(plain_backend(folder), facts, lambda: load_tokenizer(folder))
-    return load_tokenizer(folder)
+def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
+    """The tokenizer in a model's folder, where transformers has loaded it on this machine before
+    and nothing of it is unusual; else None."""
+    begun = _ahead.pop(folder, None)
+    return _plain(folder) if begun is None else begun.result()
+
+
+def read_ahead(ref: ModelRef) -> None:
+    """Begins to read the tokenizer of a model on this machine, which the next
+    `load_plain_tokenizer` returns. The caller imports torch meanwhile, by one core."""
+    with suppress(ModelError, UsageError):
+        if (folder := path_of(ref)) is not None and folder not in _ahead:
+            reading = ThreadPoolExecutor(1, "esa-tokenizer")
+            _ahead[folder] = reading.submit(_plain, folder)
+            reading.shutdown(wait=False)
+
+
+_ahead: dict[Path, Future[PlainTokenizer | None]] = {}
+"""What `read_ahead` has begun, by the model's folder."""
+
+
+def _plain(folder: Path) -> PlainTokenizer | None:
+    if (facts := cached_facts(folder)) is None:
+        return None
+    try:
+        return PlainTokenizer(plain_backend(folder), facts, lambda: load_tokenizer(folder))
+    except Exception:  # whatever is wrong with the file, `load_tokenizer` says it
+        return None
 
 
 def _tokenizer_class(folder: Path) -> Any:

@@ -12,11 +12,12 @@ from model_files import own_home
 
 from esa_cli import models
 from esa_cli.errors import ResourceError
-from esa_cli.models import config_cache
+from esa_cli.models import config_cache, deferred_model
 from esa_cli.models.config_cache import cached_config
 from esa_cli.models.deferred_model import DeferredModel, load_deferred, load_for_text
 from esa_cli.models.layer_calls import before_each_layer
 from esa_cli.models.load import LoadedModel
+from esa_cli.models.plain_tokenizer import PlainTokenizer
 from esa_cli.qa.cache_key import model_facts
 
 MODEL = "random:llama"
@@ -133,3 +134,12 @@ def test_memory_is_checked(whole: LoadedModel, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "1k")
     with pytest.raises(ResourceError, match="for its weights"):
         load_deferred(MODEL, **HOW)
+
+
+def test_the_tokenizer_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = models.load(MODEL, **HOW)
+    later = deferred()
+    assert isinstance(later.tokenizer, PlainTokenizer)
+    assert later.tokenizer("Who?")["input_ids"] == first.tokenizer("Who?")["input_ids"]
+    monkeypatch.setattr(deferred_model, "load_plain_tokenizer", lambda folder: None)
+    assert type(deferred().tokenizer) is type(first.tokenizer)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from model_files import TEXTS, own_home
 
 from esa_cli import models
-from esa_cli.models.tokenizer_loading import load_tokenizer
+from esa_cli.models import tokenizer_loading
+from esa_cli.models.plain_tokenizer import PlainTokenizer, plain_backend
+from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer, read_ahead
 
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ahab."}]
 
@@ -66,3 +69,41 @@ def test_others_are_left_to_auto(folder: Path, file: str, monkeypatch: pytest.Mo
     (folder / file).write_text(kept)
     change(folder / "config.json", model_type="qwen2")
     assert load_tokenizer(folder) == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "random"])
+def test_what_is_read_ahead_is_read_once(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = models.parse_reference("random:llama" if kind == "random" else str(folder))
+    place = models.resolve(ref)
+    load_tokenizer(place)
+    threads: list[str] = []
+
+    def noted(folder: Path) -> object:
+        threads.append(threading.current_thread().name)
+        return plain_backend(folder)
+
+    monkeypatch.setattr(tokenizer_loading, "plain_backend", noted)
+    read_ahead(ref)
+    read_ahead(ref)
+    first = load_plain_tokenizer(place)
+    assert isinstance(first, PlainTokenizer)
+    assert first("Who?")["input_ids"] == load_tokenizer(place)("Who?")["input_ids"]
+    assert threads == ["esa-tokenizer_0"]
+    assert load_plain_tokenizer(place) is not first
+    assert len(threads) == 2
+
+
+@pytest.mark.parametrize("name", ["nowhere", "random:llama", "missing.gguf", "a/b"])
+def test_reading_ahead_leaves_what_is_missing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_home(tmp_path, monkeypatch)
+    read_ahead(models.parse_reference(str(tmp_path / name) if name == "nowhere" else name))
+    assert not tokenizer_loading._ahead
+
+
+def test_reading_ahead_needs_the_facts(folder: Path) -> None:
+    read_ahead(models.parse_reference(str(folder)))
+    assert load_plain_tokenizer(folder) is None

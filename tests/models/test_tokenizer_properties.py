@@ -99,7 +99,7 @@ def pair(folder: Path) -> Pair:
     """Both, of a folder, the second one as a later process has it."""
     whole = load_tokenizer(folder)
     plain = load_plain_tokenizer(folder)
-    assert isinstance(plain, PlainTokenizer)
+    assert plain is not None
     return whole, plain
 
 
@@ -219,9 +219,9 @@ def test_the_text_of_another_folder_is_not_taken_for_it(
     first = write(tmp_path / "first", words())
     pair(first)
     second = Path(shutil.copytree(first, tmp_path / "second"))
-    assert isinstance(load_plain_tokenizer(second), PlainTokenizer)
+    assert load_plain_tokenizer(second) is not None
     text = (second / "tokenizer.json").read_text("utf-8").replace('"heron"', '"herons"')
     (second / "tokenizer.json").write_text(text, "utf-8")
-    assert not isinstance(load_plain_tokenizer(second), PlainTokenizer)
-    assert isinstance(load_plain_tokenizer(second), PlainTokenizer)
-    assert isinstance(load_plain_tokenizer(first), PlainTokenizer)
+    assert load_plain_tokenizer(second) is None
+    pair(second)
+    assert load_plain_tokenizer(first) is not None

@@ -81,6 +81,8 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     from esa_cli.apps.cli.document_search import document_search
     from esa_cli.apps.cli.output_paths import spare
     from esa_cli.documents.sources import source_files
+    from esa_cli.models import parse_reference
+    from esa_cli.models.tokenizer_loading import read_ahead
     from esa_cli.storage.library import Library
 
     ways = request.options
@@ -89,6 +91,7 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     spare("--report", ways.report, files.paths)
     if chosen.answer.source == "rows" or ways.method is not None:
         return _answer(request, chosen, files, library, None, reporter, timing)
+    read_ahead(parse_reference(chosen.model))
     with document_search(
         files, library, reporter,
         most=chosen.answer.documents, in_library=ways.library, keep=ways.keep,

@@ -1,0 +1,80 @@
+"""transformers is silent within blocks, and says as much as before behind the last of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+from esa_cli.models.quiet_transformers import quiet_transformers
+
+
+@pytest.fixture
+def logging() -> Any:
+    found: Any = importlib.import_module("transformers.utils.logging")
+    found.set_verbosity_warning()
+    found.enable_progress_bar()
+    return found
+
+
+def is_silent(logging: Any) -> bool:
+    levels = (logging.get_verbosity() == logging.ERROR, not logging.is_progress_bar_enabled())
+    assert len(set(levels)) == 1
+    return levels[0]
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_blocks_within_blocks(logging: Any, imported: bool) -> None:
+    with quiet_transformers(imported):
+        assert is_silent(logging)
+        with quiet_transformers():
+            assert is_silent(logging)
+        assert is_silent(logging)
+    assert not is_silent(logging)
+    with pytest.raises(KeyError), quiet_transformers():
+        raise KeyError
+    assert not is_silent(logging)
+
+
+def test_what_is_imported_within_stays_silent(
+    logging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "transformers")
+        outer = quiet_transformers(imported=False)
+        outer.__enter__()
+    assert not is_silent(logging)
+    with quiet_transformers():
+        assert is_silent(logging)
+    assert is_silent(logging), "the outer block has not ended"
+    outer.__exit__(None, None, None)
+    assert not is_silent(logging)
+
+
+def test_blocks_of_several_threads(logging: Any) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with quiet_transformers():
+            entered.set()
+            leave.wait(30)
+
+    with quiet_transformers():
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert entered.wait(30)
+    assert is_silent(logging)
+    leave.set()
+    thread.join()
+    assert not is_silent(logging)
+
+
+def test_warnings_are_not_shown() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with quiet_transformers():
+            warnings.warn("no", stacklevel=1)
