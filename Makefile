@@ -60,6 +60,11 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+gpu:                     ## What needs a CUDA GPU, with the Python that PYTHON names: tests, then times of kernels and long texts.
+	$(PYTHON) -m pytest -q -m gpu
+	$(PYTHON) benchmarks/gpu.py kernels --out benchmarks/results/gpu/kernels.jsonl
+	$(PYTHON) benchmarks/gpu.py texts --lengths 32k,128k --out benchmarks/results/gpu/texts.jsonl
+
 screenshots: install     ## The server's page with the default model, in docs/. Needs a Chromium.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,browser]'
 	$(BIN)/python docs/make_screenshots.py

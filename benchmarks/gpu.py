@@ -1,0 +1,261 @@
+"""Speed and memory on a GPU: attention kernels, and reading and answering of long texts.
+
+    python benchmarks/gpu.py kernels --out benchmarks/results/gpu/kernels.jsonl
+    python benchmarks/gpu.py texts --shape meta-llama/Llama-3.1-8B-Instruct \
+        --lengths 32k,128k,512k --out benchmarks/results/gpu/texts.jsonl
+
+`kernels` runs every attention kernel that this device has at the sizes of a chunk and of a token,
+beside the device's own rates of copying and of matrix products.
+
+`texts` takes the sizes of a known model with random weights and random tokens, since speed does not
+depend on them. The ways:
+
+    dense   transformers with torch's flash attention, in pieces, then one token at a time
+    esa     the method of `--preset` (the paper's), rows on the device
+    host    the same, rows in host memory and reduced keys on the device
+    index   the layers up to the middle one, as the default reads a text for its index
+
+A way that runs out of memory says so in its row. Each length is read once after a short text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from common import append_line, tokens
+
+from esa_cli.attention.kernels import KERNELS, attend
+from esa_cli.attention.kernels.reference import attend as plain
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.models.attach import attach
+from esa_cli.models.partial_forward import hidden_states
+from esa_cli.qa import preset
+from esa_cli.qa.planning.model_shapes import known_shapes
+from esa_cli.qa.resolved_preset import resolve
+from esa_cli.storage.store_places import StorePlaces
+
+WAYS = ("dense", "esa", "host", "index")
+DECODED = 64
+"""Tokens that are written behind a text."""
+SEGMENT = 2048
+"""Tokens that the index form reads side by side."""
+SIZES = [
+    # queries, keys, causal
+    (512, 512, True),
+    (512, 4096, False),
+    (512, 8192, False),
+    (1, 8192, False),
+    (1, 131072, False),
+]
+Row = dict[str, Any]
+
+
+def settled(device: torch.device) -> None:
+    """Waits for what the device was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(call: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
+    """The median time of a call, after three to warm up."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeats):
+        settled(device)
+        started = time.perf_counter()
+        call()
+        settled(device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def ceilings(device: torch.device, large: bool) -> Row:
+    """The device's own rates: copying, bytes read and written; a matrix product in bfloat16."""
+    size = 8192 if large else 256
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in "ab")
+    block = torch.empty((1 << 30) if large else (1 << 20), dtype=torch.uint8, device=device)
+    other = torch.empty_like(block)
+    return {
+        "part": "ceilings",
+        "matrix_tflops": 2 * size**3 / seconds(lambda: a @ b, device) / 1e12,
+        "copy_gb_per_s": 2 * block.numel() / seconds(lambda: other.copy_(block), device) / 1e9,
+    }
+
+
+def kernel_rows(device: torch.device, heads: int, groups: int, dim: int) -> Iterator[Row]:
+    """Times and errors of every kernel that can run, at the sizes of `SIZES`."""
+    for count, length, causal in SIZES:
+        q = torch.randn(heads, count, dim, device=device, dtype=torch.bfloat16)
+        k, v = (torch.randn(groups, length, dim, device=device, dtype=torch.bfloat16) for _ in "kv")
+        for name, kernel in KERNELS.items():
+            if kernel.usable(q) and (name != "reference" or device.type != "cuda"):
+                row: Row = {"part": "kernels", "kernel": name, "queries": count, "keys": length}
+                try:
+                    yield row | kernel_row(name, q, k, v, causal)
+                except Exception as error:  # one kernel must not hide the others
+                    yield row | {"failed": f"{type(error).__name__}: {str(error)[:160]}"}
+
+
+def kernel_row(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Row:
+    """Time, rates and errors of one kernel; the errors against plain operations."""
+    scale = q.shape[2] ** -0.5
+    want, want_lse = plain(q, k, v, causal, scale)
+    run = partial(attend, q, k, v, causal=causal, scale=scale, kernel=name)
+    out, lse = run()
+    error = (out.float() - want.float()).norm() / want.float().norm()
+    took = seconds(run, q.device)
+    work = 4 * q.numel() * k.shape[1] / (2 if causal else 1)
+    return {
+        "causal": causal, "ms": took * 1e3, "tflops": work / took / 1e12,
+        "gb_per_s": (k.nbytes + v.nbytes) / took / 1e9,
+        "error": float(error), "lse_error": float((lse - want_lse).abs().max()),
+    }  # fmt: skip
+
+
+def random_model(shape: str, device: torch.device) -> Any:
+    """A causal language model of a known shape, or `tiny`, with random weights on the device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = dict(known_shapes()[shape]) if shape != "tiny" else dict(TINY)
+    config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return model.to(device).eval()
+
+
+TINY = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 256,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+class Reader:
+    """Reads texts of random tokens by each way, and writes behind them."""
+
+    def __init__(self, model: Any, method: Any, piece: int) -> None:
+        self.model, self.method, self.piece = model, method, piece
+        self.device: torch.device = model.device
+
+    def read(self, way: str, ids: torch.Tensor) -> Row:
+        """The row of one way over ids (1, N)."""
+        if way == "index":
+            return self._index(ids)
+        if way == "dense":
+            from transformers import DynamicCache
+
+            return self._prefill(ids, DynamicCache(), lambda cache, last: None)
+        with attach(self.model, self.method) as attachment:
+            places = StorePlaces(self.method.window.local + 2 * self.piece)
+            layers = range(len(attachment.traits)) if way == "host" else ()
+            cache = attachment.new_cache(places.stores(layers))
+            cache.begin(QueryState(Phase.PREFILL))
+
+            def ask(cache: Any, last: int) -> None:
+                cache.project()
+                cache.begin(QueryState(Phase.QUESTION, answer_start=last))
+
+            return self._prefill(ids, cache, ask)
+
+    def _prefill(self, ids: torch.Tensor, cache: Any, ask: Callable[[Any, int], None]) -> Row:
+        n = ids.shape[1]
+        settled(self.device)
+        started = time.perf_counter()
+        for piece in ids.split(self.piece, dim=1):
+            self.model.base_model(input_ids=piece, past_key_values=cache)
+        ask(cache, n + 16)
+        settled(self.device)
+        took = time.perf_counter() - started
+        question = time.perf_counter()
+        token = self._next(ids[:, :16], cache)
+        settled(self.device)
+        first = time.perf_counter()
+        for _ in range(DECODED):
+            token = self._next(token, cache)
+        settled(self.device)
+        each = (time.perf_counter() - first) / DECODED
+        return {"seconds": took, "question_ms": 1e3 * (first - question), "token_ms": 1e3 * each}
+
+    def _next(self, ids: torch.Tensor, cache: Any) -> torch.Tensor:
+        logits = self.model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits
+        return logits[:, -1:].argmax(dim=-1)
+
+    def _index(self, ids: torch.Tensor) -> Row:
+        layers = (len(self.model.base_model.layers) + 1) // 2
+        settled(self.device)
+        started = time.perf_counter()
+        for piece in ids.split(8 * SEGMENT, dim=1):
+            whole = piece.shape[1] // SEGMENT * SEGMENT
+            for batch in (piece[:, :whole].reshape(-1, SEGMENT), piece[:, whole:]):
+                if batch.numel():
+                    hidden_states(self.model, batch, layers)
+        settled(self.device)
+        return {"seconds": time.perf_counter() - started}
+
+
+def text_rows(arguments: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    """A row for each length and way."""
+    model = random_model(arguments.shape, device)
+    method = resolve(preset.load(arguments.preset, arguments.overrides)).method
+    reader, vocabulary = Reader(model, method, arguments.piece), model.config.vocab_size
+    longest = {"dense": tokens(arguments.dense)}
+    for length in (4096, *map(tokens, arguments.lengths.split(","))):
+        ids = torch.randint(0, vocabulary, (1, min(length, arguments.most)), device=device)
+        for way in arguments.ways.split(","):
+            if length > longest.get(way, length):
+                continue
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(device)
+            row = {"part": "texts", "shape": arguments.shape, "way": way, "tokens": ids.shape[1]}
+            try:
+                found = reader.read(way, ids)
+                row |= found | {"tokens_per_s": ids.shape[1] / found["seconds"]}
+            except torch.OutOfMemoryError:
+                row["failed"] = "out of memory"
+            if device.type == "cuda":
+                row["peak_gib"] = torch.cuda.max_memory_allocated(device) / (1 << 30)
+            yield row | {"warm_up": length == 4096}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=["kernels", "texts"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shape", default="meta-llama/Llama-3.1-8B-Instruct")
+    parser.add_argument("--preset", default="llama3-8b-paper")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--lengths", default="32k,128k")
+    parser.add_argument("--dense", default="128k", help="longest text that is read densely")
+    parser.add_argument("--piece", type=int, default=4096, help="tokens given to the model at once")
+    parser.add_argument("--most", type=int, default=1 << 40, help="cuts every text to this length")
+    parser.add_argument("--out", default="")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    cuda = device.type == "cuda"
+    where = {
+        "device": torch.cuda.get_device_name(device) if cuda else "processor",
+        "torch": torch.__version__,
+    }
+    with torch.inference_mode():
+        rows = [ceilings(device, cuda)]
+        made = kernel_rows(device, 32, 8, 128) if arguments.part == "kernels" else None
+        for row in (*rows, *(made or text_rows(arguments, device))):
+            row = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+            append_line(arguments.out, row | where)
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
