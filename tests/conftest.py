@@ -43,6 +43,24 @@ PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
 EAGER = {"attn_implementation": "eager"}
 HYBRID = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 
 # Query heads, key heads and head dimension: grouped 1:1, 3:1 and 8:1.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -222,6 +240,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED}),
 }
 
 

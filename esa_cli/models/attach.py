@@ -30,7 +30,9 @@ from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.forward_pass import ForwardPass
+from esa_cli.models.forward_start import StartOfForward
 from esa_cli.models.kv_cache import EsaCache, in_memory
+from esa_cli.models.latent_heads import LatentHeads
 from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits
 from esa_cli.models.layer_traits import check_supported as check_supported
 from esa_cli.models.supported_families import family_of
@@ -66,6 +68,8 @@ class Attachment:
         self.traits = layer_traits(model.config, rotary, self._modules)
         self.forward_pass: ForwardPass[EsaCache] = ForwardPass()
         self.method = method
+        family = family_of(model.config)
+        self.latents = [LatentHeads(module) for module in self._modules if family.latent]
         self.method_layers = [i for i, one in enumerate(self.traits) if one.window is None]
         self._attention: dict[LayerTraits, Attention] = {}
         self._sliding = {
@@ -80,7 +84,9 @@ class Attachment:
         self._restore.atexit = False
         keep_cache(model.config)
         model.set_attn_implementation(NAME)
-        self.body.rotary_emb = _StartOfForward(self)
+        angles = self.rope.frequencies[0].shape[0]
+        width = angles if family.half_table else 2 * angles
+        self.body.rotary_emb = StartOfForward(width, self.forward_pass)
         for module in self._modules:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._modules):
@@ -120,8 +126,8 @@ class Attachment:
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
-        layers = len(self._modules)
-        return EsaCache(self.forward_pass, self.method, layers, store, self.method_layers)
+        layers, chosen, latent = len(self._modules), self.method_layers, bool(self.latents)
+        return EsaCache(self.forward_pass, self.method, layers, store, chosen, latent)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -155,32 +161,6 @@ def _check_free(model: PreTrainedModel, modules: list[Any]) -> None:
     kept = [found() for module in modules if (found := _ATTACHED.get(module))]
     if any(kept) or isinstance(cast(Any, model.base_model).rotary_emb, RawRotary):
         raise ModelError("this model is attached already", "call detach() on the first attachment")
-
-
-class _StartOfForward(RawRotary):
-    """Opens the attachment's `ForwardPass`: the model calls its rotary module at the start of a
-    forward call, once or for each type of layers, with the positions of its tokens."""
-
-    def __init__(self, attachment: Attachment) -> None:
-        angles = attachment.rope.frequencies[0].shape[0]
-        super().__init__(angles if family_of(attachment.model.config).half_table else 2 * angles)
-        self._attachment = ref(attachment)
-
-    def forward(
-        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        attachment = self._attachment()
-        if attachment is not None:
-            # A compiled model would be compiled anew for every span.
-            compiled = torch.compiler.is_compiling()
-            attachment.forward_pass.open(None if compiled else _ends(position_ids))
-        return super().forward(x, position_ids)
-
-
-def _ends(positions: Tensor) -> tuple[int, int]:
-    flat = positions.reshape(-1)
-    first, last = torch.stack((flat[0], flat[-1])).tolist()
-    return first, last
 
 
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
@@ -237,8 +217,10 @@ def _attention_function(
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
     attention = attachment.attention(cache.method, index)
-    out = attention(cache.memory(index), query[0], cache.query, kwargs.get("s_aux"))
-    return out.transpose(0, 1)[None], None
+    latent = attachment.latents[index] if attachment.latents else None
+    q = latent.queries(query[0]) if latent else query[0]
+    out = attention(cache.memory(index), q, cache.query, kwargs.get("s_aux"))
+    return (latent.outputs(out) if latent else out).transpose(0, 1)[None], None
 
 
 def _mask_function(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:

@@ -33,6 +33,7 @@ from esa_cli.models.inspection import (
     state_tensors,
     weight_errors,
 )
+from esa_cli.models.supported_families import key_shape
 
 KEY = "fingerprint"
 """Metadata entry of a file of maps: the fingerprint of its model."""
@@ -73,13 +74,13 @@ def fingerprint(model: Any) -> Fingerprint:
         for projection in layer[:2]:
             for numbers in _numbers(projection):
                 digest.update(numbers.cpu().numpy().tobytes())
-    heads = int(config.num_attention_heads)
+    groups, dim = key_shape(config)
     return Fingerprint(
         kind=str(config.model_type),
         layers=len(layers),
-        heads=heads,
-        groups=int(getattr(config, "num_key_value_heads", None) or heads),
-        dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        heads=int(config.num_attention_heads),
+        groups=groups,
+        dim=dim,
         weights=digest.hexdigest(),
     )
 

@@ -44,7 +44,9 @@ def projections(model: Any) -> list[list[Any]]:
     """The modules of each layer that make queries, keys and values, in this order; or all of them
     in one module."""
     names = family_of(model.config).projections
-    return [[getattr(layer.self_attn, name) for name in names] for layer in model.base_model.layers]
+    modules = [layer.self_attn for layer in model.base_model.layers]
+    found = [[getattr(module, name, None) for name in names] for module in modules]
+    return [[one for one in parts if one is not None] for parts in found]
 
 
 def _device(module: Any, otherwise: torch.device) -> torch.device:

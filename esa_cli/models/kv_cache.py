@@ -28,36 +28,49 @@ def in_memory(
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer: appends a forward call's keys and values to its memory, and returns them."""
+    """One layer: appends a forward call's keys and values to its memory, and returns them.
+
+    Args:
+        latent: it gets latents and rotary parts of keys; see `LatentHeads`.
+    """
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, layer: int, make: MakeStore) -> None:
+    def __init__(self, layer: int, make: MakeStore, latent: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.make = layer, make
+        self.layer, self.make, self.latent = layer, make, latent
         self.memory: LayerMemory | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        heads, dim = key_states.shape[1], key_states.shape[3]
-        store = self.make(self.layer, heads, dim, key_states.dtype, key_states.device)
-        self.memory = LayerMemory(self.layer, store)
-        self.is_initialized = True
+        """Nothing: the store is made with the first rows."""
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Appends rows of C tokens, (G, C, D) each."""
+        if self.memory is None:
+            heads, _, dim = keys.shape
+            store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
+            self.hold(LayerMemory(self.layer, store))
+        assert self.memory is not None
+        self.memory.store.append(keys.detach(), values.detach())
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends C tokens, (1, G, C, D) each, and returns them as they came."""
+        """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents (1, 1, C,
+        L) and rotary parts of keys (1, 1, C, R) one is returned, since the model expands what it
+        gets for an attention function that does not use it."""
         if key_states.shape[0] != 1:
             raise UsageError(
                 f"ESA attends to one sequence at a time, not a batch of {key_states.shape[0]}",
                 "ask the questions one after another; the document is read only once",
             )
-        if self.memory is None:
-            self.lazy_initialization(key_states, value_states)
-        assert self.memory is not None
-        self.memory.store.append(key_states[0].detach(), value_states[0].detach())
-        return key_states, value_states
+        if not self.latent:
+            self.append(key_states[0], value_states[0])
+            return key_states, value_states
+        rows = torch.cat((value_states[0], key_states[0]), dim=-1)
+        self.append(rows, rows)
+        return key_states[:, :, :1], value_states[:, :, :1]
 
     def hold(self, memory: LayerMemory) -> None:
         """Uses a memory whose store has tokens already."""
@@ -99,7 +112,7 @@ class EsaCache(Cache):
     Args:
         forward: of the attached model. method: runs unless `begin` gives another. layers: of the
             model. make: makes each layer's store. method_layers: those that run the method; None:
-            all.
+            all. latent: layers keep latents.
 
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
@@ -112,9 +125,10 @@ class EsaCache(Cache):
         layers: int,
         make: MakeStore = in_memory,
         method_layers: Sequence[int] | None = None,
+        latent: bool = False,
     ) -> None:
         self._method_layers = range(layers) if method_layers is None else method_layers
-        self.own = [EsaLayer(i, make) for i in range(layers)]
+        self.own = [EsaLayer(i, make, latent) for i in range(layers)]
         super().__init__(layers=[*self.own])
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 

@@ -116,7 +116,7 @@ def layer_traits(config: Any, rotary: nn.Module, modules: list[Any]) -> list[Lay
     """
     family, types = family_of(config), layer_types(config)
     ropes = {name: _rope(config, family, rotary, name) for name in set(types)}
-    dim = int(modules[0].head_dim)
+    dim = int(modules[0].qk_rope_head_dim if family.latent else modules[0].head_dim)
     for rope in ropes.values():
         if (width := 2 * rope.frequencies[0].shape[0]) != dim and not family.partial:
             raise ModelError(

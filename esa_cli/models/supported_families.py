@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import ModelError
 
@@ -36,9 +36,10 @@ class Family:
         half_table: its rotary module returns each angle once, not twice.
         sinks: each head has a learned logit without a key.
         attention_cap: setting that is the soft cap of attention's logits.
+        latent: keys and values are made from latents (MLA), which the cache receives.
         slides: a `sliding_window` is that of all layers, whatever `layer_types` says.
         switches: its `generate` drops the cache at `original_max_position_embeddings` tokens.
-        projections: modules that make queries, keys and values.
+        projections: modules that make queries, keys and values, or latents, if they are there.
         multiply: setting that logits are multiplied by. divide: divided by. cap: soft cap of them.
     """
 
@@ -49,6 +50,7 @@ class Family:
     half_table: bool = False
     sinks: bool = False
     attention_cap: str = ""
+    latent: bool = False
     slides: bool = False
     switches: bool = False
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -56,6 +58,8 @@ class Family:
     divide: str = ""
     cap: str = ""
 
+
+LATENT = ("q_proj", "q_b_proj", "kv_a_proj_with_mqa")
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama 2 and 3, SmolLM2, Yi"),
@@ -120,6 +124,7 @@ FAMILIES: dict[str, Family] = {
     "cwm": Family("Code World Model"),
     "ministral": Family("Ministral 8B"),
     "ministral3": Family("Ministral 3", slides=True),
+    "deepseek_v3": Family("DeepSeek-V3, DeepSeek-R1", latent=True, projections=LATENT),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -155,7 +160,7 @@ LIMITS: dict[str, str] = {
         _STATE,
     ),
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
+        ("deepseek_v2", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
         _LATENT,
     ),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "deepseek_v4"), _INDEXER),
@@ -171,6 +176,21 @@ def check_type(kind: object) -> None:
         raise ModelError(
             f"models of type {kind!r} are not supported{why}", f"supported: {', '.join(FAMILIES)}"
         )
+
+
+def keeps_latents(kind: str) -> bool:
+    """Whether the keys that models of this `model_type` cache are their values, too."""
+    return kind in FAMILIES and FAMILIES[kind].latent
+
+
+def key_shape(config: Any) -> tuple[int, int]:
+    """G and D of stored keys; in families with latents these are one head of rotary and latent
+    dimensions. Raises AttributeError: the configuration lacks a size."""
+    if family_of(config).latent:
+        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
+    heads = int(config.num_attention_heads)
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return int(groups), int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def family_of(config: object) -> Family:

@@ -14,6 +14,7 @@ from esa_cli.attention.moments import Moments
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
+from esa_cli.models.supported_families import keeps_latents
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.system.files import resolved_path
@@ -76,6 +77,7 @@ def layout(
         reduced=ranks,
         fit=method.compressor.fit_tokens if any(ranks) else 0,
         segment=SEGMENT,
+        shared=keeps_latents(shape["kind"]),
     )
 
 

@@ -43,6 +43,14 @@ LONG = {
     "long_factor": [1.0, 2.0, 4.0, 8.0],
     "original_max_position_embeddings": 32,
 }
+YARN_OF_LATENTS = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 32,
+}
 ODD = {
     # name: family, changes of its tiny configuration
     "longrope": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 32}),
@@ -83,6 +91,8 @@ ODD = {
         "gpt_oss",
         {"layer_types": ["full_attention", "sliding_attention"]},
     ),
+    "yarn of latents": ("deepseek_v3", {"rope_parameters": YARN_OF_LATENTS}),
+    "latents of halves": ("deepseek_v3", {"rope_interleave": False, "q_lora_rank": None}),
     "no layer rotates": ("smollm3", {"no_rope_layers": [0, 0]}),
     "the first layer does not rotate": ("smollm3", {"no_rope_layers": [0, 1]}),
 }
@@ -181,8 +191,10 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
 def stored(cache: EsaCache, ids: list[int], path: Path) -> list[JoinedStore]:
     """The cached rows of all layers, from a library on disk, each with an empty tail."""
     kept = [cache.memory(i).store for i in range(len(cache.own))]
-    heads, dim = kept[0].heads, kept[0].dim
-    library, layout = Library(path), Layout(len(kept), heads, dim, "float32", segment=16)
+    first = kept[0]
+    shape = first.heads, first.dim
+    layout = Layout(len(kept), *shape, "float32", segment=16, shared=first.shared)
+    library = Library(path)
     with library.write(library.key("model", "text"), "model", ids, layout) as writer:
         assert isinstance(writer, Writer)
         for layer, store in zip(writer.layers, kept, strict=True):
@@ -192,7 +204,8 @@ def stored(cache: EsaCache, ids: list[int], path: Path) -> list[JoinedStore]:
             text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept)
         )
     stores = library.open(entry).layers()
-    tails = [MemoryStore(heads, dim, torch.float32, torch.device("cpu")) for _ in kept]
+    place = torch.float32, torch.device("cpu")
+    tails = [MemoryStore(*shape, *place, first.shared) for _ in kept]
     return [
         JoinedStore([StoreSlice(store, 0, len(ids))], tail)
         for store, tail in zip(stores, tails, strict=True)
@@ -227,9 +240,9 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
     assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("name", ["half of yarn", "the first layer does not rotate"])
+@pytest.mark.parametrize("name", ["half of yarn", "the first layer does not rotate", "deepseek_v3"])
 def test_every_method_runs(name: str) -> None:
-    """On models whose heads or layers rotate in part."""
+    """On models whose heads or layers rotate in part, and on latents."""
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
@@ -266,6 +279,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
         model(tokens(5), past_key_values=cache)
         store = cache.memory(0).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
+        assert store.nbytes == 5 * shape_of(before).row * 4
     assert model.config.to_dict() == before
 
 
@@ -326,7 +340,7 @@ def test_other_types_of_layers_are_refused() -> None:
         attach(model, everything(7))
 
 
-@pytest.mark.parametrize("kind", ["falcon", "hunyuan_v1_dense", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["falcon", "hunyuan_v1_dense", "deepseek_v32"])
 def test_a_known_limit_is_said(kind: str) -> None:
     with pytest.raises(ModelError) as caught:
         supported_families.check_type(kind)

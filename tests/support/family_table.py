@@ -43,6 +43,8 @@ def attention(kind: str) -> str:
         parts.append(f"soft cap `{family.attention_cap}`")
     if family.sinks:
         parts.append("sinks")
+    if family.latent:
+        parts.append("latents")
     if "llama_4_scaling_beta" in str(shape):
         parts.append("queries scaled by position")
     return ", ".join(parts)

@@ -70,8 +70,8 @@ def _refill(cache: EsaCache, shards: Shards, attachment: Attachment) -> None:
     places = [next(layer.parameters()).device for layer in attachment.body.layers]
     for layers in shards.memories():
         for layer, pair, place in zip(cache.own, layers, places, strict=True):
-            keys, values = (x.view(x.shape[0], heads, -1).transpose(0, 1)[None] for x in pair)
-            layer.update(keys.to(place), values.to(place))
+            keys, values = (x.view(x.shape[0], heads, -1).transpose(0, 1) for x in pair)
+            layer.append(keys.to(place), values.to(place))
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """The cost of a method on a model: bytes of the cache, working memory, and operations of a prefill.
 
-    keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them
+    keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them, and
+                      G D where the keys are the values (MLA: one head of rotary part and latent)
     operations        tokens * (2 P + layers * attention + scoring)
 
 R is summed over the layers, which need not be alike. P counts the weights outside the embeddings.
@@ -10,6 +11,7 @@ Only sizes are looked at, never weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from esa_cli.attention.moments import Moments
 from esa_cli.attention.scoring import KEEP_ELEMENTS
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import ModelError, PresetError
+from esa_cli.models.supported_families import family_of, key_shape
 from esa_cli.storage.growing_rows import FIRST_SEGMENT, LAST_SEGMENT
 
 FEED = 1024
@@ -45,12 +48,22 @@ class Shape:
     tied: bool
     idle: int = 0
     """Of the experts that it does not pass."""
+    shared: bool = False
+    """Whether the keys are the values, too."""
+    low_rank: int = 0
+    """Weights of a layer's projections where they go through latents."""
+
+    @property
+    def row(self) -> int:
+        """Numbers that a layer keeps of a token."""
+        return (1 if self.shared else 2) * self.groups * self.dim
 
     @property
     def body(self) -> int:
         """Weights of the layers that a token passes: projections and the three maps of the gated
         MLP."""
-        attention = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
+        whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
+        attention = self.low_rank or whole
         return self.layers * (attention + 3 * self.hidden * self.inner)
 
     @property
@@ -64,20 +77,35 @@ def shape_of(config: dict[str, Any]) -> Shape:
     """Raises ModelError when config.json lacks a size."""
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        inner, idle = _inner(config)
+        (inner, idle), settings = _inner(config), SimpleNamespace(**config)
+        groups, dim = key_shape(settings)
+        latent = family_of(settings).latent
         return Shape(
             layers=int(config["num_hidden_layers"]),
             hidden=hidden,
             heads=heads,
-            groups=int(config.get("num_key_value_heads") or heads),
-            dim=int(config.get("head_dim") or hidden // heads),
+            groups=groups,
+            dim=dim,
             inner=inner,
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
             idle=idle,
+            shared=latent,
+            low_rank=_low_rank(config) if latent else 0,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+
+
+def _low_rank(config: dict[str, Any]) -> int:
+    """Weights of a layer's projections with latents of queries, if there are any, and of keys."""
+    names = ("num_attention_heads", "hidden_size", "kv_lora_rank", "qk_rope_head_dim")
+    heads, hidden, latent, rotary = (int(config[name]) for name in names)
+    rest, values = int(config["qk_nope_head_dim"]), int(config["v_head_dim"])
+    rank, wide = _first(config, "q_lora_rank"), heads * (rest + rotary)
+    queries = rank * (hidden + wide) if rank else hidden * wide
+    keys = hidden * (latent + rotary) + latent * heads * (rest + values)
+    return queries + keys + heads * values * hidden
 
 
 def _inner(config: dict[str, Any]) -> tuple[int, int]:
@@ -121,7 +149,7 @@ class Costs:
 
     def keys_values(self, tokens: int, size: int) -> int:
         shape = self.shape
-        return self.stored(tokens) * shape.layers * 2 * shape.groups * shape.dim * size
+        return self.stored(tokens) * shape.layers * shape.row * size
 
     def reduced_keys(self, tokens: int, size: int) -> int:
         return self.stored(tokens) * self.rank * size

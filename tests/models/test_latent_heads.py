@@ -1,0 +1,171 @@
+"""Attention over latents against keys and values made from them, as the model makes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY, build_model, build_step
+from torch import Tensor, nn
+
+from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method
+from esa_cli.attention.positions import TruePositions
+from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.window import Window
+from esa_cli.errors import ModelError
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attach import attach
+from esa_cli.models.latent_heads import LatentHeads
+from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.storage.memory_store import MemoryStore
+
+COUNT = 30
+CPU = torch.device("cpu")
+METHOD = Method(Window(3, 1000, 5, 7, dense=0), position=TruePositions())
+
+
+def close(got: Tensor, want: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def tokens(count: int = 50) -> Tensor:
+    return torch.randint(1, VOCABULARY, (1, count), generator=torch.Generator().manual_seed(7))
+
+
+def module_of(model: Any) -> Any:
+    return model.base_model.layers[0].self_attn
+
+
+def drawn(module: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (H, n, N + R), latents (1, n, L) and rotary parts of keys (1, n, R), unrotated."""
+    q = torch.randn(module.num_heads, COUNT, module.qk_head_dim)
+    return q, torch.randn(1, COUNT, module.kv_lora_rank), torch.randn(1, COUNT, 8)
+
+
+def test_logits_and_sums_of_values_are_those_of_expanded_keys_and_values() -> None:
+    module = module_of(build_model("deepseek_v3"))
+    heads = LatentHeads(module)
+    q, latents, rotary = drawn(module)
+    keys, values = (one[0] for one in module.expand_kv(latents[None], rotary[None]))
+    rows = torch.cat((rotary, latents), -1)
+    close(heads.queries(q) @ rows.transpose(1, 2), q @ keys.transpose(1, 2))
+    weights = torch.rand(module.num_heads, COUNT, COUNT)
+    close(heads.outputs(weights @ rows), weights @ values, 2e-5)
+
+
+def looped(module: Any, rope: Any, q: Tensor, latents: Tensor, rotary: Tensor) -> Tensor:
+    """Output (H, n, V) of causal attention, key by key."""
+    low, at = module.qk_nope_head_dim, torch.arange(COUNT)
+    turned_q, turned = rope.rotate(q[..., low:], at), rope.rotate(rotary, at)[0]
+    maps = module.kv_b_proj.weight.view(module.num_heads, -1, module.kv_lora_rank)
+    out = torch.zeros(module.num_heads, COUNT, module.v_head_dim)
+    for head in range(module.num_heads):
+        pairs = latents[0] @ maps[head].T
+        for i in range(COUNT):
+            weights = [
+                math.exp(
+                    module.scaling
+                    * float(q[head, i, :low] @ pairs[j, :low] + turned_q[head, i] @ turned[j])
+                )
+                for j in range(i + 1)
+            ]
+            for j, weight in enumerate(weights):
+                out[head, i] += weight / sum(weights) * pairs[j, low:]
+    return out
+
+
+def test_attention_is_that_of_a_loop() -> None:
+    model = build_model("deepseek_v3")
+    module = module_of(model)
+    q, latents, rotary = drawn(module)
+    with attach(model, METHOD) as attached:
+        heads, attention = attached.latents[0], attached.attention(METHOD, 0)
+        memory = LayerMemory(0, MemoryStore(1, 24, torch.float32, CPU, shared=True))
+        rows = torch.cat((rotary, latents), -1)
+        memory.store.append(rows, rows)
+        got = heads.outputs(attention(memory, heads.queries(q), QueryState()))
+        close(got, looped(module, attached.rope, q, latents, rotary), 2e-5)
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_scores_are_those_of_expanded_keys(rotate: bool) -> None:
+    model = build_model("deepseek_v3")
+    module = module_of(model)
+    q, latents, rotary = drawn(module)
+    keys, _ = module.expand_kv(latents[None], rotary[None])
+    with attach(model, METHOD) as attached:
+        rope, absorbed = attached.rope, attached.latents[0].queries(q)
+    rows = build_step(absorbed, torch.cat((rotary, latents), -1), rope=rope)
+    # The dimensions that rotate first, as `Rope` has them.
+    expanded = build_step(q.roll(8, -1), keys[0].roll(8, -1), rope=rope)
+    for score in (SumScore(rotate=rotate), VoteScore()):
+        close(score.scores(rows), score.scores(expanded), 1e-4)
+    for (_, one), (_, other) in zip(
+        rows.head_logits(rotate), expanded.head_logits(rotate), strict=True
+    ):
+        close(one, other, 2e-5)
+
+
+class Packed(nn.Module):
+    """A linear layer whose weight is bytes with a scale for each row."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Buffer((weight / scale).round().to(torch.int8))
+        self.scale = nn.Buffer(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.to(x) * self.scale.to(x)).T
+
+
+def test_a_quantised_map_is_unpacked_once() -> None:
+    model, ids = build_model("deepseek_v3"), tokens()
+    for layer in model.base_model.layers:
+        layer.self_attn.kv_b_proj = Packed(layer.self_attn.kv_b_proj)
+    want = model(ids).logits
+    with attach(model, METHOD) as attached:
+        cache = attached.new_cache()
+        for piece in ids.split(20, dim=1):
+            got = model(piece, past_key_values=cache).logits
+        close(got, want[:, 40:])
+        assert attached.latents[0]._unpacked is not None
+
+
+def test_an_adapter_changes_the_maps_while_it_is_active() -> None:
+    model, ids = build_model("deepseek_v3"), tokens()
+    adapter = LoraAdapter.new(model, 2, 4.0)
+    for _, b in adapter.matrices.values():
+        b.data.normal_(0, 0.2)
+    plain = model(ids).logits
+    with adapter.active():
+        want = model(ids).logits
+    assert (want - plain).abs().max() > 0.1
+    with attach(model, METHOD) as attached:
+        with adapter.active():
+            close(model(ids, past_key_values=attached.new_cache()).logits, want)
+        close(model(ids, past_key_values=attached.new_cache()).logits, plain)
+
+
+def test_in_bfloat16_it_is_as_exact_as_the_model_itself() -> None:
+    model, ids = build_model("deepseek_v3"), tokens()
+    exact = model(ids).logits
+    model.bfloat16()
+    own = (model(ids).logits - exact).abs().mean()
+    with attach(model, METHOD) as attached:
+        got = model(ids, past_key_values=attached.new_cache()).logits
+    assert (got - exact).abs().mean() < 1.3 * own
+
+
+def test_maps_with_a_bias_are_refused() -> None:
+    model = build_model("deepseek_v3")
+    module = module_of(model)
+    module.kv_b_proj = nn.Linear(16, module.kv_b_proj.out_features)
+    with pytest.raises(ModelError, match="must have no bias"):
+        attach(model, METHOD)
+    attach(build_model("deepseek_v3"), METHOD).detach()
