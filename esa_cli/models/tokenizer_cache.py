@@ -24,7 +24,10 @@ from esa_cli.system.text import text_digest
 
 FORMAT = 1
 """Raised when what is kept differs."""
-FILES = ("*.json", "*.jinja", "*/*.jinja", "tokenizer*", "*.model", "*.txt")
+FILES = (
+    "config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json",
+    "vocab*", "merges*", "*.model", "chat_template*", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 """Files of a model's folder from which transformers makes its tokenizer."""
 OWN = (
     "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode",

@@ -64,8 +64,12 @@ def test_only_what_transformers_has_loaded_once(folder: Path) -> None:
     assert load_plain_tokenizer(folder) is None
     load_tokenizer(folder)
     assert load_plain_tokenizer(folder) is not None
-    (folder / "generation_config.json").write_text("{}")
-    assert load_plain_tokenizer(folder) is None
+    (folder / "notes.json").write_text("{}")
+    assert load_plain_tokenizer(folder) is not None
+    templates = folder / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "rag.jinja").write_text("{{ documents }}")
+    assert not is_plain(folder), "it has several templates"
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
