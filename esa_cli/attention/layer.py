@@ -28,6 +28,7 @@ from esa_cli.attention.plugin_errors import (
     blame_plugin,
     checked_scores,
     far_positions,
+    is_builtin,
     near_positions,
 )
 from esa_cli.attention.positions import on_one_device
@@ -152,7 +153,7 @@ class Attention:
             if complete:
                 raise SurveyComplete
         if isinstance(picked, Tensor):
-            return torch.cat((initial, picked.to(q.device) + low))
+            return memory.selection(initial, picked, keep=is_builtin(selector))
         return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
 
     def _step(
@@ -237,8 +238,7 @@ class Attention:
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         # Only differences count; subtracting the minimum keeps positions inside the rotary table.
         base = positions.min()
-        query = rope.rotate(q, at - base)
-        keys = rope.rotate(keys, positions - base)
+        query, keys = rope.rotate(q, at - base), rope.rotate(keys, positions - base)
         return self._attend(query, keys, values, causal=False)
 
     def _observe(

@@ -32,6 +32,7 @@ class LayerMemory:
         states: the selectors' layer states, by class of selector.
         projection: the fitted compressor. fitted: the fit was made, with or without a projection.
         fetched: positions, keys and values of the far tokens of the answer's last token.
+        selected: the last offsets picked, and the positions made from them.
     """
 
     layer: int
@@ -41,6 +42,7 @@ class LayerMemory:
     projection: Projection | None = None
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    selected: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
         """Adds tokens to the compressor's moments, until there are `fit_tokens`.
@@ -65,6 +67,21 @@ class LayerMemory:
             keys, _ = self.store.span(start, start + q.shape[1])
             moments.add(fold(q, self.store.heads), flatten_keys(keys))
 
+    def selection(self, initial: Tensor, picked: Tensor, keep: bool) -> Tensor:
+        """Positions (I + K,) of the initial tokens (I,), 0 and up, and of those picked behind them.
+
+        Args:
+            picked: (K,) offsets. keep: if it is the tensor of the last time, so is what is
+                returned, and `fetch` need not compare; its selector must not have changed it.
+        """
+        total = initial.shape[0] + picked.shape[0]
+        last = self.selected
+        if keep and last is not None and last[0] is picked and last[1].shape[0] == total:
+            return last[1]
+        found = torch.cat((initial, picked.to(initial.device) + initial.shape[0]))
+        self.selected = (picked, found)
+        return found
+
     def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
 
@@ -73,9 +90,10 @@ class LayerMemory:
         """
         if at.shape[0] > FETCH_KEPT:
             return self.store.gather(at)
-        if self.fetched is None or not torch.equal(self.fetched[0], at):
-            self.fetched = (at, *self._changed(at))
-        return self.fetched[1], self.fetched[2]
+        last = self.fetched
+        if last is None or not (last[0] is at or torch.equal(last[0], at)):
+            last = self.fetched = (at, *self._changed(at))
+        return last[1], last[2]
 
     def _changed(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """As `KVStore.gather`, but what was fetched last is not fetched again."""

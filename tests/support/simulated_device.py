@@ -63,6 +63,8 @@ class SimulatedDevice(TorchFunctionMode):
         there = [one for one in tensors if lies_there(one)]
         if name == "__get__" and func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
             return DEVICE if there else func(*args, **kwargs)
+        if name == "__get__" and func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return bool(there)
         wanted = _device(name, args, kwargs)
         if there:
             self._look_at(name, args, kwargs, tensors, wanted)
