@@ -120,6 +120,11 @@ class LayerMemory:
         for state in self.states.values():
             state.crop(len(self.store))
 
+    def release(self) -> None:
+        """Frees copies of rows."""
+        self.fetched = None
+        self.store.release()
+
     def project(self, method: Method, upto: int) -> Projection | None:
         """The layer's projection, with reduced keys for every token before `upto`."""
         if not method.score.features:

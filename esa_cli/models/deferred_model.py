@@ -38,6 +38,7 @@ class DeferredModel:
     folder: Path
     dtype: Any
     device: Any
+    cache: str = "auto"
 
     @cached_property
     def model(self) -> Any:
@@ -88,6 +89,7 @@ def load_deferred(
     progress: StageProgress | None = None,
     offline: bool = False,
     tokenizer: Any = None,
+    cache: str = "auto",
 ) -> DeferredModel | None:
     """A model whose loading by transformers is deferred; None: transformers has not loaded it on
     this machine before, or `FusedForward` cannot compute it. Arguments and errors: as `load`."""
@@ -108,4 +110,4 @@ def load_deferred(
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
     tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
-    return DeferredModel(model, tokenizer, ref.text, folder, model.dtype, model.device)
+    return DeferredModel(model, tokenizer, ref.text, folder, model.dtype, model.device, cache)

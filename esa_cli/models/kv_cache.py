@@ -202,6 +202,12 @@ class EsaCache(Cache):
         stores = [layer.memory.store for layer in self.own if layer.memory]
         return sum(store.nbytes for store in stores)
 
+    def release(self) -> None:
+        """Frees the stores' copies of rows."""
+        for layer in self.own:
+            if layer.memory:
+                layer.memory.release()
+
     def truncate(self, length: int) -> None:
         """Crops to `length` tokens, also after an interrupted forward left layers uneven."""
         for layer in self.own:

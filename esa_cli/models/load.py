@@ -18,6 +18,7 @@ from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.resolve import resolve
 from esa_cli.models.tokenizer_loading import load_tokenizer
+from esa_cli.storage.cache_choice import check_cache
 from esa_cli.system.machine import available_memory, size_text
 from esa_cli.system.progress import StageProgress, silent
 
@@ -30,7 +31,7 @@ class LoadedModel:
     """A model in memory: `model` and `tokenizer` are transformers' own objects, in eval mode.
 
     `dtype` is a torch.dtype; `device` is the torch.device of the first weights (with the device
-    "balanced", later layers may be on others).
+    "balanced", later layers may be on others). `cache`: where keys and values will be.
     """
 
     model: Any
@@ -39,6 +40,7 @@ class LoadedModel:
     folder: Path
     dtype: Any
     device: Any
+    cache: str = "auto"
 
     @property
     def text_model(self) -> Any:
@@ -54,6 +56,7 @@ def load(
     progress: StageProgress | None = None,
     offline: bool = False,
     tokenizer: Any = None,
+    cache: str = "auto",
 ) -> LoadedModel:
     """Loads a model, fetched and converted first where that is needed.
 
@@ -63,6 +66,7 @@ def load(
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16".
         progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
+        cache: where keys and values of documents will be kept; see `storage.cache_choice`.
         tokenizer: of `load_tokenizer`, if it was loaded before.
 
     Raises:
@@ -70,6 +74,7 @@ def load(
         ModelError: the model is missing, broken, unreachable or not supported.
         ResourceError: not enough memory or disk.
     """
+    check_cache(cache)
     report = progress or silent
     ref = as_reference(ref)
     folder = resolve(ref, progress=progress, offline=offline)
@@ -85,7 +90,7 @@ def load(
     model = into_memory(ref, config, place, lambda: _from_folder(folder, place, chosen))
     cache_config(folder, model.config)
     weight = next(model.parameters())
-    return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device)
+    return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device, cache)
 
 
 def check_loadable(folder: Path) -> None:

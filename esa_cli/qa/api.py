@@ -88,7 +88,7 @@ class Esa:
     @classmethod
     def load(
         cls, name: str = DEFAULT, overrides: Sequence[str] = (), *, method: str | None = None,
-        length: int = 0, device: str = "auto", dtype: str = "auto",
+        length: int = 0, device: str = "auto", dtype: str = "auto", cache: str = "auto",
         library: Library | None = None, keep: bool = True, rows: str = "int8",
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
@@ -99,7 +99,7 @@ class Esa:
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
             method: a whole method over the preset, by its name in `esa methods`.
-            length: tokens of the documents, for methods that are made for one length.
+            length: tokens of the documents, for methods made for one. cache: as --cache.
             library: `Library()` is the user's own; None keeps what is read in memory.
             reader: another model that words the answers, as --reader; `reader_model`: on a server.
 
@@ -107,7 +107,7 @@ class Esa:
         ModelError, ResourceError. ReaderError: the server cannot be used."""
         choice = None if reader is None else ReaderChoice(reader, reader_model)
         loaded, resolved, planner, other = open_model(
-            name, overrides, method, length, device, dtype, choice
+            name, overrides, method, length, device, dtype, choice, cache
         )
         return cls(
             loaded, resolved, library=library, keep=keep, rows=rows,

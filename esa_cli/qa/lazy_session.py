@@ -60,7 +60,7 @@ class LazySession:
         def make() -> Session:
             from esa_cli.qa.session import Session
 
-            return Session(loaded.model, loaded.tokenizer, resolved)
+            return Session(loaded.model, loaded.tokenizer, resolved, loaded.cache)
 
         lazy = cls(
             loaded.text_model, loaded.tokenizer, resolved,

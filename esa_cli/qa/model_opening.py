@@ -34,6 +34,7 @@ def open_model(
     device: str,
     dtype: str,
     choice: ReaderChoice | None,
+    cache: str,
 ) -> OpenModel:
     """Arguments and errors: as `api.Esa.load`."""
     given = overrides if choice is None else [*overrides, "answer.from=text"]
@@ -42,10 +43,10 @@ def open_model(
     check_adapter(resolved.preset.answer)
     memory, index = machine.available_memory(place), index_sizes(resolved.preset.answer)
     load = models.load if index is None else models.load_for_text
-    loaded = load(resolved.preset.model, device=place, dtype=dtype)
+    loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
     other = None if choice is None else choice.open(device, dtype)
     planner = Planner(
         resolved, read_config(loaded.folder), dtype=loaded.dtype, device=place,
-        memory=memory - (0 if other is None else other.nbytes), index=index,
+        memory=memory - (0 if other is None else other.nbytes), index=index, cache=cache,
     )  # fmt: skip
     return OpenModel(loaded, resolved, planner, other)

@@ -17,12 +17,14 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.attach import attach
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.cache_placement import CachePlacement
 from esa_cli.qa.cached_text import CachedText
 from esa_cli.qa.method_fit import check_fits_model, check_reduced_keys, check_same_fit
 from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
+from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 from esa_cli.system.progress import Progress
 
@@ -53,18 +55,22 @@ class Prefill:
     Args:
         model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
             method that is built from it, if it was built before.
+        cache: where keys and values are kept; see `storage.cache_choice`.
 
     Raises:
         ModelError: the model cannot be supported. PresetError: the method does not hold, or its
-            compressor was made for another model.
+            compressor was made for another model. UsageError: there is no such place.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset, cache: str = "auto"
+    ) -> None:
         resolved = resolve(preset)
         self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
         self.prompt = PromptTokens(tokenizer, self.preset.prompt)
         self.method = resolved.method
         check_fits_model(self.method, model)
+        self.placement = CachePlacement(model, self.method, cache)
         self.attachment = attach(model, self.method)
         self.cache = self.attachment.new_cache()
         self.text = CachedText(tokenizer)
@@ -75,7 +81,8 @@ class Prefill:
         self._opened: list[PrefilledDocument] = []
 
     def clear(self) -> None:
-        """Drops the cached document, and frees its memory."""
+        """Drops the cached document, and frees its memory; of what others keep, its copies."""
+        self.cache.release()
         self.cache = self.attachment.new_cache()
         self.text = CachedText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
@@ -154,11 +161,17 @@ class Prefill:
         Args:
             ids: of `prompt.document`. done: what was read of them before, by the same method; its
                 stores are read on into. method: prefills in place of the one that answers.
+
+        Raises:
+            UsageError: rows are to be on disk, and `done` has no stores there.
         """
         self.clear()
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
-        if done is not None:
+        if done is None:
+            check_in_memory(self.placement.cache)
+            self.cache = self.attachment.new_cache(self.placement.stores(len(ids)))
+        else:
             self._ids = ids[: len(done.ids)]
             states = [done.layer_states(i) for i in range(len(done.stores))]
             self.cache.hold(done.stores, done.projections if done.ids else None, states)

@@ -14,6 +14,7 @@ from esa_cli.qa.archive import layout, maps, provenance, storable
 from esa_cli.qa.books import Book
 from esa_cli.qa.cache_key import cache_key
 from esa_cli.qa.part_ingest import PartIngest, StoredForm
+from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.entry_writer import Writer
@@ -25,8 +26,6 @@ if TYPE_CHECKING:  # it imports transformers' models
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Requested row format -> stored formats that satisfy it."""
-STORED_AT_ONCE = 8192
-"""Most tokens whose rows are in memory while a document is stored in the library."""
 
 
 class RowIngest(PartIngest):

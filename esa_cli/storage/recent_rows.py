@@ -6,6 +6,16 @@ import torch
 from torch import Tensor
 
 
+def slack(near: int) -> int:
+    """The most tokens that are appended at once; `near` others are copied once in so many."""
+    return max(1, near // 4)
+
+
+def capacity(near: int) -> int:
+    """Rows of a buffer that keeps `near` tokens."""
+    return near + slack(near)
+
+
 class RecentRows:
     """Rows of keys and of values of tokens [start, stop): the last ones, mostly `near` or more.
 
@@ -21,17 +31,9 @@ class RecentRows:
     ) -> None:
         self.width, self.dtype, self.device, self.near = width, dtype, device, near
         self.kinds = kinds
+        self.slack, self.capacity = slack(near), capacity(near)
         self.start = self.stop = 0
         self._rows: Tensor | None = None
-
-    @property
-    def slack(self) -> int:
-        """The most tokens that are appended at once; `near` others are copied once in so many."""
-        return max(1, self.near // 4)
-
-    @property
-    def capacity(self) -> int:
-        return self.near + self.slack
 
     def fits(self, count: int) -> bool:
         """Whether so many tokens can be appended to this buffer."""

@@ -47,7 +47,7 @@ class StorePlaces:
         elsewhere: Callable[[torch.device], bool] = has_own_memory,
         copies: Callable[[torch.device], HostCopies] = HostCopies,
     ) -> None:
-        self.near, self._elsewhere, self._copies = near, elsewhere, copies
+        self.near, self.elsewhere, self._copies = near, elsewhere, copies
         self._made: dict[torch.device, HostCopies] = {}
 
     def stores(self, on_host: Container[int]) -> MakeStore:
@@ -64,7 +64,7 @@ class StorePlaces:
         device: torch.device,
         shared: bool = False,
     ) -> KVStore:
-        if layer not in on_host or not self._elsewhere(device):
+        if layer not in on_host or not self.elsewhere(device):
             return MemoryStore(heads, dim, dtype, device, shared)
         if device not in self._made:
             self._made[device] = self._copies(device)

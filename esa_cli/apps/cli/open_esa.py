@@ -12,6 +12,7 @@ from esa_cli.apps.cli.preflight import Preflight, prepare
 from esa_cli.apps.cli.progress_display import prefill_bar
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.document import Document
+from esa_cli.errors import UsageError
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.preset import Preset
 from esa_cli.system.machine import size_text
@@ -113,7 +114,7 @@ def opened(
         UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
         ReaderError: the reader's server cannot be used.
     """
-    ready = chosen
+    keep, ready = _stored(options.cache, keep), chosen
     if not isinstance(ready, Preflight):
         ready = prepare(ready, options, reporter, keep=keep)
     from esa_cli.storage.library import Library
@@ -155,6 +156,15 @@ def _load(
         other = reader.open(options.device, options.dtype, reporter.stage)
         ready.planner.memory -= other.nbytes
     return loaded, other
+
+
+def _stored(cache: str, keep: bool | None) -> bool | None:
+    """Whether what is read is stored, as asked and as its rows' place demands."""
+    if cache == "disk" and keep is False:
+        raise UsageError(
+            "--cache disk stores what is read in the library", "leave --no-keep or --cache out"
+        )
+    return True if cache == "disk" else keep
 
 
 def _keeps(ready: Preflight, keep: bool | None, library: Library, reporter: Reporter) -> bool:

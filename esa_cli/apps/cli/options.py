@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from esa_cli.apps.cli import completion
-from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.preset import Preset as LoadedPreset
@@ -55,6 +53,9 @@ Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps, or balanced (all GPUs).")
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Cache = Annotated[
+    str, typer.Option("--cache", help="Where keys and values are: auto, device, host or disk.")
+]
 Method = Annotated[
     str | None,
     typer.Option(
@@ -111,7 +112,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The preset, changes of its settings, and the device and dtype of its model."""
+    """The preset, changes of its settings, the device and dtype of its model, and its cache."""
 
     preset: Preset = DEFAULT_PRESET
     model: Model = None
@@ -119,6 +120,7 @@ class ModelOptions:
     plugins: Plugin = None
     device: Device = "auto"
     dtype: Dtype = "auto"
+    cache: Cache = "auto"
 
     def overrides(
         self, parts: Mapping[str, str | None] | None = None, more: Sequence[str] = ()
@@ -223,20 +225,6 @@ def compared_methods(text: str | None, chosen: LoadedPreset) -> tuple[str, ...]:
     from esa_cli.qa.method_presets import compared_by_default
 
     return compared_by_default(chosen) if text is None else names(text)
-
-
-def confirm_removal(kind: str, what: str, yes: bool) -> None:
-    """Asks on the terminal whether to remove it, unless --yes is given.
-
-    Raises:
-        UsageError: there is no terminal. typer.Exit: the answer is no.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"removing a {kind} must be confirmed", "add --yes")
-    if not typer.confirm(f"Remove {what}?", err=True):
-        raise typer.Exit(1)
 
 
 def load_plugins(files: Sequence[Path] | None) -> None:

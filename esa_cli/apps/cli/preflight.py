@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
 from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.qa.preset import Preset
+from esa_cli.storage.cache_choice import check_cache, check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:
@@ -32,16 +33,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """The model's `device`, torch's name or "balanced", and `dtype`, a torch.dtype."""
+    """The model's `device`, torch's name or "balanced", `dtype`, of torch, and place of `cache`."""
 
     device: str
     dtype: Any
+    cache: str = "auto"
 
     @classmethod
     def of(cls, options: ModelOptions) -> ModelPlace:
-        """The place for --device and --dtype. Raises UsageError."""
+        """The place for --device, --dtype and --cache. Raises UsageError."""
+        check_cache(options.cache)
         chosen = choose_device(options.device)
-        return cls(chosen, choose_dtype(options.dtype, chosen))
+        return cls(chosen, choose_dtype(options.dtype, chosen), options.cache)
+
+    @classmethod
+    def without_cache(cls, options: ModelOptions) -> ModelPlace:
+        """As `of`, where no documents are kept. Raises UsageError: --cache is given."""
+        if options.cache != "auto":
+            raise UsageError("--cache is for commands that ask about documents", "leave it out")
+        return cls.of(replace(options, cache="device"))
 
     @property
     def dtype_name(self) -> str:
@@ -82,11 +92,13 @@ class KnownModel:
         place = self.place
         return Planner(
             resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available,
-            index=index,
+            index=index, cache=place.cache,
         )  # fmt: skip
 
     def check(self, presets: Iterable[Preset], tokens: int) -> None:
-        """Raises ResourceError when so many tokens do not fit with one of the presets."""
+        """Raises ResourceError when so many tokens do not fit with one of the presets, UsageError
+        where their rows are to be on disk."""
+        check_in_memory(self.place.cache)
         from esa_cli.qa.resolved_preset import resolve
 
         for chosen in presets:
@@ -133,7 +145,7 @@ class KnownModel:
         place = self.place
         return {
             "device": place.device, "dtype": place.dtype_name, "progress": reporter.stage,
-            "tokenizer": self.__dict__.get("tokenizer"),
+            "tokenizer": self.__dict__.get("tokenizer"), "cache": place.cache,
         }  # fmt: skip
 
 

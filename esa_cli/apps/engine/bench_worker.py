@@ -65,7 +65,7 @@ class BenchWorker:
         now = ""
         with quiet_transformers():
             loaded = known.load(reporter)
-            with Session(loaded.model, loaded.tokenizer, self.preset) as session:
+            with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
 
                 def ask(group: RecordGroup) -> GroupRows:
                     nonlocal asker, now

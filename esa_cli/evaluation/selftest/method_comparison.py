@@ -106,7 +106,7 @@ def compare(
             tokens.
     """
     out = []
-    with Session(loaded.model, loaded.tokenizer, preset) as session:
+    with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
         spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
         head = len(session.prompt.head())
         document = Document("", text, source="", encoding="", bytes=0)

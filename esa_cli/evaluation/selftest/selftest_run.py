@@ -93,7 +93,8 @@ class SelftestRun:
     @contextmanager
     def session(self) -> Iterator[Session]:
         """The run's session. Raises EsaError: a method, its settings or the haystack is wrong."""
-        with Session(self.loaded.model, self.loaded.tokenizer, self.preset) as session:
+        loaded = self.loaded
+        with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check(session)
             yield session
 

@@ -129,6 +129,15 @@ def _first(config: dict[str, Any], *names: str) -> int:
     return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
+def segments(tokens: int) -> list[int]:
+    """Rows of each segment that is allocated for so many."""
+    found, capacity = list[int](), 0
+    while capacity < tokens:
+        found.append(min(LAST_SEGMENT, max(FIRST_SEGMENT, capacity)))
+        capacity += found[-1]
+    return found
+
+
 @dataclass(frozen=True)
 class Costs:
     """The cost of one method on one model, per token and in all; `rank` is of `rank_of`."""
@@ -140,12 +149,7 @@ class Costs:
 
     def stored(self, tokens: int) -> int:
         """Rows allocated for `tokens`; RAM that was never written to is not taken."""
-        if not self.on_gpu:
-            return tokens
-        capacity = 0
-        while capacity < tokens:
-            capacity += min(LAST_SEGMENT, max(FIRST_SEGMENT, capacity))
-        return capacity
+        return sum(segments(tokens)) if self.on_gpu else tokens
 
     def keys_values(self, tokens: int, size: int) -> int:
         shape = self.shape
@@ -170,10 +174,6 @@ class Costs:
             fitting = 8 * folded * folded * (2 * shape.layers + 8)
         return (activations + gathered) * size + scores + fitting + tokens * TOKEN_BYTES + LIBRARIES
 
-    def needed(self, tokens: int, size: int) -> int:
-        kept = self.keys_values(tokens, size) + self.reduced_keys(tokens, size)
-        return self.shape.weights * size + kept + self.working(tokens, size)
-
     def operations(self, tokens: int) -> float:
         """Floating-point operations of reading; a multiplication and an addition are two."""
         shape, window = self.shape, self.method.window
@@ -188,13 +188,6 @@ class Costs:
             width = width if self.method.score.features else whole
             scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
         return tokens * (2 * shape.body + shape.layers * attention + scoring)
-
-    def most_tokens(self, memory: int, size: int) -> int:
-        low, high = 0, 1 << 28
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.needed(middle, size) <= memory else (low, middle - 1)
-        return low
 
 
 def rank_of(method: Method, shape: Shape) -> int:

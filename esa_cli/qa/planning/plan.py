@@ -6,7 +6,6 @@ operations per second, as measured at the last ingest or by a short matrix produ
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -14,16 +13,23 @@ from typing import Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
+from esa_cli.qa.archive import storable
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning import measured_speed
-from esa_cli.qa.planning.costs import FEED, Costs, Shape, rank_of, shape_of
+from esa_cli.qa.planning.cache_places import (
+    STORED_AT_ONCE,
+    RowPlaces,
+    fewest_host_layers,
+    row_places,
+)
+from esa_cli.qa.planning.costs import Costs, rank_of, shape_of
 from esa_cli.qa.planning.index_costs import IndexCosts
+from esa_cli.qa.planning.machine_probe import probe
 from esa_cli.qa.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 
 EFFICIENCY = 0.6
 """Share of a plain matrix product's speed that a prefill reaches, while nothing was measured."""
-_PROBE_S = 0.15
 
 
 class Planner:
@@ -35,6 +41,7 @@ class Planner:
         device: of torch, or "balanced"; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
         index: the sizes of the finder whose index is computed instead of rows; see `index_sizes`.
+        cache: where rows are: device, host, auto or disk; see `storage.cache_choice`.
 
     Raises:
         PresetError: the compressor is not for this model. ModelError: config.json lacks a size.
@@ -50,12 +57,17 @@ class Planner:
         device: str,
         memory: int | None = None,
         index: FinderSizes | None = None,
+        cache: str = "auto",
     ) -> None:
         method, shape = resolved.method, shape_of(config)
         given = shape, method, rank_of(method, shape), device not in ("cpu", "mps")
         self.costs = Costs(*given) if index is None else IndexCosts(*given, index)
         self.dtype, self.device = dtype, device
         self.memory = machine.available_memory(device) if memory is None else memory
+        self.cache = cache if index is None else "device"
+        self.may_store_rows = index is None and storable(method)
+        on_gpu = self.costs.on_gpu
+        self.host_memory = machine.available_memory("cpu") if on_gpu else 0
         model, threads = resolved.preset.model, torch.get_num_threads()
         how = method.reading if index is None else "index"
         self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
@@ -72,23 +84,61 @@ class Planner:
     @cached_property
     def rate(self) -> float:
         """Operations per second; where none was measured it takes a moment to find one."""
-        return self.measured or EFFICIENCY * _probe(self.costs.shape, self.dtype, self.device)
+        return self.measured or EFFICIENCY * probe(self.costs.shape, self.dtype, self.device)
 
     def plan(self, tokens: int) -> Plan:
         """The plan of an ingest of `tokens` tokens."""
-        costs, size = self.costs, self.dtype.itemsize
+        return self._plan(tokens, self.dtype.itemsize, self.cache)
+
+    def _plan(self, tokens: int, size: int, cache: str) -> Plan:
+        """Args: size: bytes of a number."""
+        costs = self.costs
+        weights, working = costs.shape.weights * size, costs.working(tokens, size)
+        reduced = costs.reduced_keys(_at_once(tokens, cache), size)
+        rows = self._rows(tokens, size, cache, self.memory - weights - working - reduced)
         return Plan(
             tokens=tokens,
             device=self.device,
             dtype=self.dtype_name,
-            weights=costs.shape.weights * size,
-            keys_values=costs.keys_values(tokens, size),
-            reduced_keys=costs.reduced_keys(tokens, size),
-            working=costs.working(tokens, size),
+            weights=weights,
+            keys_values=rows.on_device,
+            reduced_keys=reduced,
+            working=working,
             available=self.memory,
+            host_layers=rows.host_layers,
+            host_keys_values=rows.on_host,
+            host_available=self.host_memory,
             operations=costs.operations(tokens),
             planner=self,
         )
+
+    def _rows(self, tokens: int, size: int, cache: str, room: int) -> RowPlaces:
+        """Where the rows are when the device has `room` bytes for them."""
+        count = _at_once(tokens, cache)
+        layers = 0
+        if self.costs.on_gpu and cache == "host":
+            layers = self.costs.shape.layers
+        elif self.costs.on_gpu and cache == "auto":
+            layers = fewest_host_layers(self.costs, count, size, room)
+        return row_places(self.costs, count, size, layers)
+
+    def fits(self, tokens: int, size: int, cache: str) -> bool:
+        """Whether so many tokens fit, with numbers of `size` bytes, and rows at this place."""
+        return self._plan(tokens, size, cache).fits
+
+    def fits_processor(self, tokens: int, size: int) -> bool:
+        """Whether they would fit into the memory of the host, with all that is needed."""
+        plan = self._plan(tokens, size, "device")
+        return plan.needed <= self.host_memory
+
+    def most_tokens(self, size: int) -> int:
+        """Tokens that fit, with numbers of `size` bytes."""
+        low, high = 0, 1 << 28
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.fits(middle, size, self.cache)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
     def check(self, tokens: int) -> None:
         """Raises ResourceError, with what would make it fit, when `tokens` tokens do not."""
@@ -102,7 +152,11 @@ class Planner:
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes, operations and seconds that ingesting `tokens` tokens will take."""
+    """Bytes, operations and seconds that ingesting `tokens` tokens will take.
+
+    `keys_values` are those on the device; `host_keys_values`, of the last `host_layers` layers,
+    those in host memory.
+    """
 
     tokens: int
     device: str
@@ -112,6 +166,9 @@ class Plan:
     reduced_keys: int
     working: int
     available: int
+    host_layers: int
+    host_keys_values: int
+    host_available: int
     operations: float
     planner: Planner = field(repr=False)
 
@@ -121,7 +178,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.needed <= self.available
+        return self.needed <= self.available and self.host_keys_values <= self.host_available
 
     @property
     def seconds(self) -> float:
@@ -134,39 +191,33 @@ class Plan:
     @property
     def most_tokens(self) -> int:
         """Tokens that would fit with the same settings."""
-        return self.planner.costs.most_tokens(self.available, self.planner.dtype.itemsize)
+        return self.planner.most_tokens(self.planner.dtype.itemsize)
 
     @property
     def remedies(self) -> tuple[str, ...]:
         """Settings that would make it fit, best first; empty when it does."""
         if self.fits:
             return ()
-        made = self.planner
-        return tuple(_remedies(made.costs, self.tokens, made.dtype, self.device, self.available))
+        return tuple(_remedies(self.planner, self.tokens))
 
     def check(self) -> None:
         """Raises ResourceError, with what would make it fit, when it does not."""
         if self.fits:
             return
-        has = "ESA_MEMORY_LIMIT allows" if _capped(self.device) else f"{self.device} has"
+        need, have, place = self.needed, self.available, self.device
+        if need <= have:
+            need, have, place = self.host_keys_values, self.host_available, "the host"
+        has = "ESA_MEMORY_LIMIT allows" if _capped(self.device) else f"{place} has"
         raise ResourceError(
-            f"{self.tokens:,} tokens need {machine.size_text(self.needed)} of memory, and "
-            f"{has} {machine.size_text(self.available)}",
+            f"{self.tokens:,} tokens need {machine.size_text(need)} of memory, and "
+            f"{has} {machine.size_text(have)}",
             "; or ".join(self.remedies),
         )
 
 
-def _probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
-    """Operations per second of the MLP's matrix product on FEED tokens."""
-    place = "cuda" if device == "balanced" else device
-    x = torch.ones(FEED, shape.hidden, dtype=dtype, device=place)
-    weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=place)
-    float((x[:64] @ weight)[0, 0])
-    done, started = 0, time.perf_counter()
-    while (spent := time.perf_counter() - started) < _PROBE_S:
-        float((x @ weight)[0, 0])  # waits for the device
-        done += 1
-    return 2.0 * x.numel() * shape.inner * done / spent
+def _at_once(tokens: int, cache: str) -> int:
+    """Tokens whose rows are in memory at once."""
+    return min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
 
 
 def _capped(device: str) -> bool:
@@ -175,17 +226,20 @@ def _capped(device: str) -> bool:
     return limit is not None and limit < machine.free_memory(device)
 
 
-def _remedies(costs: Costs, tokens: int, dtype: torch.dtype, device: str, memory: int) -> list[str]:
-    out = []
-    if dtype.itemsize > 2 and costs.needed(tokens, 2) <= memory:
+def _remedies(planner: Planner, tokens: int) -> list[str]:
+    out, size, cache = [], planner.dtype.itemsize, planner.cache
+    if size > 2 and planner.fits(tokens, 2, cache):
         out.append("use --dtype bfloat16, which fits")
-    if costs.on_gpu and costs.needed(tokens, dtype.itemsize) <= machine.available_memory("cpu"):
+    if planner.costs.on_gpu and cache == "device" and planner.fits(tokens, size, "host"):
+        out.append("use --cache host, which fits")
+    if planner.may_store_rows and cache != "disk" and planner.fits(tokens, size, "disk"):
+        out.append("use --cache disk, which fits")
+    if planner.costs.on_gpu and planner.fits_processor(tokens, size):
         out.append("use --device cpu, where it fits")
-    most = costs.most_tokens(memory, dtype.itemsize)
-    half = costs.most_tokens(memory, 2)
+    most, half = planner.most_tokens(size), planner.most_tokens(2)
     if most > 0:
         out.append(f"give fewer or shorter documents: {most:,} tokens fit")
     elif half > 0:
         out.append(f"give shorter documents and --dtype bfloat16: {half:,} tokens fit")
-    more = "raise ESA_MEMORY_LIMIT" if _capped(device) else "free some memory"
+    more = "raise ESA_MEMORY_LIMIT" if _capped(planner.device) else "free some memory"
     return [*out, "use a smaller model with --model", more]

@@ -466,3 +466,35 @@ def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
             if hits == KILLS:
                 return
     raise AssertionError("the kills came too early or too late to mean anything")
+
+
+def test_a_cache_on_disk_is_the_library(esa: Esa) -> None:
+    refused = esa("ask", "gate.txt", QUESTION, "--cache", "disk", "--no-keep")
+    assert refused.code == 2
+    assert "--cache disk stores what is read in the library" in refused.err
+    asked = esa("ask", "gate.txt", QUESTION, "--cache", "disk", "--max-new-tokens", "4")
+    assert asked.code == 0
+    again = esa("ask", "gate.txt", QUESTION, "--max-new-tokens", "4")
+    assert "was read before" in again.err
+    assert again.out == asked.out
+
+
+def test_a_cache_that_is_no_place_or_has_no_documents(esa: Esa) -> None:
+    wrong = esa("ask", "gate.txt", QUESTION, "--cache", "cloud")
+    assert wrong.code == 2
+    assert "must be one of auto, device, host, disk, got 'cloud'" in wrong.err
+    assert esa("ask", "gate.txt", QUESTION, "--cache", "host", "--max-new-tokens", "4").code == 0
+    heads = esa("heads", "tiny-random", "--cache", "host", "--device", "cpu")
+    assert "--cache is for commands that ask about documents" in heads.err
+    compared = esa("compare", "gate.txt", QUESTION, "--cache", "disk", *TINY)
+    assert "cache disk is for documents that are stored in the library" in compared.err
+
+
+def test_a_plan_says_where_rows_are(esa: Esa) -> None:
+    both = [
+        json.loads(esa("plan", "long.txt", "--json", "--cache", cache, *TINY).out)
+        for cache in ("host", "disk")
+    ]
+    assert [one["cache"] for one in both] == ["host", "disk"]
+    assert all(one["host_layers"] == 0 for one in both), "the processor's memory is the host's"
+    assert all(one["memory_bytes"]["host_keys_values"] == 0 for one in both)

@@ -39,7 +39,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count("presets resolved", "esa_cli.qa.preset", "read_file")
     count("methods built", "esa_cli.qa.build_method", "method")
     count("plugins looked for", "esa_cli.methods.plugin_loading", "entry_points")
-    count("machine timed", "esa_cli.qa.planning.plan", "_probe")
+    count("machine timed", "esa_cli.qa.planning.plan", "probe")
     plugin_loading: Any = importlib.import_module("esa_cli.methods.plugin_loading")
     plugin_loading.load_installed.cache_clear()
     transformers: Any = importlib.import_module("transformers")

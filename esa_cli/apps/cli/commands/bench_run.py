@@ -71,8 +71,8 @@ class BenchRun:
         with quiet_transformers():
             loaded = self.known.load(self.reporter)
         self.reporter.settle()
-        preset = self.request.preset
-        with quiet_transformers(), Session(loaded.model, loaded.tokenizer, preset) as session:
+        host = loaded.model, loaded.tokenizer, self.request.preset, loaded.cache
+        with quiet_transformers(), Session(*host) as session:
             return all(self._ask(session, method, settings[method]) for method in self.made)
 
     def _ask(self, session: Session, method: str, settings: Any) -> bool:

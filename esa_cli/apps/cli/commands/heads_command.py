@@ -90,7 +90,7 @@ def _steps(
     from esa_cli.models.quiet_transformers import quiet_transformers
 
     voting(chosen)
-    place = ModelPlace.of(model)
+    place = ModelPlace.without_cache(model)
     known = inspect_model(chosen, place, reporter)
     known.check([chosen], by.tokens or chosen.context)
     journal = open_journal(wanted, chosen, by.facts, place.dtype_name)

@@ -12,6 +12,7 @@ from esa_cli.apps.cli.completion import documents
 from esa_cli.apps.cli.entry_output import entry_label, facts, table_row
 from esa_cli.apps.cli.export_commands import export, import_
 from esa_cli.apps.cli.library_transfer import pull, push
+from esa_cli.apps.cli.removal_question import confirm_removal
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
     library = Library()
     chosen = several_entries(library, names)
     listed = ", ".join(f"{entry.id} ({entry_label(entry)})" for entry in chosen)
-    options.confirm_removal("document", f"{listed} from the library", yes)
+    confirm_removal("document", f"{listed} from the library", yes)
     for entry in chosen:
         freed = size_text(library.remove(entry))
         print(f"removed {entry.id} ({entry_label(entry)}), {freed} freed")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from esa_cli.apps.cli import options
+from esa_cli.apps.cli.removal_question import confirm_removal
 
 app = typer.Typer(help="List, fetch and remove models.")
 _HELP = "A hub id, a folder, a .gguf file or a wheel."
@@ -78,5 +79,5 @@ def rm(
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text
 
-    options.confirm_removal("model", f"{ref} from this machine", yes)
+    confirm_removal("model", f"{ref} from this machine", yes)
     print(f"removed {ref}, {size_text(remove(ref))} freed")

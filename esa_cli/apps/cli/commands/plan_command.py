@@ -67,6 +67,7 @@ def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
         ("memory needed", size_text(plan.needed)),
         ("  weights", size_text(plan.weights)),
         ("  keys and values", size_text(plan.keys_values)),
+        *_host_rows(plan),
         ("  reduced keys", size_text(plan.reduced_keys)),
         ("  working memory", size_text(plan.working)),
         ("memory available", size_text(plan.available)),
@@ -77,12 +78,25 @@ def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
     return rows + [("  to make it fit" if i == 0 else "", r) for i, r in enumerate(plan.remedies)]
 
 
+def _host_rows(plan: Any) -> list[tuple[str, str]]:
+    """Where some layers' keys and values are in the memory of the device's host."""
+    from esa_cli.system.machine import size_text
+
+    if not plan.host_layers:
+        return []
+    layers = f"of {plan.host_layers} of {plan.planner.costs.shape.layers} layers"
+    there, have = size_text(plan.host_keys_values), size_text(plan.host_available)
+    return [("  in host memory", f"{there} ({layers}; {have} available)")]
+
+
 def _as_dict(preset: Any, plan: Any) -> dict[str, Any]:
     return {
         "model": preset.model,
         "preset": preset.name,
         "device": plan.device,
         "dtype": plan.dtype,
+        "cache": plan.planner.cache,
+        "host_layers": plan.host_layers,
         "tokens": plan.tokens,
         "memory_bytes": {
             "needed": plan.needed,
@@ -91,6 +105,8 @@ def _as_dict(preset: Any, plan: Any) -> dict[str, Any]:
             "reduced_keys": plan.reduced_keys,
             "working": plan.working,
             "available": plan.available,
+            "host_keys_values": plan.host_keys_values,
+            "host_available": plan.host_available,
         },
         "seconds": round(plan.seconds, 1),
         "seconds_from": plan.rate_from,

@@ -80,7 +80,7 @@ def _open(
     from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 
     kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())
-    place = ModelPlace.of(model)
+    place = ModelPlace.without_cache(model)
     if place.dtype_name == "float16":
         raise UsageError(
             "dtype must be float32 or bfloat16 for training, got float16", "add --dtype float32"

@@ -88,7 +88,7 @@ def _open(
     every = read_training_texts(pairs, texts)
     windows = read_ranked_windows(wanted.windows, every) if wanted.windows else {}
     kept, held_out = split_texts(every, wanted.held_out or ())
-    place = ModelPlace.of(model)
+    place = ModelPlace.without_cache(model)
     if place.dtype_name == "float16":
         raise UsageError(
             "dtype must be float32 or bfloat16 for training, got float16", "add --dtype float32"

@@ -1,0 +1,78 @@
+"""Decides for each document which layers' rows are on their device and which in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from esa_cli.attention.method import Method
+from esa_cli.models.inspection import layer_devices
+from esa_cli.models.layer_traits import layer_windows
+from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
+from esa_cli.qa.planning.costs import Costs, rank_of, shape_of
+from esa_cli.storage.cache_choice import check_cache
+from esa_cli.storage.store_places import MakeStore, StorePlaces, has_own_memory
+from esa_cli.system.machine import available_memory
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes for rows on a GPU: what is free, and what torch keeps of what was freed."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return available_memory(str(device)) + kept
+
+
+class CachePlacement:
+    """Where the caches of one model are.
+
+    Args:
+        cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
+        places: makes the stores; None: on GPUs as chosen, elsewhere on the processor.
+        free: bytes that a device has for rows.
+
+    Raises:
+        UsageError: there is no such place.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        method: Method,
+        cache: str,
+        places: StorePlaces | None = None,
+        free: Callable[[torch.device], int] = free_on,
+    ) -> None:
+        check_cache(cache)
+        self.model, self.method, self.cache = model, method, cache
+        longest = max(window or 0 for window in layer_windows(model.config))
+        self._places = places or StorePlaces(near_tokens(method.window, longest))
+        self._elsewhere = has_own_memory if places is None else places.elsewhere
+        self._free = free
+
+    def stores(self, tokens: int) -> MakeStore:
+        """What makes the stores of a document of so many tokens."""
+        return self._places.stores(self.on_host(layer_devices(self.model), tokens))
+
+    def on_host(self, devices: Sequence[torch.device], tokens: int) -> frozenset[int]:
+        """The layers, each on its device, whose rows will be in host memory: as few as fit, the
+        last ones of each device, which are the likelier not to be scored by whole keys."""
+        if self.cache in ("device", "disk"):
+            return frozenset()
+        layers = [i for i, device in enumerate(devices) if self._elsewhere(device)]
+        if self.cache == "host":
+            return frozenset(layers)
+        found: list[int] = []
+        for device in dict.fromkeys(devices[i] for i in layers):
+            own = [i for i in layers if devices[i] == device]
+            count = self._fewest(len(own), tokens, self._free(device))
+            found += own[len(own) - count :]
+        return frozenset(found)
+
+    def _fewest(self, layers: int, tokens: int, free: int) -> int:
+        """How many of so many layers of one device must be in host memory."""
+        shape, size = shape_of(self.model.config.to_dict()), self.model.dtype.itemsize
+        costs = Costs(shape, self.method, rank_of(self.method, shape), on_gpu=True)
+        kept = costs.reduced_keys(tokens, size) * layers // shape.layers
+        room = free - costs.working(tokens, size) - kept
+        return fewest_host_layers(costs, tokens, size, room, layers)
