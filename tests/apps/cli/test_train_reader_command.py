@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from reader_pairs import write_text
+from reader_pairs import ANIMALS, write_text
 
 from esa_cli.__main__ import main
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer
@@ -19,7 +19,7 @@ from esa_cli.qa.adapter_files import adapter_folder
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 PROMPT = "answer.prompt='{passage} {question} A:'"
-SHORT = ["--examples", "40", "--rank", "2", "--batch", "8", "--set", PROMPT]
+SHORT = ["--examples", "24", "--rank", "2", "--batch", "8", "--set", PROMPT]
 COMMAND = ["train-reader", "pairs", "texts", *TINY, *SHORT]
 Esa = Callable[..., tuple[int, str, str]]
 
@@ -41,8 +41,8 @@ def esa(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
     monkeypatch.chdir(tmp_path)
-    write_text(tmp_path, "one")
-    write_text(tmp_path, "two", hour=3)
+    write_text(tmp_path, "one", animals=ANIMALS[:4])
+    write_text(tmp_path, "two", hour=3, animals=ANIMALS[:4])
     handler = signal.getsignal(signal.SIGINT)
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -63,7 +63,7 @@ def test_the_command(esa: Esa, tmp_path: Path) -> None:
     record = json.loads((folder / "training.json").read_text("utf-8"))
     assert record["model"] == "random:llama"
     assert record["held_out"].keys() == {"two"}
-    assert f"{record['examples']} examples of 54 pairs" in out
+    assert f"{record['examples']} examples of 30 pairs" in out
     table = [line.split() for line in out.splitlines() if line]
     assert table[-2][-1] == "noticed"
     assert table[-1][0] == "two"
