@@ -21,8 +21,9 @@ def load_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append_line(path: str, row: dict[str, Any]) -> None:
-    """Appends a row to a file of JSON lines; an empty path writes nothing."""
+    """Appends a row to a file of JSON lines, made with its folder; an empty path writes nothing."""
     if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as out:
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
 

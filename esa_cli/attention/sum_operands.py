@@ -36,7 +36,8 @@ class SumOperands:
     ) -> None:
         self.folded, self.store, self.projection = folded, store, projection
         self.low, self.high = low, high
-        self._reduced: dict[int, Tensor] = {}
+        # With the maps, so that no others get their id.
+        self._reduced: dict[int, tuple[Projection, Tensor]] = {}
 
     def blocks(self, most: int) -> Iterator[SumBlock]:
         """Yields all of M in blocks of at most `most` tokens."""
@@ -50,5 +51,5 @@ class SumOperands:
     def _queries(self, maps: Projection) -> Tensor:
         """Reduced queries (C, R) of a document's maps."""
         if id(maps) not in self._reduced:
-            self._reduced[id(maps)] = maps.queries(self.folded)
-        return self._reduced[id(maps)]
+            self._reduced[id(maps)] = maps, maps.queries(self.folded)
+        return self._reduced[id(maps)][1]

@@ -32,6 +32,8 @@ def compiled(kernel: triton.JITFunction, capability: int, group: KeyGroup) -> di
     options = {**kernel_options(group), "WIDEN": False}
     of_compiler = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     names, types = kernel.arg_names, {}
+    if len(group.blocks) == 1:  # Triton compiles arguments that are 1 as constants
+        options["blocks"] = 1
     for name in names:
         pointer = {"queries": f"*{TYPES[group.queries.rounded.dtype]}", "table": "*i64"}.get(name)
         if name in ("scales", "partial", "maxima", "out"):
@@ -57,10 +59,10 @@ def compiled(kernel: triton.JITFunction, capability: int, group: KeyGroup) -> di
 
 def main() -> None:
     cases = json.loads(sys.argv[1])
-    for chunk, rank, name in cases:
+    for chunk, rank, name, blocks in cases:
         dtype = {short: dtype for dtype, short in TYPES.items()}[name]
         queries = tile_queries(torch.zeros(chunk, rank), dtype)
-        group = KeyGroup(queries, [torch.zeros(300, rank, dtype=dtype)], [0])
+        group = KeyGroup(queries, [torch.zeros(300, rank, dtype=dtype)] * blocks, [0] * blocks)
         for kernel in (scorer_tiles.query_maxima, scorer_tiles.chunk_maxima):
             for capability in (80, 90):
                 print(json.dumps(compiled(kernel, capability, group)), flush=True)
