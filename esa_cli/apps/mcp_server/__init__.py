@@ -5,7 +5,7 @@ tool_list, tool_jobs            the tools as they are listed; one call in the wo
 tool_arguments, tool_results    what a tool takes and returns
 document_tools                  find, ask, ingest, list and show
 named_documents                 the documents that a name of a request means
-document_list                   the documents that requests may name
+document_facts                  facts of the documents that requests may name
 library_resources               stored documents as resources of the protocol
 asker_on_demand                 the model, loaded when it is first needed
 """

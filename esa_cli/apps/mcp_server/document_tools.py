@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.mcp_server.asker_on_demand import AskerOnDemand
-from esa_cli.apps.mcp_server.document_list import listed_documents
+from esa_cli.apps.mcp_server.document_facts import listed_documents
 from esa_cli.apps.mcp_server.named_documents import MOST_FILES, DocumentNames, path_of
 from esa_cli.apps.mcp_server.tool_arguments import (
     AskArguments,

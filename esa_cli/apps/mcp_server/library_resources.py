@@ -15,7 +15,7 @@ from mcp.types import (
     TextResourceContents,
 )
 
-from esa_cli.apps.mcp_server.document_list import stored_facts
+from esa_cli.apps.mcp_server.document_facts import stored_facts
 from esa_cli.apps.mcp_server.named_documents import DocumentNames
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Entry
