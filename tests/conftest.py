@@ -241,6 +241,27 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v3": ("DeepseekV3", {**LATENT, **ROUTED}),
+    "deepseek_v2": ("DeepseekV2", {**LATENT, **ROUTED}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **ROUTED}),
+    "minicpm3": ("MiniCPM3", {**LATENT, "dim_model_base": 12, "scale_emb": 2, "q_lora_rank": None}),
+    "youtu": ("Youtu", LATENT),
+    "mistral4": (
+        "Mistral4",
+        {
+            **LATENT,
+            **ROUTED,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.2,
+            },
+        },
+    ),
+    "axk1": ("AXK1", {**LATENT, **ROUTED}),
 }
 
 

@@ -85,8 +85,8 @@ class Attachment:
         keep_cache(model.config)
         model.set_attn_implementation(NAME)
         angles = self.rope.frequencies[0].shape[0]
-        width = angles if family.half_table else 2 * angles
-        self.body.rotary_emb = StartOfForward(width, self.forward_pass)
+        width = angles if family.half_table or family.complex_table else 2 * angles
+        self.body.rotary_emb = StartOfForward(width, self.forward_pass, family.complex_table)
         for module in self._modules:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._modules):

@@ -17,20 +17,19 @@ class StartOfForward(RawRotary):
     forward call, once or for each type of layers, with the positions of its tokens.
 
     Args:
-        width: of `RawRotary`.
+        width: of `RawRotary`. one: the model expects one complex tensor, (1, n, width).
     """
 
-    def __init__(self, width: int, forward_pass: ForwardPass[Any]) -> None:
+    def __init__(self, width: int, forward_pass: ForwardPass[Any], one: bool = False) -> None:
         super().__init__(width)
-        self._forward_pass = forward_pass
+        self._forward_pass, self._one = forward_pass, one
 
-    def forward(
-        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         # A compiled model would be compiled anew for every span.
         compiled = torch.compiler.is_compiling()
         self._forward_pass.open(None if compiled else _ends(position_ids))
-        return super().forward(x, position_ids)
+        cos, sin = super().forward(x, position_ids)
+        return torch.complex(cos.float(), sin.float()) if self._one else (cos, sin)
 
 
 def _ends(positions: Tensor) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
         return Rope(Angles(inverse, factor), pairs=family.pairs)
     if "longrope" in _rope_types(config):
         return Rope(Angles(*_long_frequencies(config, rotary)), pairs=family.pairs)
-    if family.pairs == "half" and not family.half_table:
+    if family.pairs == "half" and not (family.half_table or family.complex_table):
         return Rope(rotary)
     # Some modules compute the angles of pairs side by side, or once; `Rope` arranges them itself.
     return Rope(Angles(rotary.inv_freq, rotary.attention_scaling), pairs=family.pairs)

@@ -34,6 +34,7 @@ class Family:
         rotating: setting that lists for each layer whether it rotates; "": all do;
             SLIDING_ROTATE: those with a window; HYBRID_SLIDING_ROTATE: those, or all if none has.
         half_table: its rotary module returns each angle once, not twice.
+        complex_table: it returns one tensor of complex numbers.
         sinks: each head has a learned logit without a key.
         attention_cap: setting that is the soft cap of attention's logits.
         latent: keys and values are made from latents (MLA), which the cache receives.
@@ -48,6 +49,7 @@ class Family:
     partial: bool = False
     rotating: str = ""
     half_table: bool = False
+    complex_table: bool = False
     sinks: bool = False
     attention_cap: str = ""
     latent: bool = False
@@ -125,6 +127,18 @@ FAMILIES: dict[str, Family] = {
     "ministral": Family("Ministral 8B"),
     "ministral3": Family("Ministral 3", slides=True),
     "deepseek_v3": Family("DeepSeek-V3, DeepSeek-R1", latent=True, projections=LATENT),
+    "deepseek_v2": Family(
+        "DeepSeek-V2, DeepSeek-V2-Lite",
+        pairs="interleaved",
+        complex_table=True,
+        latent=True,
+        projections=LATENT,
+    ),
+    "glm4_moe_lite": Family("GLM-4.7-Flash", latent=True, projections=LATENT),
+    "minicpm3": Family("MiniCPM3", divide="logits_scaling", latent=True, projections=LATENT),
+    "youtu": Family("Youtu-LLM", latent=True, projections=LATENT),
+    "mistral4": Family("Mistral Small 4", latent=True, projections=LATENT),
+    "axk1": Family("A.X K1", latent=True, projections=LATENT),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -159,11 +173,20 @@ LIMITS: dict[str, str] = {
         ),
         _STATE,
     ),
+    "longcat_flash": _LATENT,
     **dict.fromkeys(
-        ("deepseek_v2", "glm4_moe_lite", "longcat_flash", "minicpm3", "youtu"),
-        _LATENT,
+        (
+            "deepseek_v32",
+            "glm_moe_dsa",
+            "deepseek_v4",
+            "hy_v4",
+            "axk2",
+            "dots3_note_text",
+            "mistral_large4_text",
+            "glm5_next_text",
+        ),
+        _INDEXER,
     ),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "deepseek_v4"), _INDEXER),
     "gpt2": "it has learned positions in place of rotary ones",
 }
 """Why ESA cannot be attached to a known `model_type`."""

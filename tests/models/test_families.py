@@ -289,6 +289,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
         ("glm4", {"pairs": "half"}),
         ("ernie4_5", {"pairs": "half"}),
         ("nanochat", {"pairs": "half"}),
+        ("deepseek_v2", {"pairs": "half"}),
         ("llama", {"pairs": "interleaved"}),
         ("smollm3", {"rotating": ""}),
     ],

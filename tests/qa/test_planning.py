@@ -46,6 +46,42 @@ def test_weights_are_those_of_the_model(make_model: Any) -> None:
     assert shape.weights == sum(p.numel() for p in model.parameters()) - norms
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+"""Of its config.json."""
+
+
+def test_latents_are_planned_as_what_they_are() -> None:
+    """Published: 671 billion weights, 37 billion of them (embeddings too) active, and 70,272 bytes
+    of latents a token."""
+    shape = costs.shape_of(DEEPSEEK_V3)
+    # Its first three layers have an MLP in place of experts, and are thought larger than they are.
+    experts = 3 * 3 * 7168 * (257 * 2048 - 18432)
+    assert (shape.weights - experts) / 1e9 == pytest.approx(671, abs=1)
+    assert (shape.body + 2 * 129280 * 7168) / 1e9 == pytest.approx(37, abs=1)
+    method = resolve(preset.load("tiny-random")).method
+    assert costs.Costs(shape, method, 0, on_gpu=False).keys_values(1, 2) == 70_272
+    lacking = {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}
+    with pytest.raises(ModelError, match=r"must have all sizes, got .*kv_lora_rank"):
+        costs.shape_of(lacking)
+
+
 def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
     from esa_cli.qa.resolved_preset import resolve
 
