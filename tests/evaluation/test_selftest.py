@@ -473,7 +473,7 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
     places = Positions(torch.zeros(3), torch.zeros(4))
     return ChunkTrace(
         layer, start, start + 3, 4, local, far, places, [places], queries, queries, None,
-        build_rope(4), 1.0, store, lse, decoding=False,
+        build_rope(4), 1.0, 0.0, store, lse, decoding=False,
     )  # fmt: skip
 
 
