@@ -62,8 +62,7 @@ class LayerMemory:
             q = q[:, :missing]
             moments.seen = start + q.shape[1]
             if method.score.rotates:
-                at = torch.full((q.shape[1],), method.position.distance, device=q.device)
-                q = rope().rotate(q, at)
+                q = rope().rotate(q, torch.full((q.shape[1],), method.position.distance))
             keys, _ = self.store.span(start, start + q.shape[1])
             moments.add(fold(q, self.store.heads), flatten_keys(keys))
 

@@ -87,7 +87,7 @@ class Rope:
     def gain(self, like: Tensor) -> Tensor:
         """Factor of a key (..., D) at position 0: 1, or yarn's attention factor; a scalar, or (D,)
         where not all dimensions rotate."""
-        cos, _ = self.cos_sin(torch.zeros(1, dtype=torch.long, device=like.device), like)
+        cos, _ = self.cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
 

@@ -54,10 +54,10 @@ class SlidingAttention:
         low = max(0, start - self.window + 1)
         keys, values = memory.store.span(low, stop)
         # Only differences of positions count: small ones keep the rotation exact.
+        at = torch.arange(stop - low)
+        query, keys = self.rope.rotate(q, at[start - low :]), self.rope.rotate(keys, at)
         at = torch.arange(stop - low, device=q.device)
-        own = at[start - low :]
-        query, keys = self.rope.rotate(q, own), self.rope.rotate(keys, at)
-        distance = own[:, None] - at[None]
+        distance = at[start - low :, None] - at[None]
         seen = (distance >= 0) & (distance < self.window)
         if self.cap or sink is not None:
             return self._plain(query, keys, values, seen, sink)

@@ -150,7 +150,7 @@ class Step:
         0 is the logit of attention at that distance."""
         if not rotate:
             return self.queries
-        at = self.queries.new_full((self.queries.shape[1],), self.distance, dtype=torch.long)
+        at = torch.full((self.queries.shape[1],), self.distance)
         return self.rope.rotate(self.queries, at) * self.rope.gain(self.queries)
 
     def _most(self, rows: int) -> int:

@@ -60,6 +60,7 @@ def test_waits_of_a_decoded_token(name: str) -> None:
 @pytest.mark.parametrize("kind", ["smollm3", "gemma2", "gpt_oss", "ministral3", "phi3", "cohere"])
 def test_tensors_of_other_families_meet_on_one_device(kind: str) -> None:
     decode(kind, METHODS["paper"], 2)
+    assert decode(kind, METHODS["consensus"], 2) <= 2 * ONCE
 
 
 def test_what_the_simulation_counts() -> None:
