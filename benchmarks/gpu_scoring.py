@@ -30,7 +30,7 @@ from torch import Tensor
 
 from esa_cli.attention import scoring
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.fused_scoring import fused_scores, usable
+from esa_cli.attention.fused_scoring import fused_scores
 from esa_cli.attention.kernels import scorer_operands
 from esa_cli.attention.kernels.plain_scorer import PlainScorer
 from esa_cli.attention.kernels.scorer_operands import ScoringKernel, Tiles
@@ -93,7 +93,7 @@ def random_step(
 def kernel_of(step: Step) -> ScoringKernel:
     """The Triton kernels where they run; else their algorithm in plain torch."""
     device = step.queries.device
-    found = scoring.scoring_kernel("triton", device) if usable(device) else None
+    found = scoring.scoring_kernel("auto", device)
     return found or PlainScorer()
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from esa_cli.attention.rope import Rope
     from esa_cli.attention.step import Step
 
-if not Path("/dev/nvidiactl").exists():
+if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
     # Before anything imports Triton: its interpreter then runs kernels on the processor.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -121,7 +121,10 @@ def interpreted() -> bool:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether the Triton kernels run there: NVIDIA GPUs from Ampere (compute capability 8) on."""
+    """Whether the Triton kernels run there: on NVIDIA GPUs from Ampere (compute capability 8) on,
+    and on processors where Triton's interpreter is on, which reads no addresses of a GPU."""
+    if interpreted() or device.type == "cpu":
+        return interpreted() and device.type == "cpu" and installed()
     if device.type != "cuda" or torch.version.hip is not None or not installed():
         return False
     return torch.cuda.get_device_capability(device)[0] >= 8
@@ -140,9 +143,9 @@ def scoring_kernel(name: str, device: torch.device) -> ScoringKernel | None:
         raise UsageError(
             f"scoring 'triton' needs triton {wanted} or later", "pip install 'esa-cli[triton]'"
         )
-    if name == "triton" and not usable(device) and not interpreted():
+    if name == "triton" and not usable(device):
         raise UsageError(f"scoring 'triton' cannot run on {device.type}", "try --set scoring=auto")
-    if name == "tiled" or (name == "auto" and not usable(device)):
+    if name == "tiled" or (name == "auto" and (device.type == "cpu" or not usable(device))):
         return None
     from esa_cli.attention.kernels.triton_scorer import TritonScorer
 

@@ -272,6 +272,11 @@ def test_what_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="unknown scoring 'fast'"):
         scoring_kernel("fast", cpu)
     assert fused_scoring.usable(gpu)
+    monkeypatch.setattr(fused_scoring, "interpreted", lambda: True)
+    assert scoring_kernel("auto", cpu) is None
+    assert fused_scoring.usable(cpu)
+    assert not fused_scoring.usable(gpu)
+    monkeypatch.setattr(fused_scoring, "interpreted", lambda: False)
     capability[0] = (7, 5)
     assert not fused_scoring.usable(gpu)
     capability[0] = (9, 0)
