@@ -70,7 +70,7 @@ def tables() -> dict[str, str]:
     for kind, reason in LIMITS.items():
         reasons.setdefault(reason, []).append(f"`{kind}`")
     refused = ["| `model_type` | why not |", "|-|-|"]
-    refused += [f"| {', '.join(kinds)} | {reason} |" for reason, kinds in reasons.items()]
+    refused += [f"| {', '.join(types)} | {reason} |" for reason, types in reasons.items()]
     gguf = ["| architecture in GGUF | `model_type` |", "|-|-|"]
     gguf += [f"| `{name}` | {kinds(family)} |" for name, family in GGUF_FAMILIES.items()]
     found = {"supported": supported, "gguf": gguf, "refused": refused}
