@@ -90,7 +90,9 @@ class LayerMemory:
         if at.shape[0] > FETCH_KEPT:
             return self.store.gather(at)
         last = self.fetched
-        if last is None or not (last[0] is at or torch.equal(last[0], at)):
+        # On a GPU, comparing waits for it; gathering waits once, too, and copies little.
+        compare = not (at.is_cuda and self.store.resident)
+        if last is None or not (last[0] is at or (compare and torch.equal(last[0], at))):
             last = self.fetched = (at, *self._changed(at))
         return last[1], last[2]
 

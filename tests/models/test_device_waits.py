@@ -27,7 +27,7 @@ METHODS = {
     "true": Method(window=WINDOW, position=TruePositions()),
     "consensus": Method(window=WINDOW, position=Contiguous(), selector=KEPT, score=VoteScore()),
 }
-WAITS = {"paper": 2, "contiguous": 2, "true": 4, "consensus": 0}
+WAITS = {"paper": 1, "contiguous": 1, "true": 3, "consensus": 0}
 """Of one token in one layer."""
 ONCE = 1
 """Of one token, beside its layers."""
