@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import gc
 import os
 import re
@@ -23,15 +22,8 @@ from esa_cli.errors import (
     INTERRUPTED,
     PIPE_CLOSED,
     USAGE,
-    DocumentError,
-    EsaError,
-    ResourceError,
 )
-from esa_cli.system.files import NO_ROOM
-from esa_cli.system.machine import memory_ran_out
-
-UNWRITABLE = (*NO_ROOM, errno.EIO, errno.EBADF)
-"""errno of an output that takes no more: besides a full disk, a stream opened for reading."""
+from esa_cli.system.system_errors import as_esa_error
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         _settle(sys.stderr)
         return PIPE_CLOSED
     except Exception as error:
-        if interrupts.seen and _known(error) is None:
+        if interrupts.seen and as_esa_error(error) is None:
             _interrupted(leave=arguments is None)
             return INTERRUPTED
         return _report(error)
@@ -158,7 +150,7 @@ def _report(error: Exception) -> int:
 
         with contextlib.suppress(OSError):
             traceback.print_exc()
-    known = _known(error)
+    known = as_esa_error(error)
     if known is not None:
         _say(known.message, known.hint)
         return known.exit_code
@@ -175,59 +167,12 @@ def _report(error: Exception) -> int:
     return BUG
 
 
-def _known(error: Exception) -> EsaError | None:
-    """The error that a person can act on; None for any other."""
-    if isinstance(error, EsaError):
-        return error
-    return _out_of_memory(error) or _no_room(error) or _no_folder(error) or _not_allowed(error)
-
-
-def _no_folder(error: Exception) -> ResourceError | None:
-    """Python finds no folder for temporary files: every disk is full, or may not be written."""
-    if not isinstance(error, FileNotFoundError) or "temporary directory" not in str(error):
-        return None
-    return ResourceError(
-        "no folder for temporary files can be written",
-        "free some space, or set TMPDIR to a folder with some",
-    )
-
-
-def _not_allowed(error: Exception) -> DocumentError | None:
-    """A path that was only looked for, and that the system does not let this user see."""
-    if not isinstance(error, PermissionError) or not error.filename:
-        return None
-    return DocumentError(
-        f"{error.filename} may not be used: {error.strerror}",
-        "check who may read there, and the folders above",
-    )
-
-
 def _parser_message(text: str) -> str:
     """The parser's sentence in the form of our own messages."""
     refused = re.fullmatch(r"Invalid value for '(.+?)': Input should ([^,]+).*", text.rstrip("."))
     if refused:
         return f"{refused[1]} must {refused[2]}"
     return text[:1].lower() + text[1:].rstrip(".")
-
-
-def _out_of_memory(error: Exception) -> ResourceError | None:
-    if not memory_ran_out(error):
-        return None
-    return ResourceError(
-        "the memory ran out",
-        "`esa plan` shows what takes it; try --dtype bfloat16, a smaller model or fewer documents",
-    )
-
-
-def _no_room(error: Exception) -> ResourceError | None:
-    """Answers and tables that cannot be written; files that can be named say so themselves."""
-    if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
-        return None
-    what = error.filename or "the output"
-    return ResourceError(
-        f"{what} cannot be written: {error.strerror}",
-        "send it to another place, or free some space",
-    )
 
 
 def _one_line(text: str) -> str:
