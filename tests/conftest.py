@@ -261,6 +261,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "longcat_flash": (
+        "LongcatFlash",
+        {
+            **LATENT,
+            "head_dim": 8,
+            "num_layers": 1,
+            "ffn_hidden_size": 64,
+            "expert_ffn_hidden_size": 16,
+            "n_routed_experts": 4,
+            "zero_expert_num": 1,
+            "moe_topk": 2,
+        },
+    ),
     "axk1": ("AXK1", {**LATENT, **ROUTED}),
 }
 

@@ -31,6 +31,7 @@ from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.models.forward_start import StartOfForward
+from esa_cli.models.inspection import attention_modules
 from esa_cli.models.kv_cache import EsaCache, in_memory
 from esa_cli.models.latent_heads import LatentHeads
 from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits
@@ -62,7 +63,7 @@ class Attachment:
             )
         self.model = model
         self.body = cast(Any, model.base_model)
-        self._modules: list[Any] = [layer.self_attn for layer in self.body.layers]
+        self._modules = attention_modules(model)
         _check_free(model, self._modules)
         rotary = self.body.rotary_emb
         self.traits = layer_traits(model.config, rotary, self._modules)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
 from esa_cli.models.supported_families import family_of
@@ -40,12 +40,20 @@ def layer_devices(model: Any) -> list[torch.device]:
     return [_device(part[-1], model.device) for part in projections(model)]
 
 
+def attention_modules(model: Any) -> list[Any]:
+    """The attention modules, in the order in which they run: one in each layer, or several."""
+    found: list[Any] = []
+    for layer in model.base_model.layers:
+        own = layer.self_attn
+        found += own if isinstance(own, nn.ModuleList) else [own]
+    return found
+
+
 def projections(model: Any) -> list[list[Any]]:
     """The modules of each layer that make queries, keys and values, in this order; or all of them
     in one module."""
     names = family_of(model.config).projections
-    modules = [layer.self_attn for layer in model.base_model.layers]
-    found = [[getattr(module, name, None) for name in names] for module in modules]
+    found = [[getattr(module, name, None) for name in names] for module in attention_modules(model)]
     return [[one for one in parts if one is not None] for parts in found]
 
 

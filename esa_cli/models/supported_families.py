@@ -138,6 +138,7 @@ FAMILIES: dict[str, Family] = {
     "minicpm3": Family("MiniCPM3", divide="logits_scaling", latent=True, projections=LATENT),
     "youtu": Family("Youtu-LLM", latent=True, projections=LATENT),
     "mistral4": Family("Mistral Small 4", latent=True, projections=LATENT),
+    "longcat_flash": Family("LongCat-Flash", latent=True, projections=LATENT),
     "axk1": Family("A.X K1", latent=True, projections=LATENT),
 }
 """By `model_type`. Their logits are tested against stock attention."""
@@ -147,7 +148,6 @@ _AFTER = (
     "positions"
 )
 _STATE = "some layers keep a recurrent state in place of keys, which cannot be cropped or joined"
-_LATENT = "its cache receives latents, which layers expand to keys and values"
 _INDEXER = "its layers select by an indexer of their own"
 
 LIMITS: dict[str, str] = {
@@ -173,7 +173,6 @@ LIMITS: dict[str, str] = {
         ),
         _STATE,
     ),
-    "longcat_flash": _LATENT,
     **dict.fromkeys(
         (
             "deepseek_v32",

@@ -121,12 +121,14 @@ def test_queries_are_rotated_where_the_score_rotates(
     )
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("parts", "kind"), [(1, "llama"), (2, "llama"), (4, "llama"), (2, "deepseek_v3")]
+)
 def test_a_killed_reading_goes_on_where_it_was(
-    parts: int, make_model: ModelFactory, tmp_path: Path
+    parts: int, kind: str, make_model: ModelFactory, tmp_path: Path
 ) -> None:
     """To the last bit, although later tokens select among the earlier."""
-    model = make_model("llama")
+    model = make_model(kind)
     whole = read(model, tmp_path / "whole")
     done: list[int] = []
 

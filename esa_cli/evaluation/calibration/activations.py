@@ -25,6 +25,7 @@ from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.models.attach import Attachment
+from esa_cli.models.inspection import layer_devices
 from esa_cli.models.kv_cache import EsaCache
 from esa_cli.qa.planning.costs import shape_of
 from esa_cli.qa.prefill import feed
@@ -41,7 +42,7 @@ class _ActivationCollector:
     """Collects queries, keys and values of each layer during a forward call."""
 
     def __init__(self, attachment: Attachment) -> None:
-        self.attachment, layers = attachment, len(attachment.body.layers)
+        self.attachment, layers = attachment, len(attachment.traits)
         self.queries: list[list[Tensor]] = [[] for _ in range(layers)]
         self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(layers)]
@@ -67,7 +68,7 @@ class _ActivationCollector:
 def _refill(cache: EsaCache, shards: Shards, attachment: Attachment) -> None:
     """Fills the cache with the stored keys and values; see `Shards.memories`."""
     heads = shape_of(attachment.model.config.to_dict()).groups
-    places = [next(layer.parameters()).device for layer in attachment.body.layers]
+    places = layer_devices(attachment.model)
     for layers in shards.memories():
         for layer, pair, place in zip(cache.own, layers, places, strict=True):
             keys, values = (x.view(x.shape[0], heads, -1).transpose(0, 1) for x in pair)

@@ -76,6 +76,7 @@ class Shape:
 def shape_of(config: dict[str, Any]) -> Shape:
     """Raises ModelError when config.json lacks a size."""
     try:
+        config = _common_names(config)
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         (inner, idle), settings = _inner(config), SimpleNamespace(**config)
         groups, dim = key_shape(settings)
@@ -95,6 +96,23 @@ def shape_of(config: dict[str, Any]) -> Shape:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+
+
+def _common_names(config: dict[str, Any]) -> dict[str, Any]:
+    """LongCat-Flash's settings as other models have them; else as they are. Its layers are two with
+    an MLP each, and one of them has experts besides."""
+    if config.get("model_type") != "longcat_flash":
+        return config
+    names = ("num_layers", "ffn_hidden_size", "expert_ffn_hidden_size", "moe_topk")
+    layers, inner, width, used = (int(config[name]) for name in names)
+    return {
+        **config,
+        "num_hidden_layers": 2 * layers,
+        "moe_intermediate_size": width // 2,
+        "num_experts_per_tok": used,
+        "shared_intermediate_size": inner,
+        "intermediate_size": inner,
+    }
 
 
 def _low_rank(config: dict[str, Any]) -> int:
