@@ -21,7 +21,10 @@ from esa_cli.system import machine
 from esa_cli.version import __version__
 
 T = TypeVar("T")
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "flash-attn", "triton")
+_PACKAGES = (
+    "torch", "transformers", "tokenizers", "safetensors", "flash-attn", "flash-attn-3",
+    "flash-attn-4", "triton",
+)  # fmt: skip
 
 
 def version_of(package: str) -> str | None:
