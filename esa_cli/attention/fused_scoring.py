@@ -23,7 +23,7 @@ from esa_cli.attention.kernels.scorer_operands import (
     TileQueries,
     tile_queries,
 )
-from esa_cli.attention.sum_operands import SumBlock, SumOperands
+from esa_cli.attention.sum_operands import SumOperands
 from esa_cli.errors import UsageError
 
 SCORING = ("auto", "tiled", "triton")
@@ -66,42 +66,43 @@ def _groups_of(operands: SumOperands) -> Callable[[], Iterator[KeyGroup]]:
     known: dict[tuple[int, torch.dtype], TileQueries] = {}
     most = max(256, GROUP_BYTES // (4 * operands.folded.shape[1]))
 
-    def queries_of(block: SumBlock) -> TileQueries:
-        key = id(block.queries), block.keys.dtype
-        if key not in known:
-            known[key] = tile_queries(block.queries, block.keys.dtype)
-        return known[key]
+    def group_of(queries: Tensor, keys: list[Tensor], offsets: list[int]) -> KeyGroup:
+        kind = id(queries), keys[0].dtype
+        if kind not in known:
+            known[kind] = tile_queries(queries, keys[0].dtype)
+        return KeyGroup(known[kind], keys, offsets)
 
     def groups() -> Iterator[KeyGroup]:
-        waiting: list[tuple[TileQueries, SumBlock]] = []
-        size = 0
-        for block in map(_readable, operands.blocks(most)):
-            queries, nbytes = queries_of(block), block.keys.nbytes
-            if waiting and (
+        # A store has dozens of blocks, in each layer and for each token: little is done for one.
+        blocks: list[Tensor] = []
+        offsets: list[int] = []
+        queries, size = operands.folded, 0
+        kind: tuple[object, ...] = ()
+        for offset, its_queries, keys in operands.blocks(most):
+            block = _readable(keys)
+            nbytes, its_kind = block.nbytes, (block.stride(), block.dtype)
+            if blocks and (
                 size + nbytes > GROUP_BYTES
-                or len(waiting) == GROUP_BLOCKS
-                or waiting[0][0] is not queries
-                or waiting[0][1].keys.stride(0) != block.keys.stride(0)
+                or len(blocks) == GROUP_BLOCKS
+                or its_queries is not queries
+                or its_kind != kind
             ):
-                yield _group(waiting)
-                waiting, size = [], 0
-            waiting.append((queries, block))
-            size += nbytes
-        if waiting:
-            yield _group(waiting)
+                yield group_of(queries, blocks, offsets)
+                blocks, offsets, size = [], [], 0
+            blocks.append(block)
+            offsets.append(offset)
+            queries, kind, size = its_queries, its_kind, size + nbytes
+        if blocks:
+            yield group_of(queries, blocks, offsets)
 
     return groups
 
 
-def _group(blocks: list[tuple[TileQueries, SumBlock]]) -> KeyGroup:
-    found = [block for _, block in blocks]
-    return KeyGroup(blocks[0][0], [one.keys for one in found], [one.offset for one in found])
-
-
-def _readable(block: SumBlock) -> SumBlock:
-    """The block with keys that a kernel can read: numbers of a key next to each other."""
-    keys = block.keys if block.keys.dtype in TYPES else block.keys.float()
-    return block._replace(keys=keys if keys.stride(-1) == 1 else keys.contiguous())
+def _readable(keys: Tensor) -> Tensor:
+    """Keys (n, R) as a kernel can read them: the numbers of a key next to each other."""
+    if keys.dtype not in TYPES:
+        keys = keys.float()
+    return keys if keys.stride(1) == 1 else keys.contiguous()
 
 
 def installed() -> bool:
