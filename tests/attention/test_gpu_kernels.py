@@ -59,6 +59,15 @@ def test_kernel_is_the_reference(
         close(got, run("reference", tensors, causal), TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_latents(dtype: torch.dtype) -> None:
+    """DeepSeek-V3's, which are wider than flash attention takes: keys that are the values."""
+    for chunk, keys, causal in SIZES:
+        q, k, _ = on_gpu(dtype, 16, 1, chunk, keys, 576)
+        got = run("auto", (q / 5, k, k), causal)
+        close(got, run("reference", (q / 5, k, k), causal), TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("kernel", [name for name in ON_GPU if KERNELS[name].caps])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [128, 256])

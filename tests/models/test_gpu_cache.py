@@ -35,11 +35,11 @@ def filled(store: Any, tokens: int, piece: int = 1024) -> Any:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("pieces", [16, 120])
+@pytest.mark.parametrize(("kind", "pieces"), [("llama", 16), ("llama", 120), ("deepseek_v3", 16)])
 def test_answers_are_those_of_a_cache_on_the_device(
-    make_model: ModelFactory, name: str, pieces: int
+    make_model: ModelFactory, name: str, kind: str, pieces: int
 ) -> None:
-    model: Any = make_model("llama", vocab_size=VOCABULARY).to(CUDA)
+    model: Any = make_model(kind, vocab_size=VOCABULARY).to(CUDA)
     want = run(model, METHODS[name], None, pieces)
     got = run(model, METHODS[name], StorePlaces(16).stores(range(2)), pieces)
     for one, other in zip(got, want, strict=True):

@@ -67,12 +67,12 @@ def run(model: Any, method: Method, make: Any, pieces: int = 16) -> list[torch.T
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("on_host", [range(2), [1]])
-@pytest.mark.parametrize("pieces", [16, 120])
+@pytest.mark.parametrize(("kind", "pieces"), [("llama", 16), ("llama", 120), ("deepseek_v3", 16)])
 @pytest.mark.usefixtures("small_segments")
 def test_answers_are_those_of_a_cache_on_the_device(
-    make_model: ModelFactory, name: str, on_host: Container[int], pieces: int
+    make_model: ModelFactory, name: str, on_host: Container[int], kind: str, pieces: int
 ) -> None:
-    model, method = make_model("llama", vocab_size=VOCABULARY), METHODS[name]
+    model, method = make_model(kind, vocab_size=VOCABULARY), METHODS[name]
     copies = DelayedCopies()
     want = run(model, method, None, pieces)
     got = run(model, method, places(copies).stores(on_host), pieces)

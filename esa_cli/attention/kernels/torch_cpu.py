@@ -23,11 +23,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
     groups = k.shape[0]
     if causal:
         assert count == k.shape[1], "causal attention is for a chunk with itself"
-        repeat = heads // groups
-        keys = k.repeat_interleave(repeat, dim=0)
-        values = v.repeat_interleave(repeat, dim=0)
+        keys, values = (_for_each_head(x, heads // groups) for x in (k, v))
         out, lse = fused(q[None], keys[None], values[None], 0.0, True, scale=scale)
         return out[0], lse[0].float()
     folded = q.reshape(1, groups, heads // groups * count, dim)
     out, lse = fused(folded, k[None], v[None], 0.0, False, scale=scale)
     return out.reshape(heads, count, dim), lse.reshape(heads, count).float()
+
+
+def _for_each_head(x: Tensor, repeat: int) -> Tensor:
+    """Keys or values (G, N, D), each head `repeat` times; a single one is not copied."""
+    return x[:, None].expand(-1, repeat, -1, -1).flatten(0, 1)
