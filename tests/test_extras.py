@@ -25,6 +25,7 @@ from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.needlebench_haystack import gpt4
 from esa_cli.evaluation.metrics import library
 from esa_cli.evaluation.report.chart import new_figure
+from esa_cli.models.quantization import check_quantization
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
 from esa_cli.storage.library.remote_folder import RemoteFolder
 from esa_cli.system import folder_changes
@@ -33,6 +34,8 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 USES: list[tuple[str, str, Callable[[], object]]] = [
+    ("bitsandbytes", "bitsandbytes", lambda: check_quantization("nf4", "cpu")),
+    ("torchao", "torchao", lambda: check_quantization("int8", "cpu")),
     ("bench", "rapidfuzz", lambda: library("rapidfuzz.distance")),
     ("bench", "rouge", lambda: library("rouge")),
     ("bench", "tiktoken", gpt4),

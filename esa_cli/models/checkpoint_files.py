@@ -7,9 +7,8 @@ too large is reported at once. The weights themselves are not read.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -49,10 +48,18 @@ def check_tokenizer(folder: Path) -> None:
         raise ModelError(f"{folder} has no tokenizer", "copy the model's tokenizer.json there")
 
 
-def count_parameters(folder: Path) -> int:
-    """The number of parameters in the folder's safetensors files, read from their headers. Raises
-    ModelError: there is none, one that the index names is missing, or one is not whole."""
-    return sum(_elements(path) for path in weight_files(folder))
+class StoredWeight(NamedTuple):
+    """A tensor of a safetensors file; `kind` is its type as the header has it, such as BF16."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+def stored_weights(folder: Path) -> list[StoredWeight]:
+    """The tensors of the folder's safetensors files, read from their headers. Raises ModelError:
+    there is none, one that the index names is missing, or one is not whole."""
+    return [one for path in weight_files(folder) for one in _in_file(path)]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -79,12 +86,15 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _elements(path: Path) -> int:
-    """Numbers in a safetensors file, whose size is compared with what its header says."""
+def _in_file(path: Path) -> list[StoredWeight]:
+    """Of a safetensors file, whose size is compared with what its header says."""
     try:
         with safe_open(path, framework="np") as file:  # only headers are read, without torch
-            names = file.keys()
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return [
+                StoredWeight(name, str(one.get_dtype()), tuple(one.get_shape()))
+                for name, one in slices.items()
+            ]
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{path} is damaged or cut off: {error}", "remove the model and fetch it again"

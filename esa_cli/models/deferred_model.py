@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from esa_cli.models.checkpoint_files import check_tokenizer, count_parameters, read_config
+from esa_cli.models.checkpoint_files import check_tokenizer, read_config
 from esa_cli.models.config_cache import cached_config
 from esa_cli.models.load import (
     LoadedModel,
@@ -22,6 +22,7 @@ from esa_cli.models.load import (
     load,
 )
 from esa_cli.models.model_reference import ModelRef, as_reference
+from esa_cli.models.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.models.resolve import resolve
 from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
 from esa_cli.system.progress import StageProgress, silent
@@ -98,6 +99,8 @@ def load_deferred(
     read_config(folder)
     check_tokenizer(folder)
     report("import", 0, None)
+    if dtype in QUANTIZATIONS:
+        return None
     if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
         return None
     from esa_cli.models.plain_decoder import PlainDecoder, is_plain
@@ -105,7 +108,7 @@ def load_deferred(
     if not is_plain(settings):
         return None
     chosen = choose_dtype(dtype, place)
-    check_memory(count_parameters(folder) * chosen.itemsize, place, ref)
+    check_memory(bytes_needed(folder, chosen.itemsize, "", place), place, ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None

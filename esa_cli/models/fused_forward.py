@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from esa_cli.models.causal_attention import causal_attention
+from esa_cli.models.inspection import is_plain
 from esa_cli.models.layer_calls import call_before_layer
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.text_forward import KeysValues
@@ -155,7 +156,8 @@ def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
     quantised, or moved there when it is called, is not."""
     linears = [one for name, one in layer.named_modules() if name.endswith("_proj")]
     return all(type(one) is nn.Linear for one in linears) and all(
-        one.dtype == dtype and one.device.type == "cpu" for one in layer.parameters()
+        is_plain(one) and one.dtype == dtype and one.device.type == "cpu"
+        for one in layer.parameters()
     )
 
 

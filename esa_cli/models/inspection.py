@@ -85,9 +85,25 @@ def _dtype(module: Any, otherwise: torch.dtype) -> torch.dtype:
 def plain_weight(module: Any) -> Tensor | None:
     """A module's weight if it is an unpacked floating-point tensor, else None."""
     weight = getattr(module, "weight", None)
-    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1:
-        return weight.detach()
-    return None
+    return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Whether a weight is unpacked: floating-point numbers of more than 8 bits, and no subclass,
+    by which torchao packs."""
+    own = type(weight) in (Tensor, nn.Parameter)
+    return own and weight.is_floating_point() and weight.dtype.itemsize > 1
+
+
+def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each plain parameter, then of all else in the model's state. Packed
+    weights are flat: bitsandbytes changes their shape when they are first used. Raises ModelError,
+    as `state_tensors`."""
+    every = dict(model.named_parameters(remove_duplicate=False))
+    plain = {name for name, weight in every.items() if is_plain(weight)}
+    yield from ((name, one) for name, one in model.named_parameters() if name in plain)
+    for name, one in state_tensors(model, plain):
+        yield name, one.reshape(-1) if name in every else one
 
 
 def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -100,17 +116,37 @@ def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str
         ModelError: its state contains something other than tensors.
     """
     for name, part in module.named_modules():
-        own: dict[str, Any] = {}
-        # `state_dict` consists of these; calling it on a whole model would unpack it twice.
-        part._save_to_state_dict(own, f"{name}." if name else "", False)
+        own = _own_state(part, f"{name}." if name else "")
         for key in sorted(own):
             if key not in known:
                 yield from _tensors(key, own[key])
 
 
+def _own_state(part: Any, prefix: str) -> dict[str, Any]:
+    """A module's entries of `state_dict`, which on a whole model would unpack it twice."""
+    own: dict[str, Any] = {}
+    packing = getattr(getattr(part, "weight", None), "quant_state", None)
+    if packing is None:
+        part._save_to_state_dict(own, prefix, False)
+        return own
+    # That method of bitsandbytes 0.50 spoils the scales of weights that a processor has used.
+    own |= {f"{prefix}{name}": one for name, one in part.named_parameters(recurse=False)}
+    for at, state in (("", packing), (".state2", getattr(packing, "state2", None))):
+        tensors = {} if state is None else vars(state)
+        own |= {
+            f"{prefix}weight.quant_state{at}.{key}": one
+            for key, one in tensors.items()
+            if isinstance(one, Tensor)
+        }
+    return own
+
+
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors in an entry of a module's state."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
+        for inner in value.__tensor_flatten__()[0]:
+            yield from _tensors(f"{name}.{inner}", getattr(value, inner))
+    elif isinstance(value, Tensor):
         yield name, (value.dequantize() if value.is_quantized else value).detach()
     elif isinstance(value, (tuple, list)):
         for i, one in enumerate(value):

@@ -11,19 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
-from esa_cli.models.checkpoint_files import check_tokenizer, count_parameters, read_config
+from esa_cli.errors import EsaError, ResourceError, UsageError
+from esa_cli.models.checkpoint_files import check_tokenizer, read_config, stored_weights
 from esa_cli.models.config_cache import cache_config
 from esa_cli.models.model_reference import ModelRef, as_reference
-from esa_cli.models.quiet_transformers import gc_paused, quiet_transformers
+from esa_cli.models.pretrained_reading import SMALLER, load_error, read_pretrained
+from esa_cli.models.quantization import (
+    QUANTIZATIONS,
+    bytes_needed,
+    check_quantization,
+    check_unpacked,
+    packing_of,
+)
+from esa_cli.models.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
 from esa_cli.models.resolve import resolve
 from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.storage.cache_choice import check_cache
 from esa_cli.system.machine import available_memory, size_text
 from esa_cli.system.progress import StageProgress, silent
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-_SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16"
+DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ def load(
     Args:
         device: "auto" (the GPU if there is one, else the processor), "cpu", "cuda", "cuda:1",
             "mps", or "balanced" to spread the layers over all GPUs.
-        dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16".
+        dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
+            `QUANTIZATIONS`, in which the layers' matrices are packed.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
         cache: where keys and values of documents will be kept; see `storage.cache_choice`.
@@ -80,15 +88,19 @@ def load(
     folder = resolve(ref, progress=progress, offline=offline)
     config = read_config(folder)
     check_tokenizer(folder)
-    parameters = count_parameters(folder)
+    stored_weights(folder)  # says what is wrong with the files before the slow imports
     _import(report)
     place = choose_device(device)
     chosen = choose_dtype(dtype, place)
-    check_memory(parameters * chosen.itemsize, place, ref)
+    packing = packing_of(dtype)
+    if packing:
+        check_unpacked(packing, config, ref.name)
+    check_memory(bytes_needed(folder, chosen.itemsize, packing, place), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    model = into_memory(ref, config, place, lambda: _from_folder(folder, place, chosen))
-    cache_config(folder, model.config)
+    model = into_memory(ref, config, place, lambda: read_pretrained(folder, place, chosen, packing))
+    if not packing:
+        cache_config(folder, model.config)
     weight = next(model.parameters())
     return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device, cache)
 
@@ -101,9 +113,10 @@ def check_loadable(folder: Path) -> None:
     Raises:
         ModelError: the model's configuration is not supported.
     """
-    from transformers import AutoConfig
+    with quiet_imports():
+        from transformers import AutoConfig
 
-    from esa_cli.models.attach import check_supported
+        from esa_cli.models.attach import check_supported
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -115,19 +128,8 @@ def check_loadable(folder: Path) -> None:
 def _import(report: StageProgress) -> None:
     """The slow imports, all together and with the collector off, so that later ones are quick."""
     report("import", 0, None)
-    with gc_paused():
-        import torch  # noqa: F401
+    with gc_paused(), quiet_imports():
         from transformers import AutoModelForCausalLM  # noqa: F401
-
-
-def _from_folder(folder: Path, place: str, dtype: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, Any] = {} if place == "cpu" else {"device_map": place}
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True,
-        trust_remote_code=False, local_files_only=True, **options,
-    )  # fmt: skip
 
 
 def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
@@ -142,12 +144,12 @@ def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callabl
     except EsaError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
+        raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
     except Exception as error:
-        raise _load_error(ref, config, error) from error
+        raise load_error(ref, config, error) from error
     if offloaded(model):
         raise ResourceError(
-            f"{ref.name} does not fit: some of its weights found no room on {place}", _SMALLER
+            f"{ref.name} does not fit: some of its weights found no room on {place}", SMALLER
         )
     return model.eval()
 
@@ -181,13 +183,15 @@ def choose_dtype(dtype: str, device: str) -> Any:
     """The torch.dtype for the option's value, on a device `choose_device` returned.
 
     "auto" is bfloat16 where the hardware computes in it; else float16 on a GPU and float32 on a
-    processor.
+    processor. With packed weights it is the type that is computed in, chosen likewise.
     """
     import torch
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if dtype != "auto":
+    if dtype in QUANTIZATIONS:
+        check_quantization(dtype, device)
+    elif dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":
         return torch.bfloat16 if _processor_has_bfloat16() else torch.float32
@@ -213,26 +217,5 @@ def check_memory(need: int, place: str, ref: ModelRef) -> None:
         raise ResourceError(
             f"{ref.name} needs {size_text(need)} for its weights, and {place} has "
             f"{size_text(free)} available",
-            _SMALLER,
+            SMALLER,
         )
-
-
-def _load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaError:
-    kind = config["model_type"]
-    text = str(error)
-    if "memory" in text.lower() and isinstance(error, RuntimeError):
-        return ResourceError(f"not enough memory to load {ref.name}", _SMALLER)
-    if "trust_remote_code" in text or "auto_map" in text:
-        return ModelError(
-            f"{ref.name} brings its own Python code, and esa does not run code from a model",
-            "choose a model that transformers supports by itself",
-        )
-    if isinstance(error, (ValueError, KeyError)) and str(kind) in text:
-        return ModelError(
-            f"{ref.name} is of the kind '{kind}', which this transformers cannot load as a "
-            "language model",
-            "upgrade transformers, or choose another model (llama, qwen3, mistral, ...)",
-        )
-    return ModelError(
-        f"{ref.name} cannot be loaded: {first_line(error)}", "remove it and fetch it again"
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import sys
 import threading
 import warnings
@@ -65,14 +66,30 @@ _restore: Callable[[], None] | None = None
 
 def _silence() -> Callable[[], None]:
     # Through Any: these functions of transformers carry no annotations.
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    settings: Any = importlib.import_module("transformers.utils.logging")
+    verbosity, bars = settings.get_verbosity(), settings.is_progress_bar_enabled()
+    settings.set_verbosity_error()
+    settings.disable_progress_bar()
 
     def restore() -> None:
-        logging.set_verbosity(verbosity)
+        settings.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()
+            settings.enable_progress_bar()
 
     return restore
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Context in which torchao, which transformers imports where it is installed, does not report
+    the GPU kernels that it could not load."""
+    importlib.import_module("torch")  # which sets its own levels
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, before, strict=True):
+            one.setLevel(level)

@@ -11,13 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 from esa_cli.attention.method import Method
 from esa_cli.methods.source_hashes import contents, sources
 from esa_cli.models.fingerprint import fingerprint
-from esa_cli.models.inspection import state_tensors, weight_errors
+from esa_cli.models.inspection import weight_errors, weight_tensors
 from esa_cli.models.plain_tokenizer import PlainTokenizer
 from esa_cli.models.supported_families import family_of
 from esa_cli.qa.preset import Preset
@@ -98,8 +97,7 @@ def _weights(model: Any) -> str:
     """Of every parameter its name, shape and some of its numbers: a model that was trained on
     differs in nearly all of them. Of packed weights, too, which are no parameters."""
     digest = hashlib.sha256()
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, weight in chain(model.named_parameters(), state_tensors(model, known)):
+    for name, weight in weight_tensors(model):
         with weight_errors(name):
             flat = weight.detach().reshape(-1)
             some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()

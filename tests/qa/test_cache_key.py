@@ -241,7 +241,8 @@ def test_a_model_whose_weights_are_elsewhere_is_refused(
     with pytest.raises(ModelError, match="weights are offloaded"):
         model_facts(model, loaded.tokenizer)
     monkeypatch.setattr(
-        "transformers.AutoModelForCausalLM.from_pretrained", lambda *given, **options: model
+        "transformers.AutoModelForCausalLM.from_pretrained",
+        lambda *given, **options: (model, {"missing_keys": set()}),
     )
     monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
     with pytest.raises(ResourceError, match="found no room on cpu"):

@@ -15,17 +15,17 @@ from esa_cli.__main__ import main
 
 LOAD: Any = importlib.import_module("esa_cli.models.load")  # the package has a function `load`
 SMALL = 1 << 20
-_read = LOAD._from_folder
-_read_once = functools.cache(lambda folder, place, dtype, files: _read(folder, place, dtype))
+_read = LOAD.read_pretrained
+_read_once = functools.cache(lambda files, *given: _read(*given))
 
 
-def read_once(folder: Path, place: str, dtype: Any) -> Any:
+def read_once(folder: Path, place: str, dtype: Any, packing: str = "") -> Any:
     """A small model is read from the same files once; each command has its own copy."""
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     if sum(stat.st_size for _, stat in stats) > SMALL:
-        return _read(folder, place, dtype)
+        return _read(folder, place, dtype, packing)
     files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    return copy.deepcopy(_read_once(folder, place, dtype, files))
+    return copy.deepcopy(_read_once(files, folder, place, dtype, packing))
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ESA_HOME", str(cache))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(LOAD, "_from_folder", read_once)
+    monkeypatch.setattr(LOAD, "read_pretrained", read_once)
     monkeypatch.chdir(tmp_path)
 
 

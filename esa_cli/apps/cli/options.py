@@ -52,7 +52,7 @@ Plugin = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps, or balanced (all GPUs).")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, int8, nf4, ...")]
 Cache = Annotated[
     str, typer.Option("--cache", help="Where keys and values are: auto, device, host or disk.")
 ]

@@ -16,6 +16,7 @@ from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import check_loadable, choose_device, choose_dtype
+from esa_cli.models.quantization import packing_of
 from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
 from esa_cli.models.tokenizer_loading import load_tokenizer
@@ -33,18 +34,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """The model's `device`, torch's name or "balanced", `dtype`, of torch, and place of `cache`."""
+    """The model's `device`, torch's name or "balanced", `dtype`, of torch, place of `cache`, and
+    what its weights are packed by."""
 
     device: str
     dtype: Any
     cache: str = "auto"
+    packing: str = ""
 
     @classmethod
     def of(cls, options: ModelOptions) -> ModelPlace:
         """The place for --device, --dtype and --cache. Raises UsageError."""
         check_cache(options.cache)
         chosen = choose_device(options.device)
-        return cls(chosen, choose_dtype(options.dtype, chosen), options.cache)
+        dtype, packing = choose_dtype(options.dtype, chosen), packing_of(options.dtype)
+        return cls(chosen, dtype, options.cache, packing)
 
     @classmethod
     def without_cache(cls, options: ModelOptions) -> ModelPlace:
@@ -55,7 +59,7 @@ class ModelPlace:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return self.packing or str(self.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class KnownModel:
         place = self.place
         return Planner(
             resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available,
-            index=index, cache=place.cache,
+            index=index, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
     def check(self, presets: Iterable[Preset], tokens: int) -> None:
@@ -123,11 +127,7 @@ class KnownModel:
                 self.planner(resolve(chosen), index).check(tokens)
 
     def load(self, reporter: Reporter) -> models.LoadedModel:
-        """The model and its tokenizer; its config.json is checked first, for loading takes minutes.
-
-        Raises:
-            ModelError, ResourceError.
-        """
+        """The model; its config.json is checked first. Raises ModelError, ResourceError."""
         check_loadable(self.folder)
         loaded = models.load(self.ref, **self._how(reporter))
         collect_again()

@@ -52,6 +52,8 @@ class Shape:
     """Whether the keys are the values, too."""
     low_rank: int = 0
     """Weights of a layer's projections where they go through latents."""
+    packed: float = 1.0
+    """Bytes of a weight of the layers, of those of a number; experts are not packed."""
 
     @property
     def row(self) -> int:
@@ -70,7 +72,8 @@ class Shape:
     def weights(self) -> int:
         """All weights, embeddings and experts included."""
         experts = self.layers * 3 * self.hidden * self.idle
-        return self.body + experts + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        body = self.body if self.idle else int(self.body * self.packed)
+        return body + experts + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
 def shape_of(config: dict[str, Any]) -> Shape:

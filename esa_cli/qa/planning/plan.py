@@ -6,13 +6,14 @@ operations per second, as measured at the last ingest or by a short matrix produ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from esa_cli.errors import ResourceError
+from esa_cli.models.quantization import packed_bytes
 from esa_cli.qa.archive import storable
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning import measured_speed
@@ -42,6 +43,7 @@ class Planner:
         memory: bytes there were before anything was loaded; None: those there are now.
         index: the sizes of the finder whose index is computed instead of rows; see `index_sizes`.
         cache: where rows are: device, host, auto or disk; see `storage.cache_choice`.
+        packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
     Raises:
         PresetError: the compressor is not for this model. ModelError: config.json lacks a size.
@@ -58,8 +60,10 @@ class Planner:
         memory: int | None = None,
         index: FinderSizes | None = None,
         cache: str = "auto",
+        packing: str = "",
     ) -> None:
         method, shape = resolved.method, shape_of(config)
+        shape = replace(shape, packed=packed_bytes(packing, dtype.itemsize) / dtype.itemsize)
         given = shape, method, rank_of(method, shape), device not in ("cpu", "mps")
         self.costs = Costs(*given) if index is None else IndexCosts(*given, index)
         self.dtype, self.device = dtype, device
@@ -70,11 +74,12 @@ class Planner:
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
         model, threads = resolved.preset.model, torch.get_num_threads()
         how = method.reading if index is None else "index"
+        self.packing = packing
         self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return self.packing or str(self.dtype).removeprefix("torch.")
 
     @cached_property
     def measured(self) -> float | None:

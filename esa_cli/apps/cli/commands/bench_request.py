@@ -49,7 +49,11 @@ def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, A
         "benchmark": request.name,
         "model": request.preset.model,
         "preset": request.preset.name,
-        "settings": {"preset": method, "dtype": str(place.dtype), "length": length},
+        "settings": {
+            "preset": method,
+            "dtype": place.packing or str(place.dtype),
+            "length": length,
+        },
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
 

@@ -120,6 +120,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
         model.config,
         dtype=job.loaded.dtype,
         device=model.place.device,
+        packing=model.place.packing,
     )
     planner.check(total)
     with prefill_bar(reporter, total, planner.plan(total).seconds) as progress:

@@ -81,9 +81,10 @@ def _open(
 
     kept, held_out = split_texts(read_training_texts(pairs, texts), wanted.held_out or ())
     place = ModelPlace.without_cache(model)
-    if place.dtype_name == "float16":
+    if place.dtype_name not in ("float32", "bfloat16"):
         raise UsageError(
-            "dtype must be float32 or bfloat16 for training, got float16", "add --dtype float32"
+            f"dtype must be float32 or bfloat16 for training, got {place.dtype_name}",
+            "add --dtype float32",
         )
     known = inspect_model(chosen, place, reporter)
     settings, start = wanted.settings(), None

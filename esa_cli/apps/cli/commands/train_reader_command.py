@@ -89,9 +89,10 @@ def _open(
     windows = read_ranked_windows(wanted.windows, every) if wanted.windows else {}
     kept, held_out = split_texts(every, wanted.held_out or ())
     place = ModelPlace.without_cache(model)
-    if place.dtype_name == "float16":
+    if place.dtype_name not in ("float32", "bfloat16"):
         raise UsageError(
-            "dtype must be float32 or bfloat16 for training, got float16", "add --dtype float32"
+            f"dtype must be float32 or bfloat16 for training, got {place.dtype_name}",
+            "add --dtype float32",
         )
     known = inspect_model(chosen, place, reporter)
     prompt = PassagePrompt(known.tokenizer, chosen.answer.prompt, chosen.answer.unanswered)

@@ -1,0 +1,275 @@
+"""Packed weights: real ones of torchao and bitsandbytes where these are installed, and what is said
+where they are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_files import own_home
+
+from esa_cli import models
+from esa_cli.attention.method import Method
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.attach import attach
+from esa_cli.models.deferred_model import load_deferred
+from esa_cli.models.fingerprint import fingerprint
+from esa_cli.models.fused_forward import can_be_fused
+from esa_cli.models.inspection import kv_dtype, layer_devices, plain_weight
+from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.quantization import QUANTIZATIONS, bytes_needed
+from esa_cli.qa.cache_key import model_facts
+from esa_cli.qa.planning.costs import Shape, shape_of
+
+HERE = [name for name, way in QUANTIZATIONS.items() if "cpu" in way.devices]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama with sizes that the packages can pack."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from esa_cli.models.random_model import write_tokenizer
+
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
+        initializer_range=0.1, bos_token_id=256, eos_token_id=258, pad_token_id=256,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_home(tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=HERE)
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way to pack weights on a processor whose package is installed."""
+    name: str = request.param
+    pytest.importorskip(QUANTIZATIONS[name].package)
+    return name
+
+
+IDS = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(0))
+
+
+def load(folder: Path, dtype: str = "float32") -> models.LoadedModel:
+    return models.load(str(folder), device="cpu", dtype=dtype)
+
+
+def logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model(IDS).logits.float()
+    return found
+
+
+def test_packed_weights_answer_nearly_alike(way: str, folder: Path) -> None:
+    plain, packed = load(folder), load(folder, way)
+    projection = packed.model.model.layers[0].self_attn.q_proj
+    assert plain_weight(projection) is None
+    assert plain_weight(packed.model.model.embed_tokens) is not None
+    wanted = logits(plain.model)
+    difference = (logits(packed.model) - wanted).norm() / wanted.norm()
+    assert 0 < difference < (0.5 if way == "nf4" else 0.2)
+    assert not can_be_fused(packed.model)
+    assert can_be_fused(plain.model)
+    assert kv_dtype(packed.model) == packed.dtype
+    assert layer_devices(packed.model) == [torch.device("cpu")] * 2
+
+
+def test_packed_models_have_keys_of_their_own(way: str, folder: Path) -> None:
+    plain, packed, again = load(folder), load(folder, way), load(folder, way)
+    assert fingerprint(packed.model) != fingerprint(plain.model)
+    facts = model_facts(packed.model, packed.tokenizer)
+    assert facts["weights"] != model_facts(plain.model, plain.tokenizer)["weights"]
+    assert facts == model_facts(again.model, again.tokenizer)
+    wanted = logits(packed.model)
+    for _ in range(2):
+        assert model_facts(packed.model, packed.tokenizer) == facts, "of a model that was used"
+        assert torch.equal(logits(packed.model), wanted), "looking at weights leaves them alone"
+
+
+def test_ways_to_pack_have_different_keys(folder: Path) -> None:
+    found = [
+        fingerprint(load(folder, name).model).weights
+        for name in HERE
+        if importlib.util.find_spec(QUANTIZATIONS[name].package)
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_a_method_runs_on_packed_weights(way: str, folder: Path) -> None:
+    """Attached with everything in the window, it computes what the model does."""
+    packed = load(folder, way)
+    wanted = logits(packed.model)
+    with attach(packed.model, Method()) as attached:
+        cache = attached.new_cache()
+        found = attached.model(IDS, past_key_values=cache).logits.float()
+    assert (found - wanted).norm() / wanted.norm() < 0.05
+
+
+def test_an_adapter_is_added_to_packed_weights(way: str, folder: Path) -> None:
+    packed = load(folder, way)
+    adapter = LoraAdapter.new(packed.model, rank=2, alpha=4)
+    before = logits(packed.model)
+    with adapter.active():
+        assert torch.equal(logits(packed.model), before), "an untrained one changes nothing"
+        for _, b in adapter.matrices.values():
+            b.data.fill_(0.01)
+        assert not torch.allclose(logits(packed.model), before)
+    assert torch.equal(logits(packed.model), before)
+
+
+def test_packed_weights_are_not_loaded_without_transformers(way: str, folder: Path) -> None:
+    load(folder)
+    assert load_deferred(str(folder), device="cpu") is not None
+    assert load_deferred(str(folder), device="cpu", dtype=way) is None
+    load(folder, way)
+    assert load_deferred(str(folder), device="cpu") is not None
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    known = importlib.util.find_spec
+
+    def hidden(name: str) -> None:
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda one, *rest: None if one == name else known(one)
+        )
+
+    return hidden
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_missing_package_is_named_with_its_extra(
+    name: str, folder: Path, hide: Callable[[str], None]
+) -> None:
+    package = QUANTIZATIONS[name].package
+    hide(package)
+    with pytest.raises(UsageError, match=f"{name} need {package}") as refused:
+        load(folder, name)
+    assert f"esa-cli[{package}]" in refused.value.hint
+
+
+def test_four_bits_of_torchao_need_a_gpu(folder: Path) -> None:
+    with pytest.raises(UsageError, match="int4 need a device of the kind cuda, got cpu") as refused:
+        load(folder, "int4")
+    assert "nf4" in refused.value.hint
+
+
+def quantised(folder: Path, target: Path, **values: Any) -> Path:
+    """A copy whose config.json says that its weights are packed."""
+    shutil.copytree(folder, target)
+    path = target / "config.json"
+    config = json.loads(path.read_text("utf-8")) | {"quantization_config": values}
+    path.write_text(json.dumps(config), "utf-8")
+    return target
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq.*(gptqmodel|optimum)"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq.*gptqmodel"),
+        ({"quant_method": "aqlm", "in_group_size": 8}, "aqlm"),
+        ({"quant_method": "quanto", "weights": "int8"}, "quanto"),
+        ({"quant_method": "hqq"}, "hqq"),
+    ],
+)
+def test_files_of_packages_that_are_not_installed(
+    values: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    name = values["quant_method"]
+    if importlib.util.find_spec({"quanto": "optimum", "awq": "gptqmodel"}.get(name, name)):
+        pytest.skip("it is installed")
+    path = quantised(folder, tmp_path / "packed", **values)
+    with pytest.raises(ModelError, match=message) as refused:
+        load(path)
+    assert "plain weights" in refused.value.hint
+
+
+def test_packed_files_are_not_packed_again(folder: Path, tmp_path: Path, way: str) -> None:
+    path = quantised(folder, tmp_path / "packed", quant_method="gptq", bits=4)
+    with pytest.raises(UsageError, match="quantised by gptq already"):
+        load(path, way)
+
+
+def test_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = Path(shutil.copytree(folder, tmp_path / "cut"))
+    weights = load_file(path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="lacks 1 of the model's weights"):
+        load(path)
+
+
+def test_bytes_of_weights(folder: Path) -> None:
+    shape: Shape = shape_of(json.loads((folder / "config.json").read_text("utf-8")))
+    plain = bytes_needed(folder, 4, "", "cpu")
+    assert plain == pytest.approx(4 * shape.weights, rel=0.01)
+    packed = bytes_needed(folder, 4, "int8", "cpu")
+    assert plain - packed == pytest.approx(shape.body * (4 - 1.01), rel=0.01)
+
+
+def eight_bits(folder: Path, target: Path) -> Path:
+    """The model's matrices in fp8 with scales of blocks, as DeepSeek and Qwen publish them."""
+    from safetensors.torch import load_file, save_file
+
+    path = quantised(
+        folder,
+        target,
+        quant_method="fp8",
+        activation_scheme="dynamic",
+        weight_block_size=[128, 128],
+    )
+    weights = load_file(path / "model.safetensors")
+    for name in [one for one in weights if one.endswith("_proj.weight")]:
+        rows, columns = weights[name].shape
+        scale = weights[name].abs().amax() / 448
+        weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        blocks = torch.ones(-(-rows // 128), -(-columns // 128))
+        weights[f"{name}_scale_inv"] = blocks * scale
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_files_in_fp8_are_unpacked_on_a_processor(folder: Path, tmp_path: Path) -> None:
+    path = eight_bits(folder, tmp_path / "fp8")
+    plain, found = load(folder), load(path)
+    assert bytes_needed(path, 2, "", "cpu") < 1.1 * bytes_needed(folder, 2, "", "cpu")
+    assert bytes_needed(path, 2, "", "cuda") < 0.8 * bytes_needed(folder, 2, "", "cuda")
+    wanted = logits(plain.model)
+    assert 0 < (logits(found.model) - wanted).norm() / wanted.norm() < 0.2
+    assert fingerprint(found.model) == fingerprint(plain.model), "signs are kept, as by rounding"
+    facts = [model_facts(one.model, one.tokenizer) for one in (plain, found)]
+    assert facts[0]["weights"] != facts[1]["weights"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_files_of_every_plain_type_load_in_every_other(
+    dtype: torch.dtype, folder: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = Path(shutil.copytree(folder, tmp_path / "other"))
+    weights = load_file(path / "model.safetensors")
+    rounded = {name: one.to(dtype) for name, one in weights.items()}
+    save_file(rounded, path / "model.safetensors", {"format": "pt"})
+    for wanted in (torch.float32, torch.bfloat16, torch.float16):
+        loaded = load(path, str(wanted).removeprefix("torch."))
+        assert {one.dtype for one in loaded.model.parameters()} == {wanted}
+        first = loaded.model.model.layers[0].mlp.up_proj.weight
+        assert torch.equal(first, rounded["model.layers.0.mlp.up_proj.weight"].to(wanted))
