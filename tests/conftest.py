@@ -275,6 +275,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "axk1": ("AXK1", {**LATENT, **ROUTED}),
+    "lfm2": ("Lfm2", {**GROUPED, "layer_types": ["conv", "full_attention"]}),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **GROUPED,
+            **EXPERTS,
+            "layer_types": ["full_attention", "conv"],
+            "num_dense_layers": 1,
+            "conv_bias": True,
+        },
+    ),
 }
 
 

@@ -3,8 +3,8 @@
 Three public interfaces of transformers are used, and nothing is patched:
 - `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
   that padding is refused instead of silently ignored);
-- the rotary module is replaced by one that does not rotate, and the configuration by a copy, since
-  other models may share it; both are restored;
+- the rotary module, if there is one, is replaced by one that does not rotate, and the configuration
+  by a copy, since other models may share it; both are restored;
 - a `Cache` whose layers are `EsaLayer`s.
 
 The attention function finds its method by the attention module it is called with, so several
@@ -13,8 +13,7 @@ models can be attached at once. `_ATTACHED` has weak references: dropping a mode
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, finalize, ref
@@ -29,14 +28,16 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.bare_model import copy_configs, restore
+from esa_cli.models.cached_rows import in_memory
 from esa_cli.models.forward_pass import ForwardPass
-from esa_cli.models.forward_start import StartOfForward
+from esa_cli.models.forward_start import StartOfForward, watch_calls
 from esa_cli.models.inspection import attention_modules
-from esa_cli.models.kv_cache import EsaCache, in_memory
+from esa_cli.models.kv_cache import EsaCache
 from esa_cli.models.latent_heads import LatentHeads
-from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits
+from esa_cli.models.layer_traits import LayerTraits, keep_cache, layer_traits, what_layers_keep
 from esa_cli.models.layer_traits import check_supported as check_supported
-from esa_cli.models.supported_families import family_of
+from esa_cli.models.supported_families import family_of, keeps_state
 from esa_cli.storage.store_places import MakeStore
 
 NAME = "esa"
@@ -64,38 +65,54 @@ class Attachment:
         self.model = model
         self.body = cast(Any, model.base_model)
         self._modules = attention_modules(model)
-        _check_free(model, self._modules)
-        rotary = self.body.rotary_emb
+        rotary = getattr(self.body, "rotary_emb", None)
+        _check_free(self._attending, rotary)
         self.traits = layer_traits(model.config, rotary, self._modules)
         self.forward_pass: ForwardPass[EsaCache] = ForwardPass()
         self.method = method
         family = family_of(model.config)
-        self.latents = [LatentHeads(module) for module in self._modules if family.latent]
-        self.method_layers = [i for i, one in enumerate(self.traits) if one.window is None]
+        self.latents = [LatentHeads(module) for module in self._attending if family.latent]
+        traits = [(i, one) for i, one in enumerate(self.traits) if one is not None]
+        self.method_layers = [i for i, one in traits if one.window is None]
         self._attention: dict[LayerTraits, Attention] = {}
         self._sliding = {
             one: SlidingAttention(one.window, one.rope, one.scale, one.cap)
-            for one in self.traits
+            for _, one in traits
             if one.window is not None
         }
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
         self._bare = rotary, (configs := copy_configs(model))
-        self._restore = finalize(self, restore, self.body, rotary, configs)  # if not detached
+        watched = rotary is None or keeps_state(model.config)
+        calls = watch_calls(self.body, self.forward_pass) if watched else []
+        self._restore = finalize(
+            self, restore, self.body, rotary, configs, calls
+        )  # if not detached
         self._restore.atexit = False
         keep_cache(model.config)
         model.set_attn_implementation(NAME)
-        angles = self.rope.frequencies[0].shape[0]
-        width = angles if family.half_table or family.complex_table else 2 * angles
-        self.body.rotary_emb = StartOfForward(width, self.forward_pass, family.complex_table)
-        for module in self._modules:
+        if rotary is not None:
+            angles = self.rope.frequencies[0].shape[0]
+            width = angles if family.half_table or family.complex_table else 2 * angles
+            self.body.rotary_emb = StartOfForward(width, self.forward_pass, family.complex_table)
+        for module in self._attending:
             _ATTACHED[module] = ref(self)
-        if any(module.config._attn_implementation != NAME for module in self._modules):
+        if any(module.config._attn_implementation != NAME for module in self._attending):
             self.detach()
             raise ModelError(
                 "a layer of this model has a configuration of its own, and keeps its attention",
                 "load the model again, and attach it as it comes",
             )
+
+    @property
+    def _attending(self) -> list[Any]:
+        """The attention modules of the layers that have one."""
+        return [module for module in self._modules if module is not None]
+
+    @property
+    def row_layers(self) -> list[int]:
+        """Indices of the layers that keep keys and values."""
+        return [i for i, module in enumerate(self._modules) if module is not None]
 
     @property
     def attached(self) -> bool:
@@ -105,13 +122,14 @@ class Attachment:
     @property
     def rope(self) -> Rope:
         """The rotary embedding of the first layer that has one, else of none."""
-        ropes = [traits.rope for traits in self.traits]
+        ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
     def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
         """The attention of a method on a layer; those of the last method are kept. Layers that
         attend to a window keep their own."""
         traits = self.traits[layer]
+        assert traits is not None, "the layer has no attention"
         if traits.window is not None:
             return self._sliding[traits]
         found = self._attention.get(traits)
@@ -127,19 +145,20 @@ class Attachment:
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
-        layers, chosen, latent = len(self._modules), self.method_layers, bool(self.latents)
-        return EsaCache(self.forward_pass, self.method, layers, store, chosen, latent)
+        layers, chosen = what_layers_keep(self.model.config), self.method_layers
+        return EsaCache(self.forward_pass, self.method, layers, store, chosen, bool(self.latents))
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """The bare model until the block ends; caches of this attachment keep their rows."""
         rotary, configs = self._bare
-        own = self.body.rotary_emb, [(module, module.config) for module, _ in configs]
+        own = [(module, module.config) for module, _ in configs]
+        replaced = getattr(self.body, "rotary_emb", None)
         try:
             restore(self.body, rotary, configs)
             yield
         finally:
-            restore(self.body, *own)
+            restore(self.body, replaced, own)
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""
@@ -147,7 +166,7 @@ class Attachment:
             return
         self.forward_pass.close()
         self._restore()
-        for module in self._modules:
+        for module in self._attending:
             _ATTACHED.pop(module, None)
 
     def __enter__(self) -> Attachment:
@@ -157,40 +176,16 @@ class Attachment:
         self.detach()
 
 
-def _check_free(model: PreTrainedModel, modules: list[Any]) -> None:
+def _check_free(modules: list[Any], rotary: Any) -> None:
     """Raises ModelError when the model, one that contains it or one inside it, is attached."""
     kept = [found() for module in modules if (found := _ATTACHED.get(module))]
-    if any(kept) or isinstance(cast(Any, model.base_model).rotary_emb, RawRotary):
+    if any(kept) or isinstance(rotary, RawRotary):
         raise ModelError("this model is attached already", "call detach() on the first attachment")
 
 
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
     """Attaches `method` to `model`; see `Attachment`."""
     return Attachment(model, method)
-
-
-def copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Replaces modules' configurations by copies; returns the modules with the originals.
-
-    Modules may share a configuration, also with other models; only one about attention is copied.
-    """
-    modules: Sequence[Any] = list(model.modules())
-    found = [
-        (module, module.config)
-        for module in modules
-        if hasattr(getattr(module, "config", None), "_attn_implementation")
-    ]
-    copies = {id(config): copy.deepcopy(config) for _, config in found}
-    for module, config in found:
-        module.config = copies[id(config)]
-    return found
-
-
-def restore(body: Any, rotary: nn.Module, configs: Sequence[tuple[Any, Any]]) -> None:
-    """Restores the rotary module and the configurations of `copy_configs`."""
-    body.rotary_emb = rotary
-    for module, config in configs:
-        module.config = config
 
 
 @torch.no_grad()
@@ -212,7 +207,7 @@ def _attention_function(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
     index: int = module.layer_idx  # type: ignore[assignment]
-    cache = attachment.forward_pass.take(index, len(attachment._modules))
+    cache = attachment.forward_pass.take(index, attachment.row_layers[-1])
     if cache is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from esa_cli.errors import UsageError
+
 C = TypeVar("C")
 
 
@@ -17,8 +19,9 @@ class ForwardPass(Generic[C]):
     """The forward call in progress of one attached model.
 
     Args:
-        running: between the rotary module and the last layer. span: absolute positions of the
-            first and the last token; None: not known (a compiled model).
+        running: between the rotary module and the last layer with attention. span: absolute
+            positions of the first and the last token; None: not known (a compiled model), or they
+            follow the cached ones.
         cache: that the call appends to. layer: the last layer whose keys were appended.
     """
 
@@ -31,16 +34,25 @@ class ForwardPass(Generic[C]):
         """Begins a forward call."""
         self.running, self.span, self.cache, self.layer = True, span, None, -1
 
+    def check_span(self, length: int, count: int) -> None:
+        """Raises UsageError when these tokens do not follow the `length` cached ones."""
+        if self.span is not None and self.span != (length, length + count - 1):
+            raise UsageError(
+                f"positions of {count} tokens must follow the {length} cached ones, got "
+                f"{self.span[0]} to {self.span[1]}",
+                "leave position_ids out, and use_cache on",
+            )
+
     def enter(self, layer: int, cache: C) -> None:
         """Registers the cache that appended this layer's keys."""
         self.cache, self.layer = cache, layer
 
-    def take(self, layer: int, layers: int) -> C | None:
-        """The cache that appended this layer's keys, or None; the last layer ends the call.
+    def take(self, layer: int, last: int) -> C | None:
+        """The cache that appended this layer's keys, or None; the `last` layer ends the call.
 
         It is not kept: a cache that is dropped after the call frees its memory.
         """
-        if layer == layers - 1:
+        if layer == last:
             self.running = False
         cache, self.cache = self.cache, None
         return cache if self.layer == layer else None

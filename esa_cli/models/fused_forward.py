@@ -8,7 +8,6 @@ The reference is transformers' own forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from esa_cli.models.causal_attention import causal_attention
 from esa_cli.models.inspection import is_plain
 from esa_cli.models.layer_calls import call_before_layer
 from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.models.text_forward import KeysValues
+from esa_cli.models.text_past import KeysValues, KeyValuePast
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers are computed here."""
@@ -72,23 +71,26 @@ class FusedForward:
         self.size = self.layers[0].output.shape[1] // self.heads
 
     @property
+    def pads(self) -> bool:
+        """All layers keep the keys and values of all tokens."""
+        return True
+
+    @property
     def device(self) -> torch.device:
         """Of the weights."""
         device: torch.device = self._embedding.weight.device
         return device
 
     @torch.inference_mode()
-    def states(
-        self, ids: Tensor, past: Sequence[KeysValues] = ()
-    ) -> tuple[Tensor, list[KeysValues]]:
+    def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
         """Hidden states (B, T, hidden) behind the last of the layers, before the model's norm, and
         the layers' keys and values, those of `past` before the new ones.
 
         Args:
             ids: (B, T); shorter sequences are padded at their ends, which their tokens do not see.
-            past: of the tokens before, (B, G, N, D) a layer.
+            past: of the tokens before.
         """
-        start = past[0][0].shape[2] if past else 0
+        start = past.pairs[0][0].shape[2] if past else 0
         x = self._embedding(ids)
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
         cos, sin = (one[:, :, None] for one in self._rotary(x, positions))
@@ -97,14 +99,14 @@ class FusedForward:
             call_before_layer(self._model)
             found, pair = self._attention(
                 layer, rms_norm(x, x.shape[-1:], layer.before_attention, self.eps), cos, sin,
-                past[number] if past else None,
+                past.pairs[number] if past else None,
             )  # fmt: skip
             kept.append(pair)
             x += found
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
             inner = silu(linear(wide, layer.gate), inplace=True)
             x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
-        return x, kept
+        return x, KeyValuePast(kept)
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., vocabulary), float32, of hidden states behind all layers."""

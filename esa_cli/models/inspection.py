@@ -36,24 +36,27 @@ def check_in_memory(model: Any) -> None:
 
 
 def layer_devices(model: Any) -> list[torch.device]:
-    """The device of each layer's keys and values: that of its value projection."""
+    """The device of keys and values, that of the value projection: of each layer that has any."""
     return [_device(part[-1], model.device) for part in projections(model)]
 
 
-def attention_modules(model: Any) -> list[Any]:
-    """The attention modules, in the order in which they run: one in each layer, or several."""
-    found: list[Any] = []
+def attention_modules(model: Any) -> list[Any | None]:
+    """The attention modules, in the order in which they run: one in each layer, or several; None:
+    the layer has none."""
+    name, found = family_of(model.config).projections[-1], list[Any | None]()
     for layer in model.base_model.layers:
-        own = layer.self_attn
-        found += own if isinstance(own, nn.ModuleList) else [own]
+        own = getattr(layer, "self_attn", None)
+        several = own if isinstance(own, nn.ModuleList) else [own]
+        found += [one if hasattr(one, name) else None for one in several]
     return found
 
 
 def projections(model: Any) -> list[list[Any]]:
-    """The modules of each layer that make queries, keys and values, in this order; or all of them
-    in one module."""
+    """The modules that make queries, keys and values, in this order, or all of them in one module:
+    of each layer that has attention."""
     names = family_of(model.config).projections
-    found = [[getattr(module, name, None) for name in names] for module in attention_modules(model)]
+    modules = [module for module in attention_modules(model) if module is not None]
+    found = [[getattr(module, name, None) for name in names] for module in modules]
     return [[one for one in parts if one is not None] for parts in found]
 
 

@@ -1,143 +1,71 @@
-"""A transformers `Cache` with a `LayerMemory` for each layer, for one attached model."""
+"""A transformers `Cache` for one attached model: a `LayerMemory` or the state of each layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DummyLayer
 
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
+from esa_cli.models.cached_rows import EsaLayer, in_memory
 from esa_cli.models.forward_pass import ForwardPass
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.models.layer_state import State, StateHistory, StateLayer
 from esa_cli.storage.store_places import MakeStore
 
-
-def in_memory(
-    layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-    shared: bool = False,
-) -> KVStore:  # fmt: skip
-    """A store on the device of the keys; see `MakeStore`."""
-    return MemoryStore(heads, dim, dtype, device, shared)
-
-
-class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer: appends a forward call's keys and values to its memory, and returns them.
-
-    Args:
-        latent: it gets latents and rotary parts of keys; see `LatentHeads`.
-    """
-
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, layer: int, make: MakeStore, latent: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.layer, self.make, self.latent = layer, make, latent
-        self.memory: LayerMemory | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the store is made with the first rows."""
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Appends rows of C tokens, (G, C, D) each."""
-        if self.memory is None:
-            heads, _, dim = keys.shape
-            store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
-            self.hold(LayerMemory(self.layer, store))
-        assert self.memory is not None
-        self.memory.store.append(keys.detach(), values.detach())
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents (1, 1, C,
-        L) and rotary parts of keys (1, 1, C, R) one is returned, since the model expands what it
-        gets for an attention function that does not use it."""
-        if key_states.shape[0] != 1:
-            raise UsageError(
-                f"ESA attends to one sequence at a time, not a batch of {key_states.shape[0]}",
-                "ask the questions one after another; the document is read only once",
-            )
-        if not self.latent:
-            self.append(key_states[0], value_states[0])
-            return key_states, value_states
-        rows = torch.cat((value_states[0], key_states[0]), dim=-1)
-        self.append(rows, rows)
-        return key_states[:, :, :1], value_states[:, :, :1]
-
-    def hold(self, memory: LayerMemory) -> None:
-        """Uses a memory whose store has tokens already."""
-        self.memory = memory
-        self.is_initialized = True
-
-    def get_seq_length(self) -> int:
-        return len(self.memory.store) if self.memory else 0
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
-        if tokens_to_remove and self.memory:
-            self.memory.crop(tokens_to_remove)
-
-    def reset(self) -> None:
-        self.memory = None
-        self.is_initialized = False
-
-    def _one_sequence(self, *args: Any) -> Any:
-        raise UsageError(
-            "ESA attends to one sequence at a time: no beams, no several answers at once",
-            "use greedy search or sampling with num_return_sequences=1",
-        )
-
-    reorder_cache = batch_repeat_interleave = batch_select_indices = _one_sequence  # type: ignore[assignment]
+Keeps = Literal["rows", "state", "nothing"]
+"""What a layer keeps of the tokens before: keys and values, a state, or nothing."""
 
 
 class EsaCache(Cache):
     """The memory of one document for one attached model; `Attachment.new_cache` makes it.
 
     Args:
-        forward: of the attached model. method: runs unless `begin` gives another. layers: of the
-            model. make: makes each layer's store. method_layers: those that run the method; None:
-            all. latent: layers keep latents.
+        forward: of the attached model. method: runs unless `begin` gives another. layers: what each
+            of the model's layers keeps. make: makes each store. method_layers: those that run the
+            method; None: all that keep rows. latent: rows are latents.
 
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
+        own: the layers that keep rows. states: what the others keep.
     """
 
     def __init__(
         self,
         forward: ForwardPass[EsaCache],
         method: Method,
-        layers: int,
+        layers: Sequence[Keeps],
         make: MakeStore = in_memory,
         method_layers: Sequence[int] | None = None,
         latent: bool = False,
     ) -> None:
-        self._method_layers = range(layers) if method_layers is None else method_layers
-        self.own = [EsaLayer(i, make, latent) for i in range(layers)]
-        super().__init__(layers=[*self.own])
+        kinds: dict[Keeps, Callable[[int], Any]] = {
+            "rows": lambda i: EsaLayer(i, make, latent),
+            "state": lambda i: StateLayer(),
+            "nothing": lambda i: DummyLayer(),  # type: ignore[no-untyped-call]
+        }
+        every = [kinds[keeps](i) for i, keeps in enumerate(layers)]
+        super().__init__(layers=every)
+        self.own = [one for one in every if isinstance(one, EsaLayer)]
+        self.states = StateHistory([one for one in every if isinstance(one, StateLayer)])
+        rows = [layer.layer for layer in self.own]
+        self._method_layers = rows if method_layers is None else method_layers
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
-        """Begins a turn. In phase AUTO one also begins where the cache was cropped before.
+        """Begins a turn, to whose beginning the cache can be cropped. In phase AUTO one also begins
+        where the cache was cropped before.
 
         Args:
             query: its state, shared by all layers. method: from now on; None: the same.
         """
+        self.snapshot()
         self.query = query
         self.method = self.method if method is None else method
 
@@ -149,8 +77,8 @@ class EsaCache(Cache):
                 "this cache was made for another model, or for one that is not attached any more",
                 "use new_cache() of the model's own attachment",
             )
-        if layer_idx == 0:
-            self._check_span(key_states.shape[2])
+        if layer_idx == self.own[0].layer:
+            self.forward_pass.check_span(self.get_seq_length(), key_states.shape[2])
             if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
                 # Tokens were cropped: this is another turn.
                 self.query = QueryState(trace=self.query.trace)
@@ -158,37 +86,38 @@ class EsaCache(Cache):
         self.forward_pass.enter(layer_idx, self)
         return chunk
 
-    def _check_span(self, count: int) -> None:
-        """Raises UsageError when these tokens do not follow the cached ones."""
-        length, span = self.get_seq_length(), self.forward_pass.span
-        if span is not None and span != (length, length + count - 1):
-            raise UsageError(
-                f"positions of {count} tokens must follow the {length} cached ones, got "
-                f"{span[0]} to {span[1]}",
-                "leave position_ids out, and use_cache on",
-            )
-
     def memory(self, layer_idx: int) -> LayerMemory:
-        memory = self.own[layer_idx].memory
-        assert isinstance(memory, LayerMemory), "the layer has no tokens"
-        return memory
+        """Of the model's layer with this index, which keeps rows."""
+        layer = self.layers[layer_idx]
+        assert isinstance(layer, EsaLayer), "the layer keeps no rows"
+        assert layer.memory, "the layer has no tokens"
+        return layer.memory
+
+    @property
+    def memories(self) -> list[LayerMemory]:
+        """Of all layers that keep rows."""
+        return [self.memory(layer.layer) for layer in self.own]
 
     def hold(
         self,
         stores: Sequence[KVStore],
         projections: Sequence[Projection | None] | None,
         states: Sequence[dict[type, LayerState]] = (),
+        recurrent: Sequence[State] = (),
     ) -> None:
-        """Uses stores that have tokens already, one for each layer.
+        """Uses stores that have tokens already, one for each layer that keeps rows.
 
         Args:
             projections: fitted to them; None: nothing was fitted yet.
             states: each layer's states of selectors.
+            recurrent: what the layers keep that keep a state, of the same tokens.
         """
+        assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
+        self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
             layer.hold(
                 LayerMemory(
-                    i,
+                    layer.layer,
                     stores[i],
                     states[i] if states else {},
                     projection=projections[i] if projections else None,
@@ -198,9 +127,14 @@ class EsaCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values and reduced keys in use, all layers."""
+        """Bytes of keys, values, reduced keys and states in use, all layers."""
         stores = [layer.memory.store for layer in self.own if layer.memory]
-        return sum(store.nbytes for store in stores)
+        return sum(store.nbytes for store in stores) + self.states.nbytes
+
+    def snapshot(self) -> None:
+        """Keeps a copy of the layers' states: the cache can be cropped to here, until there are two
+        later snapshots. Not needed where no layer keeps a state."""
+        self.states.snapshot()
 
     def release(self) -> None:
         """Frees the stores' copies of rows."""
@@ -209,15 +143,40 @@ class EsaCache(Cache):
                 layer.memory.release()
 
     def truncate(self, length: int) -> None:
-        """Crops to `length` tokens, also after an interrupted forward left layers uneven."""
+        """Crops to `length` tokens, also after an interrupted forward left layers uneven.
+
+        Raises:
+            UsageError: some layers keep a state, and none was kept there; see `snapshot`.
+        """
+        shortest = min(layer.get_seq_length() for layer in self.own)
+        self.states.restore(min(length, shortest))
         for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:
                 layer.crop(-extra)
 
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens. Raises: as `truncate`."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
+        self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
+
+    def reset(self) -> None:
+        """Drops all tokens."""
+        super().reset()  # type: ignore[no-untyped-call]
+        self.states.give([{} for _ in self.states.layers], 0)
+
     @torch.no_grad()
     def project(self) -> None:
         """Fits compressors and computes reduced keys, as the first question would."""
         for index in self._method_layers:
-            if memory := self.own[index].memory:
+            if memory := next(one.memory for one in self.own if one.layer == index):
                 memory.project(self.method, len(memory.store))
+
+    def _one_sequence(self, *args: Any, **kwargs: Any) -> Any:
+        raise UsageError(
+            "ESA attends to one sequence at a time: no beams, no several answers at once",
+            "use greedy search or sampling with num_return_sequences=1",
+        )
+
+    reorder_cache = batch_repeat_interleave = batch_select_indices = _one_sequence

@@ -7,6 +7,7 @@ is supported, for each layer's rotary embedding and factor, and for what replace
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from esa_cli.attention.rope import Angles, NoRope, Rope
 from esa_cli.attention.temperature import Temperature
 from esa_cli.errors import ModelError
+from esa_cli.models.kv_cache import Keeps
 from esa_cli.models.supported_families import (
     HYBRID_SLIDING_ROTATE,
+    IDLE_TYPES,
     SLIDING_ROTATE,
+    STATE_TYPES,
     Family,
     check_type,
     family_of,
+    layer_types,
 )
 
+ATTENTION_TYPES = ("full_attention", "sliding_attention")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -69,7 +75,7 @@ def _rope_types(config: Any) -> list[str]:
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """The window of each layer; None where it attends to all tokens.
+    """The window of each layer; None where it attends to all tokens, or has no attention.
 
     A window that no text within the model's limit is longer than counts as none.
 
@@ -77,17 +83,23 @@ def layer_windows(config: Any) -> list[int | None]:
         ModelError: a layer is of another type, or none attends to all tokens.
     """
     types, window = layer_types(config), getattr(config, "sliding_window", None)
-    if other := sorted(set(types) - {"full_attention", "sliding_attention"}):
+    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
         raise ModelError(
             f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
             "full or sliding attention",
             "use a model of another family",
         )
+    if not set(types) & {*ATTENTION_TYPES}:
+        raise ModelError(
+            f"no layer of this {config.model_type} model has attention, so that nothing can be "
+            "selected",
+            "use a model with full attention in some layers",
+        )
     longest = getattr(config, "max_position_embeddings", None)
     if window is None or (longest is not None and window >= longest):
         return [None] * len(types)
     windows = [window if one == "sliding_attention" else None for one in types]
-    if None not in windows:
+    if "full_attention" not in types:
         raise ModelError(
             f"all layers of this {config.model_type} model attend to a window of {window} tokens "
             "only, so that nothing can be selected",
@@ -96,43 +108,55 @@ def layer_windows(config: Any) -> list[int | None]:
     return windows
 
 
-def layer_types(config: Any) -> list[str]:
-    """The type of each layer, as transformers names them."""
-    count = int(config.num_hidden_layers)
-    if family_of(config).slides:
-        window = getattr(config, "sliding_window", None)
-        return ["full_attention" if window is None else "sliding_attention"] * count
-    return list(getattr(config, "layer_types", None) or ["full_attention"] * count)
-
-
-def layer_traits(config: Any, rotary: nn.Module, modules: list[Any]) -> list[LayerTraits]:
-    """The traits of each layer.
+def layer_traits(
+    config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
+) -> list[LayerTraits | None]:
+    """The traits of each layer; None where it has no attention.
 
     Args:
-        rotary: the model's rotary module. modules: the attention module of each layer.
+        rotary: the model's rotary module; None: it has none. modules: the attention module of each
+            layer; None: it has none.
 
     Raises:
         ModelError: fewer dimensions rotate than in models of this family.
     """
     family, types = family_of(config), layer_types(config)
-    ropes = {name: _rope(config, family, rotary, name) for name in set(types)}
-    dim = int(modules[0].qk_rope_head_dim if family.latent else modules[0].head_dim)
+    still, cap = NoRope(), float(getattr(config, family.attention_cap or "", None) or 0.0)
+    ropes: dict[str, Rope] = dict.fromkeys(types, still)
+    if rotary is not None:
+        ropes = {name: _rope(config, family, rotary, name) for name in set(types)}
+    first = next(module for module in modules if module is not None)
+    dim = int(first.qk_rope_head_dim if family.latent else first.head_dim)
     for rope in ropes.values():
+        if not rope.rotates:
+            continue
         if (width := 2 * rope.frequencies[0].shape[0]) != dim and not family.partial:
             raise ModelError(
                 f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
                 f"got {width}",
                 "use a model of another family",
             )
-    still, cap = NoRope(), float(getattr(config, family.attention_cap or "", None) or 0.0)
     temperature = _temperature(config)
     each = zip(modules, types, layer_windows(config), _rotating(config, family), strict=True)
     return [
-        LayerTraits(
+        None
+        if module is None
+        else LayerTraits(
             ropes[kind] if rotates else still, float(module.scaling), window, cap, temperature
         )
         for module, kind, window, rotates in each
     ]
+
+
+def what_layers_keep(config: Any) -> list[Keeps]:
+    """What each layer keeps of the tokens before."""
+    every: list[tuple[Keeps, Sequence[str]]] = [
+        ("rows", ATTENTION_TYPES),
+        ("state", STATE_TYPES),
+        ("nothing", IDLE_TYPES),
+    ]
+    kinds = {one: keeps for keeps, types in every for one in types}
+    return [kinds[one] for one in layer_types(config)]
 
 
 def _rotating(config: Any, family: Family) -> list[bool]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 SLIDING_ROTATE = "layers with a window"
 HYBRID_SLIDING_ROTATE = "layers with a window, if there are any"
 """Values of `Family.rotating`."""
+STATE_TYPES = ("conv", "linear_attention")
+"""Types of layers that keep a convolution's inputs or a recurrent state in place of keys."""
+IDLE_TYPES = ("mlp", "moe")
+"""Types of layers that keep nothing of the tokens before."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,8 @@ FAMILIES: dict[str, Family] = {
     "mistral4": Family("Mistral Small 4", latent=True, projections=LATENT),
     "longcat_flash": Family("LongCat-Flash", latent=True, projections=LATENT),
     "axk1": Family("A.X K1", latent=True, projections=LATENT),
+    "lfm2": Family("LFM2"),
+    "lfm2_moe": Family("LFM2-8B-A1B"),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -157,8 +163,6 @@ LIMITS: dict[str, str] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER),
     **dict.fromkeys(
         (
-            "lfm2",
-            "lfm2_moe",
             "qwen3_next",
             "qwen3_5_text",
             "granitemoehybrid",
@@ -218,3 +222,18 @@ def key_shape(config: Any) -> tuple[int, int]:
 def family_of(config: object) -> Family:
     """The entry of a model's configuration; Llama's for a `model_type` that has none."""
     return FAMILIES.get(getattr(config, "model_type", ""), FAMILIES["llama"])
+
+
+def layer_types(config: Any) -> list[str]:
+    """The type of each layer, as transformers names them."""
+    count = int(config.num_hidden_layers)
+    if family_of(config).slides:
+        window = getattr(config, "sliding_window", None)
+        return ["full_attention" if window is None else "sliding_attention"] * count
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * count)
+
+
+def keeps_state(config: Any) -> bool:
+    """Whether some layers of a model keep a state in place of keys: it cannot be cropped, and those
+    of several documents cannot be joined."""
+    return not {*STATE_TYPES}.isdisjoint(layer_types(config))

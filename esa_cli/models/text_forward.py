@@ -1,35 +1,35 @@
 """Forward passes of plain text through a model that nothing is attached to, by two ways.
 
-Finding and reading passages need hidden states and logits of short texts, and the keys and values
-behind them to continue. `ModelForward` is transformers' own; `FusedForward` is the fast one.
+Finding and reading passages need hidden states and logits of short texts, and what is kept of them
+to continue. `ModelForward` is transformers' own; `FusedForward` is the fast one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from esa_cli.models.supported_families import family_of
-
-KeysValues = tuple[Tensor, Tensor]
-"""Keys and values of a layer, each (B, G, N, D)."""
+from esa_cli.models.text_past import CachePast, TextPast
 
 
 class TextForward(Protocol):
     """What `PromptBatch` needs of a model."""
 
     @property
+    def pads(self) -> bool:
+        """Whether prompts that are padded at their ends can be continued."""
+
+    @property
     def device(self) -> torch.device:
         """Where token ids are expected."""
 
-    def states(
-        self, ids: Tensor, past: Sequence[KeysValues] = ()
-    ) -> tuple[Tensor, list[KeysValues]]:
-        """Hidden states (B, T, hidden) of tokens (B, T), which `logits` takes, and the keys and
-        values of all layers up to them, those of `past` first."""
+    def states(self, ids: Tensor, past: Any = None) -> tuple[Tensor, TextPast]:
+        """Hidden states (B, T, hidden) of tokens (B, T), which `logits` takes, and what is kept of
+        these and those of `past`, a `TextPast` of this model, which is used up."""
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., vocabulary), float32."""
@@ -47,18 +47,21 @@ class ModelForward:
         device: torch.device = self._model.device
         return device
 
-    def states(
-        self, ids: Tensor, past: Sequence[KeysValues] = ()
-    ) -> tuple[Tensor, list[KeysValues]]:
+    @cached_property
+    def pads(self) -> bool:
+        """Only where every layer keeps the keys and values of all tokens."""
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+
+        layers = DynamicCache(config=self._model.config).layers
+        return all(type(layer) is DynamicLayer for layer in layers)
+
+    def states(self, ids: Tensor, past: CachePast | None = None) -> tuple[Tensor, CachePast]:
         """See `TextForward`."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=self._model.config)
-        for index, (keys, values) in enumerate(past):
-            cache.update(keys, values, index)
+        cache = DynamicCache(config=self._model.config) if past is None else past.cache
         out = self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        layers: Sequence[Any] = cache.layers
-        return out.last_hidden_state, [(layer.keys, layer.values) for layer in layers]
+        return out.last_hidden_state, CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""

@@ -199,7 +199,7 @@ class Esa:
         if not (books := distinct(books)):
             raise UsageError("no document to ask about", "ingest one first")
         if len(books) > 1:
-            check_asked_together(self.preset, self._lazy.method)
+            check_asked_together(self.preset, self._lazy.method, self.loaded.text_model.config)
         asking: dict[str, Any] = {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
             "seed": seed, "history": history, "on_text": on_text,

@@ -14,7 +14,7 @@ from esa_cli.attention.moments import Moments
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
-from esa_cli.models.supported_families import keeps_latents
+from esa_cli.models.supported_families import keeps_latents, keeps_state
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.system.files import resolved_path
@@ -26,9 +26,23 @@ def gathers(method: Method) -> bool:
     return method.selector.observes
 
 
-def check_asked_together(preset: Preset, method: Method) -> None:
+def check_joins(config: Any) -> None:
+    """Raises UsageError where the rows of several documents cannot be joined, as a model of this
+    configuration keeps a state beside them."""
+    if keeps_state(config):
+        raise UsageError(
+            f"layers of this {config.model_type} model keep a state, which is one document's: "
+            "states of several cannot be joined",
+            "ask about one document, or with answer.from=text, about passages of all",
+        )
+
+
+def check_asked_together(preset: Preset, method: Method, config: Any) -> None:
     """Raises UsageError where several documents cannot be asked at once."""
-    if preset.answer.needs_rows and gathers(method):
+    if not preset.answer.needs_rows:
+        return
+    check_joins(config)
+    if gathers(method):
         raise UsageError(
             f"selector {preset.selector['name']} gathers what it sees while it reads, of one "
             "document at a time",
@@ -36,11 +50,16 @@ def check_asked_together(preset: Preset, method: Method) -> None:
         )
 
 
-def hindrance(method: Method) -> str:
+def hindrance(method: Method, stateful: bool = False) -> str:
     """The reason why a prefilled document cannot be stored; empty where it can.
 
     The first segment is stored with the projections that were fitted on it.
+
+    Args:
+        stateful: layers of the model keep a state in place of rows.
     """
+    if stateful:
+        return "layers of this model keep a state in place of rows, which is not stored"
     if gathers(method):
         return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):
@@ -51,9 +70,9 @@ def hindrance(method: Method) -> str:
     return ""
 
 
-def storable(method: Method) -> bool:
+def storable(method: Method, stateful: bool = False) -> bool:
     """True if a prefilled document can be stored; `hindrance` says why not."""
-    return not hindrance(method)
+    return not hindrance(method, stateful)
 
 
 def layout(

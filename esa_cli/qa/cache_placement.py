@@ -11,7 +11,8 @@ from esa_cli.attention.method import Method
 from esa_cli.models.inspection import layer_devices
 from esa_cli.models.layer_traits import layer_windows
 from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
-from esa_cli.qa.planning.costs import Costs, rank_of, shape_of
+from esa_cli.qa.planning.costs import Costs, rank_of
+from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage.cache_choice import check_cache
 from esa_cli.storage.store_places import MakeStore, StorePlaces, has_own_memory
 from esa_cli.system.machine import available_memory

@@ -17,6 +17,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.attach import attach
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.qa.archive import check_joins
 from esa_cli.qa.cache_placement import CachePlacement
 from esa_cli.qa.cached_text import CachedText
 from esa_cli.qa.method_fit import check_fits_model, check_reduced_keys, check_same_fit
@@ -89,26 +90,29 @@ class Prefill:
 
     def prefilled_document(self) -> PrefilledDocument:
         """The cached document, to be opened later by this session or another of the same model."""
-        memories = [self.cache.memory(i) for i in range(len(self.cache.own))]
+        memories = self.cache.memories
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.project(), self._head,
-            self._read_by, [one.states for one in memories],
+            self._read_by, [one.states for one in memories], self.cache.states.taken(),
         )  # fmt: skip
 
     def project(self) -> list[Projection | None]:
         """Computes the reduced keys of all cached tokens; returns each layer's projection."""
         self.cache.project()
-        return [self.cache.memory(i).projection for i in range(len(self.cache.own))]
+        return [one.projection for one in self.cache.memories]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
         """Asks from now on about these documents, concatenated, in place of those before.
 
         Raises:
-            UsageError: there is none. PresetError: one was prefilled for another compressor, or
+            UsageError: there is none, or there are several, and layers of the model keep a state.
+            PresetError: one was prefilled for another compressor, or
                 without the reduced keys that the method scores by.
         """
         if not documents:
             raise UsageError("no document to ask about", "read one first")
+        if len(documents) > 1:
+            check_joins(self.model.config)
         for one in documents:
             check_same_fit(one.read_by, self.method)
             check_reduced_keys(one, self.method)
@@ -120,12 +124,12 @@ class Prefill:
         # A selector's layer state belongs to the rows of one document.
         alone = documents[0] if len(documents) == 1 else None
         states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
-        self.cache.hold(stores, projections, states)
+        self.cache.hold(stores, projections, states, documents[0].recurrent)
 
     @property
     def layers(self) -> int:
         """Layers of the model."""
-        return len(self.cache.own)
+        return len(self.cache.layers)
 
     @property
     def document_tokens(self) -> int:
@@ -174,7 +178,8 @@ class Prefill:
         else:
             self._ids = ids[: len(done.ids)]
             states = [done.layer_states(i) for i in range(len(done.stores))]
-            self.cache.hold(done.stores, done.projections if done.ids else None, states)
+            projections = done.projections if done.ids else None
+            self.cache.hold(done.stores, projections, states, done.recurrent)
 
     @torch.inference_mode()
     def resume(

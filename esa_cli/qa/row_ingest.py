@@ -10,6 +10,7 @@ import torch
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
 from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.models.supported_families import keeps_state
 from esa_cli.qa.archive import layout, maps, provenance, storable
 from esa_cli.qa.books import Book
 from esa_cli.qa.cache_key import cache_key
@@ -65,10 +66,14 @@ class RowIngest(PartIngest):
 
     @property
     def stores(self) -> bool:
-        return super().stores and storable(self.lazy.method)
+        return super().stores and self._storable
+
+    @property
+    def _storable(self) -> bool:
+        return storable(self.lazy.method, keeps_state(self.lazy.text_model.config))
 
     def keys(self, text: str) -> list[str]:
-        if not storable(self.lazy.method):
+        if not self._storable:
             return []
         return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
 

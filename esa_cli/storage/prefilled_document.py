@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
 from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
@@ -16,12 +18,13 @@ class PrefilledDocument:
     """One document as a model prefilled it.
 
     Args:
-        ids: of its tokens, the prompt's head first. stores: one for each layer, with a row for
-            every token. projections: the fitted compressor of each layer, or None.
+        ids: of its tokens, the prompt's head first. stores: one for each layer that keeps rows,
+            with one for every token. projections: the fitted compressor of each layer, or None.
         head: number of tokens of the prompt's head.
         read_by: the method that prefilled it; None if only the same one can find it, as in a
             library.
         states: what selectors keep of each layer's tokens, by class of selector.
+        recurrent: the state of each layer that keeps one in place of rows, behind the last token.
     """
 
     ids: Sequence[int]
@@ -30,6 +33,7 @@ class PrefilledDocument:
     head: int = 0
     read_by: Method | None = None
     states: Sequence[dict[type, LayerState]] = ()
+    recurrent: Sequence[dict[str, Tensor]] = ()
 
     def layer_states(self, layer: int) -> dict[type, LayerState]:
         """Of one layer; each opening adds to them, so that nothing is computed twice."""

@@ -26,9 +26,12 @@ from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.layer_kinds import layer_kinds
+from esa_cli.models.layer_traits import what_layers_keep
+from esa_cli.models.prompt_batch import PromptBatch
 from esa_cli.models.supported_families import FAMILIES, LIMITS
 from esa_cli.models.text_forward import ModelForward
-from esa_cli.qa.planning.costs import shape_of
+from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
@@ -165,11 +168,15 @@ def test_cropped_and_replayed(name: str) -> None:
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         # Stock attention fed in pieces is itself 1.5e-5 off stock attention of the whole.
-        close(in_pieces(model, cache, ids, 13), want, 3e-5)
+        close(in_pieces(model, cache, ids[:, :40], 13), want[:, :40], 3e-5)
+        cache.snapshot()
+        close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], 3e-5)
         cache.crop(-30)
         model(ids[:, :25], past_key_values=cache)
         cache.truncate(40)
-        close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], 3e-5)
+        close(in_pieces(model, cache, ids[:, 40:64], 13), want[:, 40:64], 3e-5)
+        cache.snapshot()
+        model(ids[:, 64:], past_key_values=cache)
         cache.truncate(64)
         close(in_pieces(model, cache, ids[:, 64:], 1), want[:, 64:], 3e-5)
 
@@ -184,13 +191,14 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
         cache = attached.new_cache()
         model(ids[:, :60], past_key_values=cache)
         again = attached.new_cache()
-        again.hold(stored(cache, ids[0, :60].tolist(), tmp_path), None)
+        rows = stored(cache, ids[0, :60].tolist(), tmp_path)
+        again.hold(rows, None, recurrent=cache.states.taken())
         close(model(ids[:, 60:], past_key_values=again).logits, want[:, 60:])
 
 
 def stored(cache: EsaCache, ids: list[int], path: Path) -> list[JoinedStore]:
     """The cached rows of all layers, from a library on disk, each with an empty tail."""
-    kept = [cache.memory(i).store for i in range(len(cache.own))]
+    kept = [one.store for one in cache.memories]
     first = kept[0]
     shape = first.heads, first.dim
     layout = Layout(len(kept), *shape, "float32", segment=16, shared=first.shared)
@@ -236,8 +244,20 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
             forward = ModelForward(model)
             states, _ = forward.states(ids)
             close(forward.logits(states), want)
+            check_prompts(forward, ids, want)
     assert torch.isfinite(got).all()
     assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05
+
+
+def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) -> None:
+    """Prompts of different lengths, one of which is continued in two ways."""
+    prompts = [ids[0, :length].tolist() for length in (64, 20, 66)]
+    batch = PromptBatch(forward, prompts, 18)
+    close(batch.logits, want[0, [63, 19, 65]], 3e-5)
+    one = batch.continuation(0)
+    close(one.append([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)
+    close(one.append([1], prompts[2][65:])[0], want[0, 65], 3e-5)
+    close(one.append([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
 
 
 @pytest.mark.parametrize("name", ["half of yarn", "the first layer does not rotate", "deepseek_v3"])
@@ -271,13 +291,21 @@ def test_experts_count_as_weights_and_those_of_a_token_as_work(family: str) -> N
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
     found, before = fingerprint(model), model.config.to_dict()
-    assert (found.kind, found.layers, found.heads) == (family, 2, model.config.num_attention_heads)
+    rows = layer_kinds(before).count("attention")
+    assert [
+        {"attention": "rows", "state": "state"}.get(one, "nothing") for one in layer_kinds(before)
+    ] == what_layers_keep(model.config)
+    assert (found.kind, found.layers, found.heads) == (
+        family,
+        rows,
+        model.config.num_attention_heads,
+    )
     assert kv_dtype(model) == torch.float32
-    assert layer_devices(model) == [torch.device("cpu")] * 2
+    assert layer_devices(model) == [torch.device("cpu")] * rows
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)
-        store = cache.memory(0).store
+        store = cache.memories[0].store
         assert (store.heads, store.dim) == (found.groups, found.dim)
         assert store.nbytes == 5 * shape_of(before).row * 4
     assert model.config.to_dict() == before

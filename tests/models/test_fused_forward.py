@@ -14,6 +14,7 @@ from esa_cli.models.layer_calls import before_each_layer
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.partial_forward import hidden_states, of_size_one
 from esa_cli.models.text_forward import ModelForward, TextForward
+from esa_cli.models.text_past import KeyValuePast
 
 
 def random_adapter(model: Any) -> LoraAdapter:
@@ -28,12 +29,18 @@ def tokens(rows: int, count: int) -> torch.Tensor:
     return torch.randint(1, VOCABULARY, (rows, count), generator=torch.Generator().manual_seed(5))
 
 
+def lengths(past: Any) -> set[int]:
+    if isinstance(past, KeyValuePast):
+        return {keys.shape[2] for keys, _ in past.pairs}
+    return {layer.get_seq_length() for layer in past.cache.layers}
+
+
 @torch.no_grad()
 def in_two_parts(forward: TextForward, ids: torch.Tensor, first: int) -> torch.Tensor:
     """Logits of all tokens, the later ones behind the keys and values of the first ones."""
     before, past = forward.states(ids[:, :first])
     after, pairs = forward.states(ids[:, first:], past)
-    assert pairs[0][0].shape[2] == ids.shape[1]
+    assert lengths(pairs) == {ids.shape[1]}
     return torch.cat((forward.logits(before), forward.logits(after)), 1)
 
 

@@ -25,7 +25,7 @@ from esa_cli.models.inspection import kv_dtype, layer_devices, plain_weight
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.qa.cache_key import model_facts
-from esa_cli.qa.planning.costs import Shape, shape_of
+from esa_cli.qa.planning.model_shape import Shape, shape_of
 
 HERE = [name for name, way in QUANTIZATIONS.items() if "cpu" in way.devices]
 

@@ -131,12 +131,20 @@ def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None
     name = f"compressor.file={tmp_path / 'maps.safetensors'}"
     given = preset.load("tiny-random", ["score.name=sum", "compressor.name=learned", name])
     made = layout(
-        resolve(given).method, {"layers": 2, "groups": 2, "dim": 8}, "float32", "native", range(2)
+        resolve(given).method,
+        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
+        "float32",
+        "native",
+        range(2),
     )
     assert (made.reduced, made.fit) == ((3, 5), 0)
     vote = preset.load("tiny-random", ["score.name=vote"])
     made = layout(
-        resolve(vote).method, {"layers": 2, "groups": 2, "dim": 8}, "float32", "int8", range(2)
+        resolve(vote).method,
+        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
+        "float32",
+        "int8",
+        range(2),
     )
     assert (made.reduced, made.kind) == ((0, 0), "int8")
 

@@ -15,7 +15,7 @@ from esa_cli.errors import ResourceError, UsageError
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.cache_placement import CachePlacement
-from esa_cli.qa.planning import cache_places, costs, plan
+from esa_cli.qa.planning import cache_places, costs, model_shape, plan
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.host_store import HostStore
@@ -40,7 +40,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def costs_of(loaded: Any) -> costs.Costs:
-    shape = costs.shape_of(loaded.model.config.to_dict())
+    shape = model_shape.shape_of(loaded.model.config.to_dict())
     method = resolve(preset.load("tiny-random")).method
     return costs.Costs(shape, method, costs.rank_of(method, shape), on_gpu=True)
 

@@ -12,7 +12,7 @@ import torch
 from esa_cli.errors import ModelError, PresetError, ResourceError
 from esa_cli.models.attach import attach
 from esa_cli.qa import preset
-from esa_cli.qa.planning import costs, plan
+from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.planning import measured_speed as rates
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.system import machine
@@ -41,7 +41,7 @@ def make_plan(tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.fl
 
 def test_weights_are_those_of_the_model(make_model: Any) -> None:
     model = make_model("llama")
-    shape = costs.shape_of(model.config.to_dict())
+    shape = model_shape.shape_of(model.config.to_dict())
     norms = sum(p.numel() for n, p in model.named_parameters() if "norm" in n)
     assert shape.weights == sum(p.numel() for p in model.parameters()) - norms
 
@@ -70,7 +70,7 @@ DEEPSEEK_V3 = {
 def test_latents_are_planned_as_what_they_are() -> None:
     """Published: 671 billion weights, 37 billion of them (embeddings too) active, and 70,272 bytes
     of latents a token."""
-    shape = costs.shape_of(DEEPSEEK_V3)
+    shape = model_shape.shape_of(DEEPSEEK_V3)
     # Its first three layers have an MLP in place of experts, and are thought larger than they are.
     experts = 3 * 3 * 7168 * (257 * 2048 - 18432)
     assert (shape.weights - experts) / 1e9 == pytest.approx(671, abs=1)
@@ -79,7 +79,7 @@ def test_latents_are_planned_as_what_they_are() -> None:
     assert costs.Costs(shape, method, 0, on_gpu=False).keys_values(1, 2) == 70_272
     lacking = {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}
     with pytest.raises(ModelError, match=r"must have all sizes, got .*kv_lora_rank"):
-        costs.shape_of(lacking)
+        model_shape.shape_of(lacking)
 
 
 def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
@@ -242,7 +242,7 @@ def test_peak_memory_is_this_process() -> None:
 
 def test_config_without_a_size_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="hidden_size"):
-        costs.shape_of({"num_attention_heads": 2})
+        model_shape.shape_of({"num_attention_heads": 2})
 
 
 def test_rows_are_counted_as_the_store_allocates_them() -> None:
@@ -250,7 +250,7 @@ def test_rows_are_counted_as_the_store_allocates_them() -> None:
     from esa_cli.storage.growing_rows import GrowingRows
 
     method = resolve(preset.load("tiny-random")).method
-    gpu = costs.Costs(costs.shape_of(TINY), method, 8, on_gpu=True)
+    gpu = costs.Costs(model_shape.shape_of(TINY), method, 8, on_gpu=True)
     for tokens in (1, 1024, 1025, 20_000, 40_000):
         rows = GrowingRows(1, torch.float32, torch.device("cpu"))
         rows.append(torch.zeros(tokens, 1))

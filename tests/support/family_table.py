@@ -18,6 +18,11 @@ from esa_cli.models.supported_families import (
     Family,
 )
 
+OTHER_LAYERS = {
+    "sliding_attention": "windows in some layers",
+    "conv'": "convolutions in place of it in some layers",
+    "linear_attention": "states in place of it in some layers",
+}
 WINDOWED = (SLIDING_ROTATE, HYBRID_SLIDING_ROTATE)
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 PAIRS = {"half": "halves", "interleaved": "neighbours", "reversed": "halves, backwards"}
@@ -38,7 +43,7 @@ def rotary(family: Family) -> str:
 def attention(kind: str) -> str:
     """What the attention of the tested models has besides full layers."""
     shape, family = KINDS[kind][1], FAMILIES[kind]
-    parts = ["windows in some layers"] if "sliding_attention" in str(shape) else []
+    parts = [words for word, words in OTHER_LAYERS.items() if word in str(shape)]
     if family.attention_cap:
         parts.append(f"soft cap `{family.attention_cap}`")
     if family.sinks:

@@ -190,6 +190,7 @@ def prepare(
     from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.finding.load_encoder import index_sizes
     from esa_cli.qa.method_presets import stretches
+    from esa_cli.qa.planning.model_shape import shape_of
     from esa_cli.qa.resolved_preset import resolve
 
     model, texts = None, list[Any]()
@@ -199,20 +200,18 @@ def prepare(
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     check_adapter(resolved.preset.answer)
     index = index_sizes(resolved.preset.answer)
-    if keep and index is None:
-        _check_storable(resolved)
     model = model or inspect_model(chosen, ModelPlace.of(options), reporter)
+    if keep and index is None:
+        _check_storable(resolved, shape_of(model.config).stateful > 0)
     return Preflight(resolved, model, model.planner(resolved, index), index, texts)
 
 
-def _check_storable(resolved: ResolvedPreset) -> None:
+def _check_storable(resolved: ResolvedPreset, stateful: bool) -> None:
     from esa_cli.qa.archive import hindrance
 
-    if why := hindrance(resolved.method):
-        raise UsageError(
-            f"what is read cannot be kept in the library: {why}",
-            "ask without keeping, or with another method",
-        )
+    if why := hindrance(resolved.method, stateful):
+        refused = f"what is read cannot be kept in the library: {why}"
+        raise UsageError(refused, "ask without keeping, or with another method")
 
 
 def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> KnownModel:

@@ -20,6 +20,7 @@ from esa_cli.models.attach import attach
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
 from esa_cli.models.layer_traits import layer_windows
 from esa_cli.models.load import LoadedModel
+from esa_cli.models.supported_families import keeps_state
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens
@@ -120,13 +121,14 @@ def open_job(
 
     Raises:
         UsageError: the text is too short, the folder is another run's, or layers of the model
-            attend to a window.
+            attend to a window or keep a state.
         ResourceError, DocumentError: the folder cannot be written.
     """
-    if any(layer_windows(loaded.model.config)):
+    config = loaded.model.config
+    if any(layer_windows(config)) or keeps_state(config):
         raise UsageError(
             "esa calibrate fits maps for models whose layers all attend to all tokens; some of "
-            f"this {loaded.model.config.model_type} model's attend to a window",
+            f"this {config.model_type} model's attend to a window, or keep a state",
             "use the closed-form compressor, which is fitted while a text is read: "
             "--set compressor.name=closed-form",
         )

@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from esa_cli.qa.planning.costs import FEED, Shape
+from esa_cli.qa.planning.costs import FEED
+from esa_cli.qa.planning.model_shape import Shape
 
 SECONDS = 0.15
 

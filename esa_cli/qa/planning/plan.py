@@ -23,9 +23,10 @@ from esa_cli.qa.planning.cache_places import (
     fewest_host_layers,
     row_places,
 )
-from esa_cli.qa.planning.costs import Costs, rank_of, shape_of
+from esa_cli.qa.planning.costs import Costs, rank_of
 from esa_cli.qa.planning.index_costs import IndexCosts
 from esa_cli.qa.planning.machine_probe import probe
+from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 

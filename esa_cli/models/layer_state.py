@@ -1,0 +1,167 @@
+"""The state of layers that keep one in place of keys: the last inputs of a convolution, or a
+recurrent state. The model computes with it; here it is kept, copied and restored.
+
+A state cannot be cropped, as keys can: it goes back to where a copy of it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import LinearAttentionLayer
+
+from esa_cli.errors import UsageError
+
+State = dict[str, Tensor]
+"""A copy of one layer's state; empty: that before the first token."""
+KEPT = 2
+"""Snapshots kept that were asked for: of a document's end, and of the turn's beginning."""
+
+
+class StateLayer(LinearAttentionLayer):
+    """One layer's state, as transformers' models read and write it."""
+
+    is_croppable = False
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        # Models write into these tensors, inside of inference mode and outside.
+        with torch.inference_mode(False):
+            super().lazy_initialization(*args, **kwargs)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Does nothing: `StateHistory.restore` does."""
+
+    def reset(self) -> None:
+        """Drops the state."""
+        LinearAttentionLayer.__init__(self, self.number_of_states)
+
+    def detach(self) -> None:
+        """Drops what computed the state, which a model with gradients keeps."""
+        for one in self._tensors().values():
+            if one.requires_grad:
+                one.detach_()
+
+    def copied(self) -> State:
+        """A copy of the state."""
+        with torch.inference_mode(False):
+            return {name: one.detach().clone() for name, one in self._tensors().items()}
+
+    def restore(self, state: State) -> None:
+        """Goes back to a copied state."""
+        self.reset()
+        for name, one in state.items():
+            kind, number = name.split(".")
+            index = int(number)
+            if kind == "conv":
+                self.lazy_initialization(conv_states=one, state_idx=index)
+                self.has_previous_state[index] = True
+            else:
+                self.lazy_initialization(recurrent_states=one, state_idx=index)
+        for name, own in self._tensors().items():
+            own.copy_(state[name])
+
+    def _tensors(self) -> State:
+        kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
+        return {
+            f"{kind}.{index}": one
+            for kind, states in kinds.items()
+            for index, one in states.items()
+            if one is not None
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return sum(one.nbytes for one in self._tensors().values())
+
+
+class StateHistory:
+    """The states of a cache's layers, and snapshots of them by the number of tokens before.
+
+    Args:
+        layers: those that keep a state; where there is none, nothing is done.
+
+    Attributes:
+        tokens: how many the states come from; None: a forward call was interrupted.
+    """
+
+    def __init__(self, layers: Sequence[StateLayer]) -> None:
+        self.layers = layers
+        self.tokens: int | None = 0
+        self._kept: dict[int, list[State]] = {}
+        self._before: tuple[int, list[State]] = (0, [])
+
+    def snapshot(self) -> None:
+        """Keeps a copy of the states, in place of the oldest of `KEPT`."""
+        if not self.layers or not self.tokens or self.tokens in self._kept:
+            return
+        self._kept[self.tokens] = self._copied()
+        while len(self._kept) > KEPT:
+            del self._kept[min(self._kept)]
+
+    def begin_call(self, tokens: int) -> None:
+        """Begins a forward call of so many tokens. Before one of several a copy is made, which
+        takes the place of that before the last such call.
+
+        Raises:
+            UsageError: the last call was interrupted, and the cache not cropped since.
+        """
+        if not self.layers:
+            return
+        if self.tokens is None:
+            raise UsageError(
+                "the cache's last forward call was interrupted",
+                "crop it with truncate(n) to the tokens before that call",
+            )
+        if tokens > 1 and self.tokens not in self._kept:
+            self._before = (self.tokens, self._copied() if self.tokens else [])
+        self.tokens = None
+
+    def end_call(self, tokens: int) -> None:
+        """Ends a forward call, behind which there are so many tokens."""
+        self.tokens = tokens
+        for layer in self.layers:
+            layer.detach()
+
+    def check(self, tokens: int) -> None:
+        """Raises UsageError where the states cannot go back to so many tokens."""
+        if self.layers and tokens not in (0, self.tokens, self._before[0], *self._kept):
+            raise UsageError(
+                f"this model's layers keep a state, which was not kept at {tokens} tokens",
+                "call snapshot() on the cache where it will be cropped to",
+            )
+
+    def restore(self, tokens: int) -> None:
+        """Goes back to so many tokens, and drops the snapshots behind them. Raises UsageError: as
+        `check`."""
+        self.check(tokens)
+        if self.layers and tokens != self.tokens:
+            at, before = self._before
+            states = self._kept.get(tokens) or (before if at == tokens else [])
+            for number, layer in enumerate(self.layers):
+                layer.restore(states[number] if states else {})
+        self.tokens = tokens
+        self._kept = {at: states for at, states in self._kept.items() if at <= tokens}
+        if self._before[0] > tokens:
+            self._before = (0, [])
+
+    def taken(self) -> list[State]:
+        """A copy of the states, one for each layer that keeps one."""
+        return self._copied()
+
+    def give(self, states: Sequence[State], tokens: int) -> None:
+        """Uses copied states, which come from so many tokens, in place of those there are."""
+        self._kept, self._before = {tokens: list(states)}, (0, [])
+        self.tokens = None
+        self.restore(tokens)
+
+    def _copied(self) -> list[State]:
+        return [layer.copied() for layer in self.layers]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states, without their copies."""
+        return sum(layer.nbytes for layer in self.layers)

@@ -1,0 +1,162 @@
+"""The sizes of a model, from the settings in its config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from esa_cli.errors import ModelError
+from esa_cli.models.layer_kinds import layer_kinds
+from esa_cli.models.supported_families import family_of, key_shape
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model, from its config.json; in the symbols of docs/design.md."""
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    dim: int
+    inner: int
+    """Of the MLP, or of the experts that a token passes."""
+    vocabulary: int
+    tied: bool
+    idle: int = 0
+    """Of the experts that it does not pass."""
+    shared: bool = False
+    """Whether the keys are the values, too."""
+    low_rank: int = 0
+    """Weights of a layer's projections where they go through latents."""
+    packed: float = 1.0
+    """Bytes of a weight of the layers, of those of a number; experts are not packed."""
+    stateful: int = 0
+    """Layers that keep a state in place of keys."""
+    mixer: int = 0
+    """Weights of such a layer, without its MLP."""
+    single: int = 0
+    """Layers that are an MLP alone; where there are any, the others have none."""
+
+    @property
+    def row(self) -> int:
+        """Numbers that a layer keeps of a token."""
+        return (1 if self.shared else 2) * self.groups * self.dim
+
+    @property
+    def rows(self) -> int:
+        """Layers that keep keys and values."""
+        return self.layers - self.stateful - self.single
+
+    @property
+    def _mlps(self) -> int:
+        return self.single or self.layers
+
+    @property
+    def body(self) -> int:
+        """Weights of the layers that a token passes: projections and the three maps of the gated
+        MLP."""
+        whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
+        mlps = self._mlps * 3 * self.hidden * self.inner
+        return self.rows * (self.low_rank or whole) + self.stateful * self.mixer + mlps
+
+    @property
+    def weights(self) -> int:
+        """All weights, embeddings and experts included."""
+        experts = self._mlps * 3 * self.hidden * self.idle
+        body = self.body if self.idle else int(self.body * self.packed)
+        return body + experts + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+
+def shape_of(config: dict[str, Any]) -> Shape:
+    """Raises ModelError when config.json lacks a size."""
+    try:
+        config = _common_names(config)
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        (inner, idle), settings = _inner(config), SimpleNamespace(**config)
+        groups, dim = key_shape(settings)
+        latent, kinds = family_of(settings).latent, layer_kinds(config)
+        return Shape(
+            layers=len(kinds),
+            hidden=hidden,
+            heads=heads,
+            groups=groups,
+            dim=dim,
+            inner=inner,
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            idle=idle,
+            shared=latent,
+            low_rank=_low_rank(config) if latent else 0,
+            stateful=kinds.count("state"),
+            mixer=_mixer(config, hidden),
+            single=kinds.count("idle"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+
+
+def _common_names(config: dict[str, Any]) -> dict[str, Any]:
+    """LongCat-Flash's settings as other models have them; else as they are. Its layers are two with
+    an MLP each, and one of them has experts besides."""
+    if config.get("model_type") != "longcat_flash":
+        return config
+    names = ("num_layers", "ffn_hidden_size", "expert_ffn_hidden_size", "moe_topk")
+    layers, inner, width, used = (int(config[name]) for name in names)
+    return {
+        **config,
+        "num_hidden_layers": 2 * layers,
+        "moe_intermediate_size": width // 2,
+        "num_experts_per_tok": used,
+        "shared_intermediate_size": inner,
+        "intermediate_size": inner,
+    }
+
+
+def _low_rank(config: dict[str, Any]) -> int:
+    """Weights of a layer's projections with latents of queries, if there are any, and of keys."""
+    names = ("num_attention_heads", "hidden_size", "kv_lora_rank", "qk_rope_head_dim")
+    heads, hidden, latent, rotary = (int(config[name]) for name in names)
+    rest, values = int(config["qk_nope_head_dim"]), int(config["v_head_dim"])
+    rank, wide = _first(config, "q_lora_rank"), heads * (rest + rotary)
+    queries = rank * (hidden + wide) if rank else hidden * wide
+    keys = hidden * (latent + rotary) + latent * heads * (rest + values)
+    return queries + keys + heads * values * hidden
+
+
+def _inner(config: dict[str, Any]) -> tuple[int, int]:
+    """Inner sizes of what a token passes in a layer and of its other experts, all layers alike:
+    models whose first layers have an MLP in place of experts are thought larger than they are."""
+    inner = int(config["intermediate_size"])
+    experts = _first(
+        config, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
+    )
+    if not experts:
+        return inner, 0
+    width = _first(config, "moe_intermediate_size") or inner
+    used = min(experts, _first(config, "num_experts_per_tok", "moe_k") or 1)
+    shared = _first(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    several = _first(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return used * width + (shared or several * width), (experts - used) * width
+
+
+def _mixer(config: dict[str, Any], hidden: int) -> int:
+    """Weights of a layer that keeps a state, without its MLP; short convolutions and small maps are
+    left out."""
+    if keys := _first(config, "linear_num_key_heads"):
+        key = keys * _first(config, "linear_key_head_dim")
+        value = _first(config, "linear_num_value_heads") * _first(config, "linear_value_head_dim")
+        return hidden * (2 * key + 3 * value)
+    if state := _first(config, "mamba_d_state", "ssm_state_size"):
+        groups = _first(config, "mamba_n_groups", "n_groups") or 1
+        wide = (_first(config, "mamba_expand", "expand") or 2) * hidden
+        if heads := _first(config, "mamba_num_heads"):
+            wide = heads * _first(config, "mamba_head_dim")
+        return hidden * (3 * wide + 2 * groups * state)
+    return 4 * hidden * hidden
+
+
+def _first(config: dict[str, Any], *names: str) -> int:
+    """The first of these settings that is a number; 0: there is none."""
+    return next((int(config[name]) for name in names if config.get(name)), 0)

@@ -1,0 +1,182 @@
+"""States of layers that keep one in place of keys: kept, restored, and asked for in vain."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from conftest import VOCABULARY, build_model
+
+from esa_cli.attention.method import Method
+from esa_cli.attention.positions import TruePositions
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.window import Window
+from esa_cli.errors import UsageError
+from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.layer_calls import before_each_layer
+
+WHOLE = Method(window=Window(initial=4, selected=1000, local=8, chunk=16), position=TruePositions())
+IDS = torch.randint(1, VOCABULARY, (1, 60), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture(params=["lfm2", "lfm2_moe"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return build_model(request.param)
+
+
+def logits(attached: Attachment, cache: EsaCache, start: int, stop: int) -> torch.Tensor:
+    out: torch.Tensor = attached.model(IDS[:, start:stop], past_key_values=cache).logits
+    return out
+
+
+def test_a_cache_goes_back_to_where_the_last_long_call_began(model: Any) -> None:
+    with attach(model, WHOLE) as attached:
+        cache = attached.new_cache()
+        logits(attached, cache, 0, 30)
+        first = logits(attached, cache, 30, 50)
+        for token in range(50, 55):
+            logits(attached, cache, token, token + 1)
+        cache.crop(-25)
+        assert cache.get_seq_length() == 30
+        assert torch.equal(logits(attached, cache, 30, 50), first)
+        cache.truncate(0)
+        logits(attached, cache, 0, 30)
+        assert torch.equal(logits(attached, cache, 30, 50), first)
+
+
+def test_it_cannot_go_back_to_where_nothing_was_kept(model: Any) -> None:
+    with attach(model, WHOLE) as attached:
+        cache = attached.new_cache()
+        logits(attached, cache, 0, 30)
+        last = logits(attached, cache, 30, 40)
+        with pytest.raises(UsageError, match="keep a state, which was not kept at 35 tokens"):
+            cache.truncate(35)
+        assert cache.get_seq_length() == 40
+        cache.truncate(50)
+        cache.truncate(30)
+        assert torch.equal(logits(attached, cache, 30, 40), last)
+        with pytest.raises(ValueError, match="negative"):
+            cache.crop(1)
+
+
+def test_only_the_last_snapshots_are_kept(model: Any) -> None:
+    with attach(model, WHOLE) as attached:
+        cache = attached.new_cache()
+        for start in range(0, 50, 10):
+            logits(attached, cache, start, start + 10)
+            cache.snapshot()
+        single = cache.states.nbytes
+        assert 0 < single < cache.nbytes
+        with pytest.raises(UsageError, match="at 20 tokens"):
+            cache.truncate(20)
+        cache.truncate(40)
+        with pytest.raises(UsageError, match="at 35 tokens"):
+            cache.truncate(35)
+        assert cache.states.nbytes == single
+        cache.reset()
+        assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+        logits(attached, cache, 0, 5)
+
+
+def test_a_turn_begins_where_it_can_be_cropped_to(model: Any) -> None:
+    """A question in many pieces, each of several tokens."""
+    with attach(model, WHOLE) as attached:
+        cache = attached.new_cache()
+        cache.begin(QueryState(Phase.PREFILL))
+        logits(attached, cache, 0, 30)
+        answers = []
+        for _ in range(2):
+            cache.begin(QueryState(Phase.QUESTION))
+            pieces = [logits(attached, cache, start, start + 5) for start in range(30, 50, 5)]
+            answers.append(torch.cat(pieces, 1))
+            cache.truncate(30)
+        assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_interrupted_call_is_undone(model: Any, layer: int) -> None:
+    calls = 0
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == layer + 1:
+            raise KeyboardInterrupt
+
+    with attach(model, WHOLE) as attached:
+        cache, straight = attached.new_cache(), attached.new_cache()
+        logits(attached, straight, 0, 30)
+        want = logits(attached, straight, 30, 50)
+        logits(attached, cache, 0, 30)
+        with before_each_layer(model, stop), pytest.raises(KeyboardInterrupt):
+            logits(attached, cache, 30, 50)
+        with pytest.raises(UsageError, match="interrupted"):
+            logits(attached, cache, 30, 50)
+        cache.truncate(30)
+        assert torch.equal(logits(attached, cache, 30, 50), want)
+
+
+def test_generate_twice_behind_one_text(model: Any) -> None:
+    with attach(model, WHOLE) as attached:
+        cache = attached.new_cache()
+        logits(attached, cache, 0, 40)
+        found = []
+        for _ in range(2):
+            found.append(model.generate(IDS, past_key_values=cache, max_new_tokens=5))
+            cache.truncate(40)
+        assert torch.equal(*found)
+        several: dict[str, Any] = {"num_beams": 2, "max_new_tokens": 3}
+        with pytest.raises(UsageError, match="one sequence at a time"):
+            model.generate(IDS, past_key_values=cache, **several)
+
+
+def test_states_have_no_gradients_and_serve_in_every_mode(model: Any) -> None:
+    with attach(model, WHOLE) as attached, torch.enable_grad():
+        cache = attached.new_cache()
+        with torch.inference_mode():
+            logits(attached, cache, 0, 30)
+            cache.snapshot()
+        logits(attached, cache, 30, 40)
+        logits(attached, cache, 40, 41)
+        assert not any(one.requires_grad for one in cache.states.taken()[0].values())
+        assert not any(
+            one.requires_grad
+            for layer in cache.states.layers
+            for one in layer.conv_states.values()
+            if one is not None
+        )
+        cache.truncate(30)
+        with torch.inference_mode():
+            logits(attached, cache, 30, 31)
+
+
+def test_a_cache_of_another_model_is_refused_before_anything_runs(model: Any) -> None:
+    other = build_model("lfm2", seed=5)
+    with attach(model, WHOLE) as attached, attach(other, WHOLE) as second:
+        cache = second.new_cache()
+        with pytest.raises(UsageError, match="made for another model"):
+            logits(attached, cache, 0, 30)
+        logits(second, cache, 0, 30)
+        with pytest.raises(UsageError, match="its own cache"):
+            model(IDS)
+
+
+def test_a_detached_model_is_as_before_and_can_be_freed(model: Any) -> None:
+    want, hooks = model(IDS).logits, len(model.base_model._forward_pre_hooks)
+    with attach(model, WHOLE) as attached:
+        logits(attached, attached.new_cache(), 0, 30)
+        with attached.suspended():
+            assert torch.equal(model(IDS).logits, want)
+    assert torch.equal(model(IDS).logits, want)
+    assert len(model.base_model._forward_pre_hooks) == hooks
+    second = build_model("lfm2")
+    kept = ref(second)
+    attachment = attach(second, WHOLE)
+    logits(attachment, attachment.new_cache(), 0, 30)
+    del second, attachment
+    gc.collect()
+    assert kept() is None

@@ -1,0 +1,146 @@
+"""Models with layers that keep a state, from a folder to an answer: tiny random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import build_model
+
+from esa_cli import models
+from esa_cli.__main__ import main
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.calibration.calibration_pipeline import open_job
+from esa_cli.models.layer_calls import before_each_layer
+from esa_cli.models.random_model import write_tokenizer
+from esa_cli.qa import preset
+from esa_cli.qa.api import Esa
+from esa_cli.qa.reply import Turn
+from esa_cli.qa.session import Session
+from esa_cli.storage.library import Library
+
+FAMILIES = ["lfm2"]
+TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(30))
+QUESTION, OTHER = "When does gate 17 open?", "What opens at 5 past nine?"
+METHODS = {
+    "the paper's": [],
+    "consensus": ["selector.name=consensus", "score.name=vote"],
+    "by words": ["selector.name=consensus", "score.name=bm25"],
+}
+HISTORY = (Turn("Which gates are there?", "Thirty of them."),)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Four layers each, the second and fourth with attention."""
+    out = {}
+    for kind in FAMILIES:
+        out[kind] = tmp_path_factory.mktemp(kind)
+        layers = {"num_hidden_layers": 4, "layer_types": 2 * ["conv", "full_attention"]}
+        ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
+        build_model(kind, vocab_size=259, **layers, **ids).save_pretrained(out[kind])
+        write_tokenizer(out[kind])
+    return out
+
+
+@pytest.fixture(params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Any:
+    return models.load(str(folders[request.param]), device="cpu", dtype="float32")
+
+
+def session_of(loaded: Any, name: str = "the paper's") -> Session:
+    return Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", METHODS[name]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_questions_leave_no_trace(loaded: Any, name: str) -> None:
+    with session_of(loaded, name) as session:
+        session.read(TEXT)
+        first = session.ask(QUESTION, history=HISTORY)
+        session.survey(OTHER)
+        session.ask(OTHER)
+        assert session.ask(QUESTION, history=HISTORY).text == first.text
+        session.read(TEXT)
+        assert session.ask(QUESTION, history=HISTORY).text == first.text
+
+
+def test_what_interrupts_reading_or_an_answer_changes_nothing(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 300)
+    steps = 0
+
+    def stop() -> None:
+        nonlocal steps
+        steps += 1
+        if steps in (7, 14):
+            raise KeyboardInterrupt
+
+    with session_of(loaded) as session:
+        session.read(TEXT)
+        want = session.ask(QUESTION).text
+        session.begin(session.prompt.document(TEXT))
+        with before_each_layer(loaded.model, stop):
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    session.resume()
+            session.resume()
+        steps = 0
+        with before_each_layer(loaded.model, stop), pytest.raises(KeyboardInterrupt):
+            session.ask(OTHER)
+        assert session.ask(QUESTION).text == want
+
+
+def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]
+    paths[0].write_text(TEXT, "utf-8")
+    paths[1].write_text(TEXT.replace("Gate", "Market"), "utf-8")
+    with Esa(loaded, preset.load("tiny-random")) as reader:
+        books = [reader.ingest(str(path)) for path in paths]
+        both = [[reader.ask(QUESTION, [book]).text for book in books] for _ in range(2)]
+        assert both[0] == both[1]
+        with pytest.raises(UsageError, match=r"layers of this .* keep a state, which is one"):
+            reader.ask(QUESTION, books)
+        with pytest.raises(UsageError, match="states of several cannot be joined"):
+            reader.session.open([book.prefilled for book in books if book.prefilled])
+        assert reader.ask(QUESTION, [books[0]]).text == both[0][0]
+
+
+def test_rows_are_not_stored(loaded: Any, tmp_path: Path) -> None:
+    path, library = tmp_path / "gate.txt", Library(tmp_path / "library")
+    path.write_text(TEXT, "utf-8")
+    with Esa(loaded, preset.load("tiny-random"), library=library) as reader:
+        book = reader.ingest(str(path))
+        assert book.entry is None
+        assert reader.find(book.document) is None
+        assert reader.ask(QUESTION, [book]).evidence
+    assert not library.exists
+
+
+def test_ingest_says_why_not(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gate.txt"
+    path.write_text(TEXT, "utf-8")
+    model = f"model={folders[FAMILIES[0]]}"
+    assert main(["ingest", str(path), "--preset", "tiny-random", "--set", model]) == 2
+    assert "layers of this model keep a state in place of rows" in capsys.readouterr().err
+
+
+def test_texts_answer_together(loaded: Any, tmp_path: Path) -> None:
+    """From text: passages are found by words and read again, in prompts of their own."""
+    chosen = preset.load("tiny-random", ["answer.from=text"])
+    paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]
+    paths[0].write_text(TEXT, "utf-8")
+    paths[1].write_text(TEXT.replace("Gate", "Market"), "utf-8")
+    with Esa(loaded, chosen) as reader:
+        books = [reader.open(str(path)) for path in paths]
+        replies = [reader.ask(QUESTION, books) for _ in range(2)]
+        assert replies[0].evidence
+        assert replies[0].text == replies[1].text
+
+
+def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="or keep a state"):
+        open_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path)
