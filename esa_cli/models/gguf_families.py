@@ -21,6 +21,9 @@ class GgufFamily:
         fixed: settings that llama.cpp has in its code, where transformers' default is another.
         pairs: llama.cpp has put rows of queries and keys side by side that rotate together.
         raised: norms are stored with one added.
+        windows: every how many layers one attends to all; 0: all do.
+        local_theta: the rotary base of layers with windows, where it is one of their own.
+        large: layers of the model whose queries are scaled by the hidden size over the heads.
         experts, shared: `model_type` of files with experts, and with shared ones.
     """
 
@@ -29,6 +32,9 @@ class GgufFamily:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     pairs: bool = False
     raised: bool = False
+    windows: int = 0
+    local_theta: float = 0.0
+    large: int = 0
     experts: str = ""
     shared: str = ""
 
@@ -38,6 +44,11 @@ _SCALES = {
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
 }
 _CLAMP = {"attention.clamp_kqv": "clip_qkv"}
 _UNSCALED: Mapping[str, Any] = {"norm_topk_prob": False}
@@ -54,7 +65,7 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "olmo2": GgufFamily("olmo2"),
     "olmoe": GgufFamily("olmoe", _CLAMP, _UNSCALED),
     "phi2": GgufFamily("phi"),
-    "phi3": GgufFamily("phi3", {"attention.sliding_window": "sliding_window"}),
+    "phi3": GgufFamily("phi3", _WINDOW),
     "glm4": GgufFamily("glm4"),
     "smollm3": GgufFamily("smollm3", pairs=True),
     "starcoder2": GgufFamily("starcoder2"),
@@ -65,6 +76,10 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "nemotron": GgufFamily("nemotron", raised=True),
     "command-r": GgufFamily("cohere", {"logit_scale": "logit_scale"}),
     "gemma": GgufFamily("gemma", raised=True),
+    "gemma2": GgufFamily("gemma2", _WINDOW | _CAPS, raised=True, windows=2, large=46),
+    "gemma3": GgufFamily(
+        "gemma3_text", _WINDOW | _CAPS, raised=True, windows=6, local_theta=10000.0, large=62
+    ),
     "exaone4": GgufFamily(
         "exaone4", fixed={"sliding_window": None, "sliding_window_pattern": None}
     ),

@@ -5,12 +5,12 @@ A setting that no entry knows is refused: a model that runs with a wrong one ans
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models.gguf_families import GgufFamily
 from esa_cli.models.gguf_file import GgufFile
+from esa_cli.models.gguf_rotary import GgufRotary, refused
 
 _COMMON = {
     "context_length": "max_position_embeddings",
@@ -44,6 +44,7 @@ _ELSEWHERE = {
     "attention.value_length",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
@@ -53,13 +54,6 @@ _ELSEWHERE = {
     "tensor_data_layout",
 }
 """Settings that are read by name, or that change nothing."""
-_FREQUENCIES, _LONG, _SHORT = "rope_freqs", "rope_factors_long", "rope_factors_short"
-_LLAMA3 = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""Of all models so far; the file has only what follows from them."""
 
 
 class GgufSettings:
@@ -77,14 +71,18 @@ class GgufSettings:
         default: Any = AutoConfig.for_model(self.kind)
         found: dict[str, Any] = dict(self._family.fixed)
         found |= self._named(default) | self._tokens() | self._tensors(default)
-        found["rope_parameters"] = self._rope(default, found)
-        if "original_max_position_embeddings" in found["rope_parameters"] and hasattr(
-            default, "original_max_position_embeddings"
-        ):
-            length = found["rope_parameters"]["original_max_position_embeddings"]
-            found["original_max_position_embeddings"] = length
-        if hasattr(default, "head_dim") or self._head(found) != _even_head(found):
-            found["head_dim"] = self._head(found)
+        head = self._head(found)
+        found["rope_parameters"] = self._rope(default, head, found["max_position_embeddings"])
+        name = "original_max_position_embeddings"
+        if name in found["rope_parameters"] and hasattr(default, name):
+            found[name] = found["rope_parameters"][name]
+        if hasattr(default, "head_dim") or head != _even_head(found):
+            found["head_dim"] = head
+        if self._family.windows and self._get("attention.sliding_window"):
+            found |= self._windows(found)
+        if self._family.large:
+            scalar = _even_head(found) if found["num_hidden_layers"] == self._family.large else head
+            found["query_pre_attn_scalar"] = scalar
         config: Any = AutoConfig.for_model(self.kind, **found)
         return config
 
@@ -167,84 +165,30 @@ class GgufSettings:
             raise self._refused("values", "of another size than keys")
         return int(size)
 
-    def _rope(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
-        rope: dict[str, Any] = {"rope_theta": float(self._get("rope.freq_base", 10000.0))}
-        head = self._head(found)
-        partial = self._get("rope.dimension_count", head) / head
-        if partial != 1 or "partial_rotary_factor" in (default.rope_parameters or {}):
-            rope["partial_rotary_factor"] = partial
-        return rope | self._scaling(rope["rope_theta"], int(partial * head), found)
+    def _rope(self, default: Any, head: int, longest: int) -> dict[str, Any]:
+        base = GgufRotary(self._file, head, longest)
+        partial = isinstance(default.rope_parameters, dict) and (
+            "partial_rotary_factor" in default.rope_parameters
+        )
+        return base.parameters(partial)
 
-    def _scaling(self, theta: float, dims: int, found: dict[str, Any]) -> dict[str, Any]:
-        """How the rotary embedding of `dims` dimensions is scaled."""
-        tensors = {name.removesuffix(".weight"): name for name in self._file.tensors}
-        kind = self._get("rope.scaling.type", "none")
-        factor = float(self._get("rope.scaling.factor") or self._get("rope.scale_linear") or 1)
-        if _LONG in tensors:
-            return self._longrope(tensors, found)
-        if _FREQUENCIES in tensors:
-            return self._llama3(self._file.read(tensors[_FREQUENCIES]).tolist(), theta, dims)
-        if factor == 1 or kind == "none":
-            return {"rope_type": "default"}
-        attention = self._get("rope.scaling.attn_factor", 1.0)
-        original = self._get("rope.scaling.original_context_length")
-        if kind == "linear" and attention == 1:
-            return {"rope_type": "linear", "factor": factor}
-        if kind == "yarn" and attention == 1 and original:
-            return {
-                "rope_type": "yarn",
-                "factor": factor,
-                "original_max_position_embeddings": original,
-            }
-        raise self._refused("a rotary embedding", f"scaled by {kind}")
-
-    def _longrope(self, tensors: dict[str, str], found: dict[str, Any]) -> dict[str, Any]:
-        if _SHORT not in tensors:
-            raise self._refused("a rotary embedding", "without factors for short texts")
-        longest = found["max_position_embeddings"]
-        scaling = {
-            "rope_type": "longrope",
-            "long_factor": self._file.read(tensors[_LONG]).tolist(),
-            "short_factor": self._file.read(tensors[_SHORT]).tolist(),
-            "original_max_position_embeddings": self._get(
-                "rope.scaling.original_context_length", longest
-            ),
+    def _windows(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Of families whose layers attend to a window, but for the last of each few."""
+        every, layers = self._family.windows, range(1, found["num_hidden_layers"] + 1)
+        kinds = ["sliding_attention" if layer % every else "full_attention" for layer in layers]
+        if not self._family.local_theta:
+            return {"layer_types": kinds}
+        local = float(self._get("rope.freq_base_swa", self._family.local_theta))
+        rope = {
+            "full_attention": found["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
-        if (attention := self._get("rope.scaling.attn_factor")) is not None:
-            scaling["attention_factor"] = attention
-        return scaling
-
-    def _llama3(self, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
-        """The rule of Llama 3.1, if it gives the factors that are stored."""
-        factor = max(stored)
-        lengths = [2 * math.pi * theta ** (2 * i / dims) for i in range(dims // 2)]
-        wanted = [_llama3_factor(length, factor) for length in lengths]
-        if len(stored) != len(wanted) or any(
-            abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)
-        ):
-            raise self._refused("a rotary embedding", "with frequencies of no rule that is known")
-        if factor == 1:
-            return {"rope_type": "default"}
-        return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+        return {"layer_types": kinds, "rope_parameters": rope}
 
     def _refused(self, what: str, got: Any) -> ModelError:
-        return ModelError(
-            f"{self._file.path.name} has {what} that esa does not know from GGUF: {got}"[:300],
-            "use the model's safetensors files",
-        )
+        return refused(self._file, what, got)
 
 
 def _even_head(found: dict[str, Any]) -> int:
     """A head's size where all heads together are as wide as the hidden states."""
     return int(found["hidden_size"] // found["num_attention_heads"])
-
-
-def _llama3_factor(length: float, factor: float) -> float:
-    """What a wave of `length` positions is slowed by, as Llama 3.1 does."""
-    original, low, high = 8192, _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    if length < original / high:
-        return 1.0
-    if length > original / low:
-        return factor
-    smooth = (original / length - low) / (high - low)
-    return 1 / ((1 - smooth) / factor + smooth)

@@ -23,6 +23,22 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     # settings for which llama.cpp has no other
     "qwen3_moe": {"norm_topk_prob": True},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": None},
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 4,
+        "layer_types": None,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 7,
+        "layer_types": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "phi": {"qk_layernorm": False},
     "exaone4": {"sliding_window_pattern": None},
 }
@@ -62,6 +78,13 @@ def test_a_family(kind: str, tmp_path: Path) -> None:
         assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
     assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
     assert loaded.tokenizer.eos_token == "<|im_end|>"
+
+
+def test_the_largest_gemma_scales_its_queries_by_another_size(tmp_path: Path) -> None:
+    """Of 46 layers; llama.cpp knows it by their number."""
+    model = tiny("gemma2", num_hidden_layers=46, head_dim=8, query_pre_attn_scalar=96 // 6)
+    loaded = converted(write_model(tmp_path / "a.gguf", model))
+    assert torch.equal(logits(loaded.model), logits(model))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2_moe", "phi3", "glm4"])

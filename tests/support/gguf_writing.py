@@ -107,9 +107,12 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
         found["attention.layer_norm_epsilon"] = getattr(config, "norm_eps", 1e-5)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
     found |= {"attention.key_length": head, "attention.value_length": head}
     found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1))
     found["rope.freq_base"] = float(rope["rope_theta"])
+    if rope.get("rope_type") in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     return found
 
 
