@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import ModelError
@@ -204,9 +205,12 @@ def check_type(kind: object) -> None:
         )
 
 
-def keeps_latents(kind: str) -> bool:
-    """Whether the keys that models of this `model_type` cache are their values, too."""
-    return kind in FAMILIES and FAMILIES[kind].latent
+def latent_block(config: Any) -> int:
+    """Numbers of a row that share a scale in 8 bits where a model keeps latents, else 0. Rotary
+    parts are not normed as latents are, and may be many times as large."""
+    if not family_of(config).latent:
+        return 0
+    return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
 
 def key_shape(config: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from esa_cli.attention.moments import Moments
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
-from esa_cli.models.supported_families import keeps_latents, keeps_state
+from esa_cli.models.supported_families import keeps_state
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.system.files import resolved_path
@@ -76,14 +76,16 @@ def storable(method: Method, stateful: bool = False) -> bool:
 
 
 def layout(
-    method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int]
-) -> Layout:
+    method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int],
+    latent_block: int = 0,
+) -> Layout:  # fmt: skip
     """The layout of stored rows.
 
     Args:
         shape: the model's, with the names of `calibrate.fingerprint.Fingerprint`.
         dtype: of keys and values, as "float32". rows: `int8` or `native`.
         selecting: the layers that run the method; the others have no reduced keys.
+        latent_block: of `latent_block`.
     """
     ranks = _ranks(method, shape["layers"], shape["groups"] * shape["dim"])
     ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
@@ -96,7 +98,8 @@ def layout(
         reduced=ranks,
         fit=method.compressor.fit_tokens if any(ranks) else 0,
         segment=SEGMENT,
-        shared=keeps_latents(shape["kind"]),
+        shared=latent_block > 0,
+        block=latent_block,
     )
 
 

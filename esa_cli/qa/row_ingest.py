@@ -10,7 +10,7 @@ import torch
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
 from esa_cli.models.inspection import kv_dtype, layer_devices
-from esa_cli.models.supported_families import keeps_state
+from esa_cli.models.supported_families import keeps_state, latent_block
 from esa_cli.qa.archive import layout, maps, provenance, storable
 from esa_cli.qa.books import Book
 from esa_cli.qa.cache_key import cache_key
@@ -53,7 +53,8 @@ class RowIngest(PartIngest):
         """
         session, shape = self.session, self.lazy.facts["fingerprint"]
         dtype = str(kv_dtype(session.model)).removeprefix("torch.")
-        return layout(session.method, shape, dtype, rows, session.attachment.method_layers)
+        block, selecting = latent_block(session.model.config), session.attachment.method_layers
+        return layout(session.method, shape, dtype, rows, selecting, block)
 
     def _identity(self, layout: Layout) -> str:
         session = self.session

@@ -363,7 +363,7 @@ def test_heads_of_layers_with_a_window_find_nothing(
     assert {layer for layer, _ in found.chosen} <= {1, 3}
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "deepseek_v3"])
 def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Loaded) -> None:
     """Also where several of them read one key head."""
     size = len(loaded.tokenizer)

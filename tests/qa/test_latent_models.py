@@ -73,7 +73,12 @@ def test_two_books_of_bytes_take_a_row_a_token(folders: dict[str, Path], tmp_pat
     assert asked(loaded, paths, METHODS["consensus"], library=library, rows="int8") == first
     for entry in library.entries():
         layout = entry.layout
-        assert (layout.heads, layout.dim, layout.shared, layout.row_bytes) == (1, 24, True, 24 + 4)
+        assert (layout.heads, layout.dim, layout.shared, layout.row_bytes) == (
+            1,
+            24,
+            True,
+            24 + 3 * 4,
+        )
 
 
 def test_an_answer_from_text(folders: dict[str, Path], tmp_path: Path) -> None:

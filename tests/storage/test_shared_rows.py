@@ -14,6 +14,7 @@ from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.int8_rows import decode, encode
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 
@@ -104,6 +105,22 @@ def test_in_bytes(tmp_path: Path) -> None:
     assert stored.nbytes == COUNT * (DIM + 4)
 
 
+def test_blocks_of_a_row_have_scales_of_their_own() -> None:
+    """So that a large part does not take the others' digits."""
+    layout = Layout(1, 2, DIM, "float32", "int8", shared=True, block=3)
+    rows = torch.randn(COUNT, 2 * DIM)
+    rows[:, 3:6] *= 1000
+    records = encode(rows, layout)
+    assert records.shape == (COUNT, layout.row_bytes) == (COUNT, 12 + 16)
+    found = decode(records, layout)
+    blocks = rows.view(COUNT, -1, 3).abs().amax(2).repeat_interleave(3, 1)
+    assert ((found - rows).abs() <= 0.5001 * blocks / 127).all()
+    assert torch.equal(decode(records, layout, [1]), found[:, DIM:])
+    assert Layout.of_json(layout.as_json()) == layout
+    with pytest.raises(ValueError, match="block must divide dim 6, got 4"):
+        Layout(1, 2, DIM, "float32", block=4)
+
+
 def test_documents_that_are_joined_keep_them() -> None:
     keys = rows()
     one = PrefilledDocument(range(COUNT), [in_memory(keys)], [None], head=3)
@@ -115,7 +132,7 @@ def test_documents_that_are_joined_keep_them() -> None:
 def test_layouts_of_other_rows_are_as_they_were() -> None:
     """Names of segments are hashes of them."""
     plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
-    assert "shared" not in plain.as_json()
+    assert not {"shared", "block"} & plain.as_json().keys()
     assert (plain.row_bytes, shared.row_bytes) == (48, 24)
     for layout in (plain, shared):
         assert Layout.of_json(layout.as_json()) == layout

@@ -1,8 +1,8 @@
 """Encodes rows as the bytes stored on disk, native or int8, and decodes them.
 
-int8: the D numbers of each head of a token share one float32 scale, their largest absolute value
-/ 127 (float16 would save 3 % and lose small keys). The scales follow the numbers in the same
-record, so that a token is one read.
+int8: the D numbers of each head of a token, or a block of them, share one float32 scale, their
+largest absolute value / 127 (float16 would save 3 % and lose small keys). The scales follow the
+numbers in the same record, so that a token is one read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def encode(rows: Tensor, layout: Layout) -> Tensor:
     """Rows (n, width) -> records (n, row_bytes) of bytes."""
     if layout.kind == "native":
         return rows.contiguous().view(torch.uint8)
-    heads = rows.float().view(rows.shape[0], layout.vectors, layout.dim)
-    scales = heads.abs().amax(dim=2) / 127
+    blocks = rows.float().view(rows.shape[0], -1, layout.block)
+    scales = blocks.abs().amax(dim=2) / 127
     steps = torch.where(scales > 0, scales, torch.ones_like(scales))
-    numbers = (heads / steps[:, :, None]).round().clamp(-127, 127).to(torch.int8)
+    numbers = (blocks / steps[:, :, None]).round().clamp(-127, 127).to(torch.int8)
     flat = numbers.view(rows.shape[0], layout.width).view(torch.uint8)
     return torch.cat((flat, scales.view(torch.uint8)), dim=1)
 
@@ -42,5 +42,6 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     numbers = records[:, : layout.width].view(torch.int8)
     scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
     # One pass over the numbers; a conversion to floats first would be a second.
-    wide = numbers.view(shape)[:, taken] * scales.view(torch.float32)[:, taken, None]
-    return wide.flatten(1).to(dtype)
+    blocks = *shape[:2], layout.dim // layout.block, layout.block
+    steps = scales.view(torch.float32).view(*blocks[:3], 1)
+    return (numbers.view(blocks)[:, taken] * steps[:, taken]).flatten(1).to(dtype)

@@ -4,7 +4,7 @@ A segment file is a checksummed header, padded to whole pages, and one section f
 
     rows        n records, one for each token: keys, then values of all heads, unless the keys are
                 the values; as they are (native) or as bytes followed by a float32 scale for each
-                of the 2 * G heads, or G (int8)
+                block of them: of the 2 * G heads, or a part of one (int8)
     reduced     n reduced keys (R numbers), if the layer has any
     checksums   n of 64 bits, one for each record
 
@@ -50,6 +50,7 @@ class Layout:
         fit: number of first tokens the compressor is fitted on; two documents share reduced keys
             only if they share these.
         shared: the keys are the values, too, and stored once.
+        block: numbers of a head that share a scale in int8; by default D.
     """
 
     layers: int
@@ -62,12 +63,16 @@ class Layout:
     fit: int = 0
     segment: int = SEGMENT
     shared: bool = False
+    block: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "block", self.block or self.dim)
         object.__setattr__(self, "reduced", tuple(self.reduced) or (0,) * self.layers)
         object.__setattr__(self, "reduced_dtype", self.reduced_dtype or self.dtype)
         if min(self.layers, self.heads, self.dim, self.segment) < 1 or self.fit < 0:
             raise ValueError("layers, heads, dim and segment must be positive, and fit at least 0")
+        if self.block < 1 or self.dim % self.block:
+            raise ValueError(f"block must divide dim {self.dim}, got {self.block}")
         if self.dtype not in ITEM or self.reduced_dtype not in ITEM:
             raise ValueError(f"dtype must be one of {', '.join(ITEM)}, got {self.dtype}")
         if self.kind not in ("native", "int8"):
@@ -91,7 +96,7 @@ class Layout:
     def row_bytes(self) -> int:
         if self.kind == "native":
             return self.width * ITEM[self.dtype]
-        return self.width + 4 * self.vectors
+        return self.width + 4 * (self.width // self.block)
 
     def token_bytes(self, layer: int) -> int:
         """Bytes of a token's row and reduced key in one layer, without its checksum."""
@@ -124,8 +129,10 @@ class Layout:
 
     def as_json(self) -> dict[str, Any]:
         data = {**vars(self), "reduced": list(self.reduced)}
-        if not self.shared:  # names and headers of segments are as before there was such a model
-            del data["shared"]
+        # Names and headers of segments of other models are as before there were these settings.
+        for name, usual in (("shared", False), ("block", self.dim)):
+            if data[name] == usual:
+                del data[name]
         return data
 
     @staticmethod
