@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ResourceError, UsageError
 from esa_cli.models.checkpoint_files import check_tokenizer, read_config, stored_weights
 from esa_cli.models.config_cache import cache_config
+from esa_cli.models.layer_spreading import overflows, read_spread
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.pretrained_reading import SMALLER, load_error, read_pretrained
 from esa_cli.models.quantization import (
@@ -69,7 +71,7 @@ def load(
 
     Args:
         device: "auto" (the GPU if there is one, else the processor), "cpu", "cuda", "cuda:1",
-            "mps", or "balanced" to spread the layers over all GPUs.
+            "mps", or "balanced": layers on all GPUs, and on the processor where these are full.
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
             `QUANTIZATIONS`, in which the layers' matrices are packed.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
@@ -95,10 +97,13 @@ def load(
     packing = packing_of(dtype)
     if packing:
         check_unpacked(packing, config, ref.name)
-    check_memory(bytes_needed(folder, chosen.itemsize, packing, place), place, ref)
+    need = bytes_needed(folder, chosen.itemsize, packing, place)
+    spread = place == "balanced" and not packing and overflows(need, config)
+    check_memory(need, "cpu" if spread else place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    model = into_memory(ref, config, place, lambda: read_pretrained(folder, place, chosen, packing))
+    read = read_spread if spread else partial(read_pretrained, place=place, packing=packing)
+    model = into_memory(ref, config, place, lambda: read(folder, dtype=chosen))
     if not packing:
         cache_config(folder, model.config)
     weight = next(model.parameters())
@@ -169,6 +174,8 @@ def choose_device(device: str) -> str:
     kind = parsed.type
     if kind not in ("cpu", "cuda", "mps"):
         raise _device_error(device)
+    if device == "balanced" and not torch.cuda.device_count():
+        raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
     absent = kind == "cuda" and (parsed.index or 0) >= torch.cuda.device_count()
     if absent or (kind == "mps" and not torch.backends.mps.is_available()):
         raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")

@@ -34,7 +34,8 @@ def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
     try:
         model.base_model(input_ids=ids.to(model.device), use_cache=False)
     except _LayerReached as reached:
-        return of_size_one(reached.states)
+        # Layers may be on other devices than the embedding.
+        return of_size_one(reached.states.to(model.device))
     finally:
         handle.remove()
     raise AssertionError("the pass must reach the layer")

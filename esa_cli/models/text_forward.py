@@ -61,11 +61,11 @@ class ModelForward:
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
         out = self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        return out.last_hidden_state, CachePast(cache, ids.device)
+        return out.last_hidden_state.to(ids.device), CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
-        logits: Tensor = self._model.lm_head(states)
+        logits: Tensor = self._model.lm_head(states).to(states.device)
         return scaled_logits(logits.float(), self._model.config)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.models.inspection import layer_devices
+from esa_cli.models.inspection import attention_modules, layer_devices
 from esa_cli.models.layer_traits import layer_windows
 from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
 from esa_cli.qa.planning.costs import Costs, rank_of
@@ -53,11 +53,15 @@ class CachePlacement:
 
     def stores(self, tokens: int) -> MakeStore:
         """What makes the stores of a document of so many tokens."""
-        return self._places.stores(self.on_host(layer_devices(self.model), tokens))
+        there = self.on_host(layer_devices(self.model), tokens)
+        modules = enumerate(attention_modules(self.model))
+        layers = [layer for layer, module in modules if module is not None]
+        return self._places.stores(frozenset(layers[i] for i in there))
 
     def on_host(self, devices: Sequence[torch.device], tokens: int) -> frozenset[int]:
-        """The layers, each on its device, whose rows will be in host memory: as few as fit, the
-        last ones of each device, which are the likelier not to be scored by whole keys."""
+        """Which of the layers with rows, each on its device, will have them in host
+        memory: as few as fit, the last ones of each device, which are the likelier not to be scored
+        by whole keys."""
         if self.cache in ("device", "disk"):
             return frozenset()
         layers = [i for i, device in enumerate(devices) if self._elsewhere(device)]
@@ -74,6 +78,6 @@ class CachePlacement:
         """How many of so many layers of one device must be in host memory."""
         shape, size = shape_of(self.model.config.to_dict()), self.model.dtype.itemsize
         costs = Costs(shape, self.method, rank_of(self.method, shape), on_gpu=True)
-        kept = costs.reduced_keys(tokens, size) * layers // shape.layers
+        kept = costs.reduced_keys(tokens, size) * layers // shape.rows
         room = free - costs.working(tokens, size) - kept
         return fewest_host_layers(costs, tokens, size, room, layers)

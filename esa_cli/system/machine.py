@@ -50,13 +50,17 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Free bytes of a torch device ("balanced": of all GPUs) within the container's limit."""
-    if device.startswith("cuda") or device == "balanced":
+    """Free bytes of a torch device ("balanced": of all GPUs and the processor) within the
+    container's limit."""
+    if device == "balanced":
         import torch
 
-        every = device == "balanced"
-        places = [*range(torch.cuda.device_count())] if every else [torch.device(device)]
-        free = sum(torch.cuda.mem_get_info(place)[0] for place in places)
+        gpus = range(torch.cuda.device_count())
+        free = sum(torch.cuda.mem_get_info(place)[0] for place in gpus) + free_memory()
+    elif device.startswith("cuda"):
+        import torch
+
+        free = torch.cuda.mem_get_info(torch.device(device))[0]
     else:
         import psutil
 

@@ -33,11 +33,11 @@ class RowPlaces:
 def row_places(costs: Costs, tokens: int, size: int, host_layers: int) -> RowPlaces:
     """The places of so many tokens' rows, of `size` bytes a number."""
     shape = costs.shape
-    there = costs.keys_values(tokens, size) // shape.layers * (shape.layers - host_layers)
-    width = shape.groups * shape.dim * size
-    near = capacity(near_tokens(costs.method.window)) * 2 * width
+    there = costs.keys_values(tokens, size) // shape.rows * (shape.rows - host_layers)
+    kinds, width = 1 if shape.shared else 2, shape.groups * shape.dim * size
+    near = capacity(near_tokens(costs.method.window)) * shape.row * size
     # torch takes pinned memory in powers of two.
-    pinned = 2 * sum(1 << (rows * width - 1).bit_length() for rows in segments(tokens))
+    pinned = kinds * sum(1 << (rows * width - 1).bit_length() for rows in segments(tokens))
     return RowPlaces(host_layers, there + host_layers * near, host_layers * pinned)
 
 
@@ -50,7 +50,7 @@ def fewest_host_layers(
     Args:
         layers: that the device has; None: all.
     """
-    every = costs.shape.layers
+    every = costs.shape.rows
     own = every if layers is None else layers
     resident, near = (row_places(costs, tokens, size, count).on_device for count in (0, every))
     lacking, saved = resident * own // every - room, (resident - near) // every

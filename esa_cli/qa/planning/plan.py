@@ -71,8 +71,7 @@ class Planner:
         self.memory = machine.available_memory(device) if memory is None else memory
         self.cache = cache if index is None else "device"
         self.may_store_rows = index is None and storable(method)
-        on_gpu = self.costs.on_gpu
-        self.host_memory = machine.available_memory("cpu") if on_gpu else 0
+        self.host_memory = machine.available_memory("cpu") if self.costs.on_gpu else 0
         model, threads = resolved.preset.model, torch.get_num_threads()
         how = method.reading if index is None else "index"
         self.packing = packing
@@ -123,7 +122,7 @@ class Planner:
         count = _at_once(tokens, cache)
         layers = 0
         if self.costs.on_gpu and cache == "host":
-            layers = self.costs.shape.layers
+            layers = self.costs.shape.rows
         elif self.costs.on_gpu and cache == "auto":
             layers = fewest_host_layers(self.costs, count, size, room)
         return row_places(self.costs, count, size, layers)

@@ -84,7 +84,7 @@ def _host_rows(plan: Any) -> list[tuple[str, str]]:
 
     if not plan.host_layers:
         return []
-    layers = f"of {plan.host_layers} of {plan.planner.costs.shape.layers} layers"
+    layers = f"of {plan.host_layers} of {plan.planner.costs.shape.rows} layers"
     there, have = size_text(plan.host_keys_values), size_text(plan.host_available)
     return [("  in host memory", f"{there} ({layers}; {have} available)")]
 
