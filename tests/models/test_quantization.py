@@ -139,6 +139,29 @@ def test_packed_weights_are_not_loaded_without_transformers(way: str, folder: Pa
     assert load_deferred(str(folder), device="cpu") is not None
 
 
+@pytest.mark.parametrize("name", ["int8", "nf4", "llm-int8"])
+def test_files_that_were_packed_before(name: str, folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip(QUANTIZATIONS[name].package)
+    from transformers import AutoModelForCausalLM
+
+    from esa_cli.models.random_model import write_tokenizer
+
+    automatic: Any = AutoModelForCausalLM
+    config = QUANTIZATIONS[name].config(torch.float32)
+    given = {"dtype": torch.float32, "device_map": "cpu", "quantization_config": config}
+    automatic.from_pretrained(folder, **given).save_pretrained(tmp_path / "packed")
+    write_tokenizer(tmp_path / "packed")
+    found, wanted = load(tmp_path / "packed"), load(folder, name)
+    assert plain_weight(found.model.model.layers[0].self_attn.q_proj) is None
+    near = logits(wanted.model)  # computed in another type
+    assert (logits(found.model) - near).norm() / near.norm() < 0.1
+    assert fingerprint(found.model) != fingerprint(load(folder).model)
+    plain = bytes_needed(folder, 4, "", "cpu")
+    assert bytes_needed(tmp_path / "packed", 4, "", "cpu") < 0.75 * plain
+    with pytest.raises(UsageError, match="already"):
+        load(tmp_path / "packed", "int8")
+
+
 @pytest.fixture
 def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     known = importlib.util.find_spec
