@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import ModelFactory
 from delayed_copies import DelayedCopies
 
 from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
+from esa_cli.models.attach import attach
+from esa_cli.models.inspection import attention_modules
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.cache_placement import CachePlacement
@@ -91,6 +94,19 @@ def test_no_such_place(loaded: Any) -> None:
         models.load("random:llama", cache="cloud")
     with pytest.raises(UsageError, match="got 'cloud'"):
         Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "cloud")
+
+
+def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
+    model: Any = make_model("lfm2")
+    kept = [i for i, one in enumerate(attention_modules(model)) if one is not None]
+    assert kept != [*range(len(kept))], "some keep a state"
+    places = StorePlaces(16, lambda device: True, lambda device: DelayedCopies())
+    method = resolve(preset.load("tiny-random")).method
+    with attach(model, method) as attached:
+        cache = attached.new_cache(CachePlacement(model, method, "host", places).stores(10))
+        model(torch.arange(1, 40)[None], past_key_values=cache)
+        assert [one.layer for one in cache.memories] == kept
+        assert all(isinstance(one.store, HostStore) for one in cache.memories)
 
 
 # Sessions

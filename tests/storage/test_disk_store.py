@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.int8_rows import decode, encode
+from esa_cli.storage.library.segment import Segment
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
@@ -332,3 +334,35 @@ def test_each_layer_is_written_from_its_own_device(tmp_path: Path) -> None:
     with library.write("a" * 40, WITH, [*range(20)], LAYOUT) as writer:
         assert isinstance(writer, Writer)
         assert {layer.tail.device for layer in writer.layers} == {CPU}
+
+
+def test_the_last_tokens_are_read_once_for_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(tmp_path)
+    stored = library.open(ingest(library, [*range(20)]))
+    reads: list[tuple[int, int]] = []
+    rows = Segment.rows
+
+    def noted(self: Segment, layer: int, start: int, stop: int, *more: Any) -> torch.Tensor:
+        reads.append((start, stop))
+        return rows(self, layer, start, stop, *more)
+
+    monkeypatch.setattr(Segment, "rows", noted)
+    here, there = stored.layers([CPU, META])
+    for start in (12, 13, 14, 20):
+        assert there.span(start, 20)[0].shape[1] == 20 - start
+    once = len(reads)
+    assert there.span(11, 20)[0].shape[1] == 9
+    assert there.span(3, 8)[0].shape[1] == 5, "not the last ones"
+    assert len(reads) > once
+    count = len(reads)
+    there.span(15, 20)
+    assert len(reads) == count
+    there.release()
+    there.span(15, 20)
+    assert len(reads) > count
+    want = here.span(4, 20)
+    for _ in range(2):
+        assert torch.equal(here.span(4, 20)[0], want[0])
+    assert here._last is None, "the processor reads the mapped file"

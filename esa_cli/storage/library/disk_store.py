@@ -18,6 +18,8 @@ from esa_cli.storage.memory_store import split_rows
 from esa_cli.storage.reduced_rows import BLOCK
 
 CPU = torch.device("cpu")
+LAST_KEPT = 8192
+"""Most of the last tokens whose rows are kept on a GPU."""
 
 
 class DiskStore:
@@ -46,6 +48,8 @@ class DiskStore:
         self._width = (1 if shared else 2) * heads * dim
         self.parts: list[Segment] = []
         self._starts = [0]
+        self._last: tuple[int, Tensor] | None = None
+        """The last tokens' rows on another device, and the first one's position."""
         for part in parts:
             self.add(part)
 
@@ -60,6 +64,7 @@ class DiskStore:
             raise ValueError("either all segments or none must have reduced keys")
         self.parts.append(part)
         self._starts.append(len(self) + part.tokens)
+        self._last = None
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -80,6 +85,14 @@ class DiskStore:
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
+        return split_rows(self._rows(start, stop), self.heads, self.shared)
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        """The rows of tokens [start, stop). What ends with the document is kept on a device that
+        is not the processor: the next token of an answer has all of it but a token in view."""
+        ends = stop == len(self) and self.device.type != CPU.type
+        if ends and self._last is not None and self._last[0] <= start:
+            return self._last[1][start - self._last[0] :]
         rows = [
             part.rows(self.layer, low, high).to(self.device)
             for _, part, low, high in self._pieces(start, stop)
@@ -87,7 +100,9 @@ class DiskStore:
         if not rows:
             rows = [torch.empty(0, self._width, dtype=self.dtype, device=self.device)]
         whole = rows[0] if len(rows) == 1 else torch.cat(rows)
-        return split_rows(whole, self.heads, self.shared)
+        if ends and stop - start <= LAST_KEPT:
+            self._last = start, whole
+        return whole
 
     def records(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, bytes (n, row_bytes) of n rows) over [start, stop), each block
@@ -145,7 +160,8 @@ class DiskStore:
         """Nothing: rows are read when they are gathered."""
 
     def release(self) -> None:
-        """Nothing to free."""
+        """Frees the last tokens' rows on the device."""
+        self._last = None
 
 
 def disk_stores(
