@@ -42,6 +42,24 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 PARTIAL = {**PLAIN, "partial_rotary_factor": 0.5}
 EAGER = {"attn_implementation": "eager"}
 HYBRID = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+# Smaller weights than others have: these layers make much of rounding, in pieces 1e-4 of logits.
+DELTA: dict[str, Any] = {
+    **GROUPED,
+    "initializer_range": 0.05,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "num_attention_heads": 4,
@@ -284,6 +302,43 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "conv"],
             "num_dense_layers": 1,
             "conv_bias": True,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
+    ),
+    "qwen3_5_text": (
+        "Qwen3_5Text",
+        DELTA,
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {
+            **GROUPED,
+            **MAMBA,
+            "layer_types": ["linear_attention", "full_attention"],
+            "attention_multiplier": 0.6,
+            "logits_scaling": 4.0,
+            "num_local_experts": 4,
+            "shared_intermediate_size": 16,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
         },
     ),
 }

@@ -45,7 +45,7 @@ def attention_modules(model: Any) -> list[Any | None]:
     the layer has none."""
     name, found = family_of(model.config).projections[-1], list[Any | None]()
     for layer in model.base_model.layers:
-        own = getattr(layer, "self_attn", None)
+        own = getattr(layer, "self_attn", getattr(layer, "mixer", None))
         several = own if isinstance(own, nn.ModuleList) else [own]
         found += [one if hasattr(one, name) else None for one in several]
     return found

@@ -147,6 +147,10 @@ FAMILIES: dict[str, Family] = {
     "axk1": Family("A.X K1", latent=True, projections=LATENT),
     "lfm2": Family("LFM2"),
     "lfm2_moe": Family("LFM2-8B-A1B"),
+    "qwen3_next": Family("Qwen3-Next-80B-A3B", partial=True),
+    "qwen3_5_text": Family("Qwen3.5", partial=True),
+    "granitemoehybrid": Family("Granite 4", divide="logits_scaling"),
+    "nemotron_h": Family("Nemotron-H, Nemotron Nano 2 and 3"),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -164,10 +168,6 @@ LIMITS: dict[str, str] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER),
     **dict.fromkeys(
         (
-            "qwen3_next",
-            "qwen3_5_text",
-            "granitemoehybrid",
-            "nemotron_h",
             "falcon_h1",
             "jamba",
             "bamba",

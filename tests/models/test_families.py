@@ -96,6 +96,8 @@ ODD = {
     ),
     "yarn of latents": ("deepseek_v3", {"rope_parameters": YARN_OF_LATENTS}),
     "latents of halves": ("deepseek_v3", {"rope_interleave": False, "q_lora_rank": None}),
+    "granite 4 with rotation": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "granite 4 without states": ("granitemoehybrid", {"layer_types": ["full_attention"] * 2}),
     "no layer rotates": ("smollm3", {"no_rope_layers": [0, 0]}),
     "the first layer does not rotate": ("smollm3", {"no_rope_layers": [0, 1]}),
 }
@@ -246,7 +248,7 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
             close(forward.logits(states), want)
             check_prompts(forward, ids, want)
     assert torch.isfinite(got).all()
-    assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05
+    assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05 * min(1, float(want.std()))
 
 
 def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import build_model
+from conftest import KINDS, build_model
 
 from esa_cli import models
 from esa_cli.__main__ import main
@@ -20,7 +20,7 @@ from esa_cli.qa.reply import Turn
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Library
 
-FAMILIES = ["lfm2"]
+FAMILIES = ["lfm2", "qwen3_5_text", "granitemoehybrid"]
 TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(30))
 QUESTION, OTHER = "When does gate 17 open?", "What opens at 5 past nine?"
 METHODS = {
@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = {}
     for kind in FAMILIES:
         out[kind] = tmp_path_factory.mktemp(kind)
-        layers = {"num_hidden_layers": 4, "layer_types": 2 * ["conv", "full_attention"]}
+        layers = {"num_hidden_layers": 4, "layer_types": 2 * KINDS[kind][1]["layer_types"]}
         ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
         build_model(kind, vocab_size=259, **layers, **ids).save_pretrained(out[kind])
         write_tokenizer(out[kind])

@@ -28,8 +28,9 @@ class Shape:
     """Of the experts that it does not pass."""
     shared: bool = False
     """Whether the keys are the values, too."""
-    low_rank: int = 0
-    """Weights of a layer's projections where they go through latents."""
+    projections: int = 0
+    """Weights of a layer's projections where they are not those of queries, keys, values and
+    output alone: they go through latents, or there is a gate."""
     packed: float = 1.0
     """Bytes of a weight of the layers, of those of a number; experts are not packed."""
     stateful: int = 0
@@ -59,7 +60,7 @@ class Shape:
         MLP."""
         whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
         mlps = self._mlps * 3 * self.hidden * self.inner
-        return self.rows * (self.low_rank or whole) + self.stateful * self.mixer + mlps
+        return self.rows * (self.projections or whole) + self.stateful * self.mixer + mlps
 
     @property
     def weights(self) -> int:
@@ -76,6 +77,9 @@ def shape_of(config: dict[str, Any]) -> Shape:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         (inner, idle), settings = _inner(config), SimpleNamespace(**config)
         groups, dim = key_shape(settings)
+        # The gate of Qwen3-Next's and Qwen3.5's output is as large as the queries.
+        gate = config.get("model_type") in ("qwen3_next", "qwen3_5_text")
+        sizes = 3 * heads + 2 * groups
         latent, kinds = family_of(settings).latent, layer_kinds(config)
         return Shape(
             layers=len(kinds),
@@ -88,7 +92,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
             tied=bool(config.get("tie_word_embeddings", False)),
             idle=idle,
             shared=latent,
-            low_rank=_low_rank(config) if latent else 0,
+            projections=_low_rank(config) if latent else gate * hidden * dim * sizes,
             stateful=kinds.count("state"),
             mixer=_mixer(config, hidden),
             single=kinds.count("idle"),
