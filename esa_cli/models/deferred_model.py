@@ -24,6 +24,7 @@ from esa_cli.models.load import (
 from esa_cli.models.model_reference import ModelRef, as_reference
 from esa_cli.models.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.models.resolve import resolve
+from esa_cli.models.text_part import has_text_part
 from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
 from esa_cli.system.progress import StageProgress, silent
 
@@ -93,13 +94,14 @@ def load_deferred(
     cache: str = "auto",
 ) -> DeferredModel | None:
     """A model whose loading by transformers is deferred; None: transformers has not loaded it on
-    this machine before, or `FusedForward` cannot compute it. Arguments and errors: as `load`."""
+    this machine before, it is a part of a checkpoint, or `FusedForward` cannot compute it.
+    Arguments and errors: as `load`."""
     report, ref = progress or silent, as_reference(ref)
     folder = resolve(ref, progress=progress, offline=offline)
-    read_config(folder)
+    config = read_config(folder)
     check_tokenizer(folder)
     report("import", 0, None)
-    if dtype in QUANTIZATIONS:
+    if dtype in QUANTIZATIONS or has_text_part(config):
         return None
     if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
         return None

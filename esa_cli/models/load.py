@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ResourceError, UsageError
-from esa_cli.models.checkpoint_files import check_tokenizer, read_config, stored_weights
+from esa_cli.models.checkpoint_files import check_tokenizer, stored_weights
 from esa_cli.models.config_cache import cache_config
 from esa_cli.models.layer_spreading import overflows, read_spread
 from esa_cli.models.model_reference import ModelRef, as_reference
@@ -27,6 +27,7 @@ from esa_cli.models.quantization import (
 )
 from esa_cli.models.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
 from esa_cli.models.resolve import resolve
+from esa_cli.models.text_part import language_config, language_settings
 from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.storage.cache_choice import check_cache
 from esa_cli.system.machine import available_memory, size_text
@@ -88,7 +89,7 @@ def load(
     report = progress or silent
     ref = as_reference(ref)
     folder = resolve(ref, progress=progress, offline=offline)
-    config = read_config(folder)
+    config = language_settings(folder)
     check_tokenizer(folder)
     stored_weights(folder)  # says what is wrong with the files before the slow imports
     _import(report)
@@ -119,12 +120,10 @@ def check_loadable(folder: Path) -> None:
         ModelError: the model's configuration is not supported.
     """
     with quiet_imports():
-        from transformers import AutoConfig
-
         from esa_cli.models.attach import check_supported
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = language_config(folder)
     except (OSError, ValueError, KeyError):
         return
     check_supported(config)

@@ -9,6 +9,7 @@ from typing import Any
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.model_reference import ModelRef
 from esa_cli.models.quantization import QUANTIZATIONS, packing_error, settle
+from esa_cli.models.text_part import reading_options
 
 SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 
@@ -29,6 +30,7 @@ def read_pretrained(folder: Path, place: str, dtype: Any, packing: str = "") -> 
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
         options["quantization_config"] = QUANTIZATIONS[packing].config(dtype)
+    options |= reading_options(folder)
     automatic: Any = AutoModelForCausalLM
     model, found = automatic.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, output_loading_info=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError, first_line
-from esa_cli.models.checkpoint_files import stored_weights
+from esa_cli.models.text_part import language_weights
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ def check_quantization(name: str, device: str) -> None:
 
 
 def bytes_needed(folder: Path, size: int, packing: str, device: str) -> int:
-    """Bytes of a folder's weights in memory. Raises ModelError, as `stored_weights`.
+    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights`.
 
     Args:
         size: of a number of the type that is computed in. packing: of `QUANTIZATIONS`; "": none.
         device: of `choose_device`. Processors get weights of 8 bits unpacked.
     """
     total = 0.0
-    for name, kind, shape in stored_weights(folder):
+    for name, kind, shape in language_weights(folder):
         count = math.prod(shape)
         if packing and ".layers." in name and len(shape) == 2:
             total += count * packed_bytes(packing, size)

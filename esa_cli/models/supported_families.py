@@ -191,6 +191,7 @@ LIMITS: dict[str, str] = {
         ),
         _INDEXER,
     ),
+    "paligemma": "it reads its prompt in both directions",
     "gpt2": "it has learned positions in place of rotary ones",
 }
 """Why ESA cannot be attached to a known `model_type`."""

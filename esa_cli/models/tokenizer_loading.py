@@ -28,6 +28,7 @@ def load_tokenizer(folder: Path) -> Any:
             tokenizer = _tokenizer_class(folder).from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
             )
+            _add_template(folder, tokenizer)
             cache_facts(folder, tokenizer)
             return tokenizer
     except Exception as error:
@@ -35,6 +36,13 @@ def load_tokenizer(folder: Path) -> Any:
             f"the tokenizer in {folder} cannot be loaded: {first_line(error)}",
             "fetch the model again, or check that its tokenizer needs no code of its own",
         ) from error
+
+
+def _add_template(folder: Path, tokenizer: Any) -> None:
+    """Sets the chat template that models which also see images keep in a file of their own."""
+    file = folder / "chat_template.json"
+    if file.is_file() and tokenizer.chat_template is None:
+        tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
 
 
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from esa_cli import models
-from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import choose_device
 from esa_cli.models.quantization import packing_of
+from esa_cli.models.text_part import language_settings
 from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Planner
@@ -47,7 +47,7 @@ def open_model(
     loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
     other = None if choice is None else choice.open(device, dtype)
     planner = Planner(
-        resolved, read_config(loaded.folder), dtype=loaded.dtype, device=place,
+        resolved, language_settings(loaded.folder), dtype=loaded.dtype, device=place,
         memory=memory - (0 if other is None else other.nbytes), index=index, cache=cache,
         packing=packing_of(dtype),
     )  # fmt: skip

@@ -39,7 +39,11 @@ class PromptTokens:
         self._first = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
         self._later = prompt.after.replace("{question}", QUESTION).lstrip()
         self._system = prompt.system
+        self._listed = False
         text = self._render(0)
+        if self.chat and DOCUMENT not in text:
+            self._listed = True
+            text = self._render(0)
         if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
             raise ModelError(
                 "the model's chat template does not keep the prompt as it is",
@@ -55,11 +59,11 @@ class PromptTokens:
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
             return f"{self._system}\n\n{text}" if self._system else text
-        messages = [{"role": "system", "content": self._system}] if self._system is not None else []
+        messages = [self._message("system", self._system)] if self._system is not None else []
         for user in asked[:-1]:
-            messages.append({"role": "user", "content": user})
-            messages.append({"role": "assistant", "content": ANSWER})
-        messages.append({"role": "user", "content": asked[-1]})
+            messages.append(self._message("user", user))
+            messages.append(self._message("assistant", ANSWER))
+        messages.append(self._message("user", asked[-1]))
         return str(
             # Templates that know no thinking mode ignore the switch; Qwen3 would answer with its
             # thoughts first, and run out of tokens in them.
@@ -72,6 +76,10 @@ class PromptTokens:
                 date_string="26 Jul 2024",
             )
         )
+
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        """A turn; templates of models that also see images may take nothing but lists of parts."""
+        return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
     def _ids(self, text: str, special: bool) -> list[int]:
         if not text:

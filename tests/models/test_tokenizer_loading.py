@@ -28,6 +28,15 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def test_a_chat_template_in_a_file_of_its_own_is_used(folder: Path) -> None:
+    """As processors of models that also see images have it."""
+    file = folder / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": "{{ messages[0]['content'] }}!"}))
+    assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] != "!"
+    change(folder / "tokenizer_config.json", chat_template=None)
+    assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] == "!"
+
+
 def refuse(*given: object, **options: object) -> None:
     raise AssertionError("AutoTokenizer is used")
 

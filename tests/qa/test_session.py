@@ -211,6 +211,19 @@ def test_a_prompt_without_chat_is_taken_to_the_letter(loaded: Any) -> None:
     assert loaded.tokenizer.decode(ids) == "Read this.\nThe text.\nQ: who? \nA:"
 
 
+def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
+    """Templates of models that also see images; of a text they show nothing, and raise nothing."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}"
+        "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    prompt = preset.Prompt(before="Read.\n", after="\n{question}", system="Be brief.")
+    tokens = PromptTokens(tokenizer, prompt)
+    ids = [*tokens.document("The text."), *tokens.question("Who?")]
+    assert tokenizer.decode(ids) == "<system>Be brief.<user>Read.\nThe text.\nWho?"
+
+
 def without_template(loaded: Any, first: str = "") -> Any:
     """A tokenizer as base models have it; `first` is put before every text by its own rule."""
     tokenizer = copy.deepcopy(loaded.tokenizer)

@@ -14,11 +14,11 @@ from esa_cli import models
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.models.checkpoint_files import read_config
 from esa_cli.models.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.quantization import packing_of
 from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
+from esa_cli.models.text_part import language_settings
 from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.cache_choice import check_cache, check_in_memory
@@ -226,7 +226,7 @@ def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> Know
     ref = models.parse_reference(chosen.model)
     _announce(ref, reporter)
     folder = peek(ref, reporter.stage)
-    config = read_config(folder)
+    config = language_settings(folder)
     check_type(config.get("model_type"))
     check_context(chosen, config, ref.name)
     check_heads(chosen, config, ref.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.models import parse_reference, path_of
-from esa_cli.models.checkpoint_files import read_config
+from esa_cli.models.text_part import language_settings
 from esa_cli.system.strict_yaml import load_yaml
 
 TABLE = Path(__file__).with_name("model_shapes.yaml")
@@ -30,4 +30,4 @@ def config_without_model(model: str) -> dict[str, Any] | None:
     """
     reference = parse_reference(model)
     folder = path_of(reference)
-    return known_shapes().get(reference.name) if folder is None else read_config(folder)
+    return known_shapes().get(reference.name) if folder is None else language_settings(folder)

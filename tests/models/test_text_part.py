@@ -1,0 +1,249 @@
+"""The language model inside a checkpoint that also has other parts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_files import byte_letters, own_home
+
+from esa_cli import models
+from esa_cli.errors import ModelError
+from esa_cli.models.checkpoint_files import read_config
+from esa_cli.models.load import check_loadable
+from esa_cli.models.quantization import bytes_needed
+from esa_cli.models.text_part import has_text_part, language_settings, reading_options
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+KINDS = ("gemma3", "mistral3", "llava", "mixtral", "smolvlm", "internvl")
+
+
+def whole_model(kind: str) -> Any:
+    import torch
+    import transformers as library
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        if kind == "gemma3":
+            text = {**SIZES, "layer_types": ["sliding_attention", "full_attention"]}
+            return library.Gemma3ForConditionalGeneration(
+                library.Gemma3Config(
+                    text_config={"model_type": "gemma3_text", **text, "sliding_window": 12},
+                    vision_config={"model_type": "siglip_vision_model", **VISION},
+                    mm_tokens_per_image=4,
+                )
+            )
+        if kind == "mistral3":
+            return library.Mistral3ForConditionalGeneration(
+                library.Mistral3Config(
+                    text_config={"model_type": "mistral", **SIZES, "sliding_window": None},
+                    vision_config={"model_type": "pixtral", **VISION},
+                )
+            )
+        if kind == "smolvlm":
+            return library.SmolVLMForConditionalGeneration(
+                library.SmolVLMConfig(
+                    text_config={"model_type": "llama", **SIZES}, vision_config=dict(VISION)
+                )
+            )
+        if kind == "internvl":
+            return library.InternVLForConditionalGeneration(
+                library.InternVLConfig(
+                    text_config={"model_type": "qwen2", **SIZES, "tie_word_embeddings": True},
+                    vision_config={**VISION, "image_size": [28, 28], "patch_size": [14, 14]},
+                )
+            )
+        text = {"model_type": "llama", **SIZES}
+        if kind == "mixtral":
+            text = {"model_type": "mixtral", **SIZES, "num_local_experts": 4}
+        return library.LlavaForConditionalGeneration(
+            library.LlavaConfig(
+                text_config=text, vision_config={"model_type": "clip_vision_model", **VISION}
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(BPE({c: i for i, c in enumerate(byte_letters())}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return own_home(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def save(tokenizer: Path, tmp_path: Path) -> Callable[[str], tuple[Path, Any]]:
+    """Saves a model with its tokenizer."""
+
+    def saved(kind: str) -> tuple[Path, Any]:
+        folder, model = tmp_path / kind, whole_model(kind).eval()
+        model.save_pretrained(folder)
+        shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+        return folder, model
+
+    return saved
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    change(config)
+    path.write_text(json.dumps(config), "utf-8")
+
+
+def logits(model: Any) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(3, 33)[None], use_cache=False).logits.float()
+
+
+def check_equal(folder: Path, model: Any) -> Any:
+    import torch
+
+    loaded = models.load(str(folder), device="cpu", dtype="float32").model
+    assert type(loaded).__name__.endswith("ForCausalLM")
+    assert not any("vision" in name for name, _ in loaded.named_modules())
+    assert torch.equal(logits(loaded), logits(model))
+    return loaded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_whole(kind: str, save: Callable[[str], tuple[Path, Any]]) -> None:
+    folder, model = save(kind)
+    check_loadable(folder)
+    loaded = check_equal(folder, model)
+    own = sum(one.numel() for one in loaded.parameters())
+    assert bytes_needed(folder, 4, "", "cpu") == 4 * own
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llava", "internvl"])
+def test_names_of_transformers_5(kind: str, save: Callable[[str], tuple[Path, Any]]) -> None:
+    folder, model = save(kind)
+
+    def renamed(weights: dict[str, Any]) -> dict[str, Any]:
+        new = {
+            "language_model.model.": "model.language_model.",
+            "language_model.lm_head": "lm_head",
+        }
+        for old, begin in new.items():
+            weights = {name.replace(old, begin): one for name, one in weights.items()}
+        return weights
+
+    change_weights(folder, renamed)
+    assert "model.language_model.norm.weight" in reading_names(folder)
+    check_equal(folder, model)
+
+
+def reading_names(folder: Path) -> list[str]:
+    from esa_cli.models.checkpoint_files import stored_weights
+
+    return [one.name for one in stored_weights(folder)]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("layers.1.mlp.up_proj", "lacks 1 of the model's weights, such as model.layers.1.mlp.up_p"),
+        ("lm_head", "lacks 1 of the model's weights, such as lm_head.weight"),
+        ("embed_tokens", "must have a language model's embeddings under a known name"),
+    ],
+)
+def test_missing_weights_are_refused(
+    part: str, message: str, save: Callable[[str], tuple[Path, Any]]
+) -> None:
+    folder, _ = save("llava")
+    change_weights(folder, lambda all: {name: one for name, one in all.items() if part not in name})
+    with pytest.raises(ModelError, match=message):
+        models.load(str(folder), device="cpu", dtype="float32")
+
+
+def test_settings_left_out_are_the_familys(save: Callable[[str], tuple[Path, Any]]) -> None:
+    folder, _ = save("gemma3")
+    change_config(folder, lambda config: config["text_config"].pop("num_key_value_heads"))
+    change_config(folder, lambda config: config["text_config"].pop("rope_parameters"))
+    assert "num_key_value_heads" not in read_config(folder)["text_config"]
+    for _ in range(2):  # by transformers, then as it was kept
+        settings = language_settings(folder)
+        assert settings["model_type"] == "gemma3_text"
+        assert settings["num_key_value_heads"] == 4
+        assert settings["rope_parameters"]["full_attention"]["rope_theta"] == 1e6
+
+
+def test_settings_of_several_parts_need_no_transformers(
+    save: Callable[[str], tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    folder, _ = save("llava")
+    models.load(str(folder), device="cpu", dtype="float32")
+    monkeypatch.delattr(transformers.AutoConfig, "from_pretrained")
+    assert language_settings(folder)["model_type"] == "llama"
+
+
+def test_quantised_modules_are_named_as_in_the_part(
+    save: Callable[[str], tuple[Path, Any]],
+) -> None:
+    folder, _ = save("llava")
+    names = ["lm_head", "vision_tower", "language_model.model.layers.1", None]
+    packing = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": names}
+    change_config(folder, lambda config: config.update(quantization_config=packing))
+    assert language_settings(folder)["quantization_config"]["quant_method"] == "bitsandbytes"
+    found = reading_options(folder)["config"].quantization_config
+    assert found["llm_int8_skip_modules"] == ["lm_head", "vision_tower", "model.layers.1", None]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text"}}, "qwen2_5"),
+        ({"model_type": "paligemma"}, "paligemma.*both directions"),
+    ],
+)
+def test_other_language_models_are_refused(
+    change: dict[str, Any], message: str, save: Callable[[str], tuple[Path, Any]]
+) -> None:
+    from esa_cli.models.supported_families import check_type
+
+    folder, _ = save("llava")
+    change_config(folder, lambda config: config.update(change))
+    assert not has_text_part(read_config(folder))
+    with pytest.raises(ModelError, match=message):
+        check_type(language_settings(folder)["model_type"])
