@@ -12,6 +12,7 @@ from esa_cli.attention.interfaces import KVStore
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.reduced_rows import ReducedRows
 from esa_cli.storage.store_places import MakeStore
 
 
@@ -37,6 +38,9 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     Args:
         latent: it gets latents and rotary parts of keys; see `LatentHeads`.
+
+    Attributes:
+        expected: tokens there will be, 0 if that is not known; see `EsaCache.expect`.
     """
 
     is_sliding = False
@@ -46,6 +50,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.layer, self.make, self.latent = layer, make, latent
         self.memory: LayerMemory | None = None
+        self.expected = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the store is made with the first rows."""
@@ -55,6 +60,8 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.memory is None:
             heads, _, dim = keys.shape
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
+            if self.expected and isinstance(store, ReducedRows):
+                store.expect(self.expected)
             self.hold(LayerMemory(self.layer, store))
         assert self.memory is not None
         self.memory.store.append(keys.detach(), values.detach())

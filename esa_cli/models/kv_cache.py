@@ -58,6 +58,12 @@ class EsaCache(Cache):
         self._method_layers = rows if method_layers is None else method_layers
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
+    def expect(self, tokens: int) -> None:
+        """Says how many tokens there will be, before the first: a GPU's rows are then allocated
+        once."""
+        for layer in self.own:
+            layer.expected = tokens
+
     def begin(self, query: QueryState, method: Method | None = None) -> None:
         """Begins a turn, to whose beginning the cache can be cropped. In phase AUTO one also begins
         where the cache was cropped before.

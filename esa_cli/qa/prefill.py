@@ -29,6 +29,9 @@ from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 from esa_cli.system.progress import Progress
 
+BEHIND = 2048
+"""Tokens that there is room for behind a document, for questions and answers."""
+
 
 def feed(
     model: Any,
@@ -42,6 +45,8 @@ def feed(
     Args:
         cache: of an attachment; it gets the keys and values. done: called after every piece.
     """
+    if not cache.get_seq_length():
+        cache.expect(len(ids) + BEHIND)
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         tokens = torch.tensor([piece], device=model.device)

@@ -1,7 +1,9 @@
-"""A matrix that grows by rows without copying them.
+"""A matrix that grows by rows.
 
-It is a list of segments (1,024 rows, then doubling up to 16,384). No segment is ever copied, so a
-300k-token document never needs twice its memory.
+On the processor it is a list of segments (1,024 rows, then doubling up to 16,384), none of which is
+ever copied, so a 300k-token document never needs twice its memory. On a GPU it is one segment, as
+finding the segment of a row there would wait for the GPU in every layer: of as many rows as are
+expected, or else copied into one a quarter longer when it is full.
 """
 
 from __future__ import annotations
@@ -14,6 +16,13 @@ from torch import Tensor
 
 FIRST_SEGMENT = 1024
 LAST_SEGMENT = 16384
+GROWTH = 1.25
+"""Length of a copied segment, in that of the full one."""
+
+
+def in_one_segment(device: torch.device) -> bool:
+    """Whether rows on this device are one segment."""
+    return device.type == "cuda"
 
 
 def as_index(places: Sequence[int]) -> slice | list[int]:
@@ -33,7 +42,8 @@ class GrowingRows:
         self, width: int, dtype: torch.dtype, device: torch.device, pinned: bool = False
     ) -> None:
         self.width, self.dtype, self.device, self.pinned = width, dtype, device, pinned
-        self.length = 0
+        self.length = self._expected = 0
+        self._whole = in_one_segment(device)
         self._segments: list[Tensor] = []
         self._starts: list[int] = []
 
@@ -46,17 +56,29 @@ class GrowingRows:
         """Bytes of the rows in use; the system does not allocate the untouched rest."""
         return self.length * self.width * self.dtype.itemsize
 
-    def _grow(self, need: int) -> None:
+    def expect(self, length: int) -> None:
+        """Says how many rows there will be. Nothing is allocated before they are appended."""
+        self._expected = length
+
+    def _grow(self, need: int, kept: int) -> None:
+        """Makes room for `need` rows; the first `kept` of those there are in use."""
+        if self._whole and self.capacity < need:
+            longer = max(need, self._expected, int(GROWTH * self.capacity), FIRST_SEGMENT)
+            segment = self._new_segment(longer)
+            for at, view in self._pieces(0, kept):
+                segment[at : at + view.shape[0]] = view
+            self._segments, self._starts = [segment], [0]
         while self.capacity < need:
             start = self.capacity
-            size = min(LAST_SEGMENT, max(FIRST_SEGMENT, start))
-            # Outside inference mode, so that rows appended there can be extended outside of it.
-            with torch.inference_mode(False):
-                segment = torch.empty(
-                    size, self.width, dtype=self.dtype, device=self.device, pin_memory=self.pinned
-                )
-            self._segments.append(segment)
+            self._segments.append(self._new_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, start))))
             self._starts.append(start)
+
+    def _new_segment(self, rows: int) -> Tensor:
+        # Outside inference mode, so that rows appended there can be extended outside of it.
+        with torch.inference_mode(False):
+            return torch.empty(
+                rows, self.width, dtype=self.dtype, device=self.device, pin_memory=self.pinned
+            )
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) of every segment's part of [start, stop)."""
@@ -76,7 +98,7 @@ class GrowingRows:
     def extend(self, count: int) -> list[tuple[int, Tensor]]:
         """Appends `count` rows for the caller to write: (offset into them, view) of each piece."""
         start, self.length = self.length, self.length + count
-        self._grow(self.length)
+        self._grow(self.length, start)
         return [(at - start, view) for at, view in self._pieces(start, self.length)]
 
     def span(self, start: int, stop: int) -> Tensor:
@@ -101,6 +123,8 @@ class GrowingRows:
             out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
         if not at.numel():
             return out
+        if len(self._segments) == 1:
+            return torch.index_select(self._segments[0], 0, at, out=out)
         edges = torch.tensor([*self._starts[1:], self.capacity])
         cuts = torch.searchsorted(at, edges.to(at.device, non_blocking=True)).tolist()
         low = 0

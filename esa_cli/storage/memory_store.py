@@ -44,6 +44,11 @@ class MemoryStore(ReducedRows):
         self.shared = shared
         self._rows = GrowingRows((1 if shared else 2) * heads * dim, dtype, device)
 
+    def expect(self, tokens: int) -> None:
+        """Says how many tokens there will be, before the first."""
+        super().expect(tokens)
+        self._rows.expect(tokens)
+
     def __len__(self) -> int:
         return self._rows.length
 

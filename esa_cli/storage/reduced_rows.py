@@ -17,6 +17,11 @@ class ReducedRows:
 
     def __init__(self) -> None:
         self._features: GrowingRows | None = None
+        self._expected = 0
+
+    def expect(self, tokens: int) -> None:
+        """Says how many tokens there will be, before the first."""
+        self._expected = tokens
 
     @property
     def reduced(self) -> int:
@@ -27,6 +32,7 @@ class ReducedRows:
         """Adds reduced keys (n, R) for the next n tokens that have none."""
         if self._features is None:
             self._features = GrowingRows(features.shape[1], features.dtype, features.device)
+            self._features.expect(self._expected)
         self._features.append(features)
 
     def feature_blocks(

@@ -18,6 +18,7 @@ from esa_cli.attention.window import Window
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attach import attach
+from esa_cli.storage import growing_rows
 
 WINDOW = Window(initial=4, selected=12, local=8, chunk=8)
 KEPT = Consensus(passage=4, share=0.5)
@@ -27,10 +28,16 @@ METHODS = {
     "true": Method(window=WINDOW, position=TruePositions()),
     "consensus": Method(window=WINDOW, position=Contiguous(), selector=KEPT, score=VoteScore()),
 }
-WAITS = {"paper": 1, "contiguous": 1, "true": 3, "consensus": 0}
+WAITS = {"paper": 0, "contiguous": 0, "true": 2, "consensus": 0}
 """Of one token in one layer."""
 ONCE = 1
 """Of one token, beside its layers."""
+
+
+@pytest.fixture(autouse=True)
+def one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are one segment, as on a GPU."""
+    monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
 
 
 def decode(kind: str, method: Method, layers: int) -> int:

@@ -31,7 +31,11 @@ def as_tensor(model: list[list[float]]) -> torch.Tensor:
 
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("seed", range(8))
-def test_random_operations_match_a_list(seed: int) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_random_operations_match_a_list(
+    seed: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "in_one_segment", lambda device: whole)
     draw = random.Random(seed)
     rows, model = GrowingRows(WIDTH, torch.float32, CPU), []
     written = 0
@@ -47,6 +51,7 @@ def test_random_operations_match_a_list(seed: int) -> None:
             model += new.tolist()
         assert rows.length == len(model)
         assert rows.capacity >= rows.length
+        assert len(rows._segments) <= 1 or not whole
         assert rows.nbytes == len(model) * WIDTH * 4
         low, high = sorted(draw.randint(0, len(model)) for _ in range(2))
         assert torch.equal(rows.span(low, high), as_tensor(model[low:high]))
@@ -88,6 +93,20 @@ def test_data_never_moves_while_growing() -> None:
     assert rows.span(0, 1).data_ptr() == first.data_ptr()
     assert len(places) > 3
     assert torch.equal(rows.span(0, 40), numbered(0, 40))
+
+
+def test_expected_rows_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "in_one_segment", lambda device: True)
+    rows = GrowingRows(WIDTH, torch.float32, CPU)
+    rows.expect(5000)
+    assert rows.capacity == 0
+    rows.append(numbered(0, 10))
+    first = rows.span(0, 1).data_ptr()
+    rows.append(numbered(10, 4990))
+    assert (rows.capacity, rows.span(0, 1).data_ptr()) == (5000, first)
+    rows.append(numbered(5000, 1))
+    assert rows.capacity == 6250
+    assert torch.equal(rows.span(4990, 5001), numbered(4990, 11))
 
 
 def test_segments_double_up_to_the_largest() -> None:
