@@ -496,5 +496,7 @@ def test_a_plan_says_where_rows_are(esa: Esa) -> None:
         for cache in ("host", "disk")
     ]
     assert [one["cache"] for one in both] == ["host", "disk"]
+    assert both[0]["stored_bytes"] is None
+    assert both[1]["stored_bytes"] > 2 * 2 * both[1]["tokens"]
     assert all(one["host_layers"] == 0 for one in both), "the processor's memory is the host's"
     assert all(one["memory_bytes"]["host_keys_values"] == 0 for one in both)

@@ -47,13 +47,22 @@ def plan(
 
 
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
-    """Bytes of the indexes of documents with so many tokens in the library; None: none is made."""
-    if ready.index is None:
-        return None
+    """Bytes of the indexes of documents with so many tokens in the library, or of their rows, with
+    --cache disk; None: nothing is stored, or latents are."""
+    from esa_cli.qa.archive import layout as row_layout
     from esa_cli.qa.finding.reduced_keys import index_layout
     from esa_cli.storage.library import Library
 
-    layout, library = index_layout(ready.index.dim), Library()
+    planner, library = ready.planner, Library()
+    shape = planner.costs.shape
+    if ready.index is not None:
+        layout = index_layout(ready.index.dim)
+    elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
+        sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
+        every = range(shape.rows)
+        layout = row_layout(ready.resolved.method, sizes, planner.dtype_name, "int8", every)
+    else:
+        return None
     return sum(library.size_of(tokens, layout) for tokens in counts)
 
 
@@ -61,6 +70,7 @@ def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
     from esa_cli.system.machine import size_text, time_text
 
     how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
+    kind = "rows" if plan.planner.may_store_rows else "index"
     rows = [
         ("model", f"{models.parse_reference(preset.model).name} ({plan.dtype} on {plan.device})"),
         ("tokens", f"{plan.tokens:,}"),
@@ -71,7 +81,7 @@ def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
         ("  reduced keys", size_text(plan.reduced_keys)),
         ("  working memory", size_text(plan.working)),
         ("memory available", size_text(plan.available)),
-        *([] if stored is None else [("index in the library", size_text(stored))]),
+        *([] if stored is None else [(f"{kind} in the library", size_text(stored))]),
         ("reading time", f"{time_text(plan.seconds)} ({how})"),
         ("fits", f"yes, up to {plan.most_tokens:,} tokens" if plan.fits else "no"),
     ]
