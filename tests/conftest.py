@@ -341,6 +341,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 16,
         },
     ),
+    "falcon_h1": (
+        "FalconH1",
+        {**GROUPED, **MAMBA, "mamba_d_ssm": 96, "key_multiplier": 0.7, "lm_head_multiplier": 0.5},
+    ),
+    "olmo_hybrid": ("OlmoHybrid", DELTA),
 }
 
 

@@ -19,8 +19,24 @@ from esa_cli.models.forward_pass import ForwardPass
 from esa_cli.models.layer_state import State, StateHistory, StateLayer
 from esa_cli.storage.store_places import MakeStore
 
-Keeps = Literal["rows", "state", "nothing"]
-"""What a layer keeps of the tokens before: keys and values, a state, or nothing."""
+Keeps = Literal["rows", "state", "both", "nothing"]
+"""What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
+
+
+class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
+    """A layer that keeps rows and a state."""
+
+    def __init__(self, layer: int, make: MakeStore) -> None:
+        EsaLayer.__init__(self, layer, make)
+        StateLayer.__init__(self)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Crops the rows."""
+        EsaLayer.crop(self, tokens_to_remove)
+
+    def reset(self) -> None:
+        EsaLayer.reset(self)
+        self.clear()
 
 
 class EsaCache(Cache):
@@ -48,6 +64,7 @@ class EsaCache(Cache):
         kinds: dict[Keeps, Callable[[int], Any]] = {
             "rows": lambda i: EsaLayer(i, make, latent),
             "state": lambda i: StateLayer(),
+            "both": lambda i: MixedLayer(i, make),
             "nothing": lambda i: DummyLayer(),  # type: ignore[no-untyped-call]
         }
         every = [kinds[keeps](i) for i, keeps in enumerate(layers)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Kind = Literal["attention", "state", "idle"]
+Kind = Literal["attention", "state", "both", "idle"]
 
 _STATE = ("conv", "linear_attention", "mamba", "recurrent")
 _PATTERN: dict[str, Kind] = {"*": "attention", "M": "state", "-": "idle", "E": "idle"}
@@ -20,13 +20,15 @@ INTERVAL = 4
 
 
 def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
-    """Whether each layer has attention, keeps a state in place of keys, or neither."""
+    """Whether each layer has attention, keeps a state in place of keys, both, or neither."""
     if pattern := settings.get("hybrid_override_pattern"):
         return [_PATTERN[letter] for letter in pattern]
     if types := settings.get("layer_types") or settings.get("layers_block_type"):
         return [_kind(one) for one in types]
     # LongCat-Flash counts as one layer what attends twice.
     count = int(settings.get("num_hidden_layers") or 2 * settings["num_layers"])
+    if settings.get("model_type") == "falcon_h1":
+        return ["both"] * count
     return ["attention" if has else "state" for has in _attending(settings, count)]
 
 
@@ -35,7 +37,7 @@ def _attending(settings: Mapping[str, Any], count: int) -> list[bool]:
     if settings.get("model_type") in ("qwen3_next", "qwen3_5_text"):
         every = int(settings.get("full_attention_interval") or INTERVAL)
         return [(i + 1) % every == 0 for i in range(count)]
-    named = settings.get("full_attn_idxs") or settings.get("attn_layer_indices")
+    named = settings.get("full_attn_idxs")
     return [named is None or i in named for i in range(count)]
 
 

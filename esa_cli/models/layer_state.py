@@ -34,9 +34,13 @@ class StateLayer(LinearAttentionLayer):
     def crop(self, tokens_to_remove: int) -> None:
         """Does nothing: `StateHistory.restore` does."""
 
-    def reset(self) -> None:
+    def clear(self) -> None:
         """Drops the state."""
         LinearAttentionLayer.__init__(self, self.number_of_states)
+
+    def reset(self) -> None:
+        """The same, by transformers' name."""
+        self.clear()
 
     def detach(self) -> None:
         """Drops what computed the state, which a model with gradients keeps."""
@@ -51,7 +55,7 @@ class StateLayer(LinearAttentionLayer):
 
     def restore(self, state: State) -> None:
         """Goes back to a copied state."""
-        self.reset()
+        self.clear()
         for name, one in state.items():
             kind, number = name.split(".")
             index = int(number)

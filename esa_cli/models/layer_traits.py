@@ -22,6 +22,7 @@ from esa_cli.models.kv_cache import Keeps
 from esa_cli.models.supported_families import (
     HYBRID_SLIDING_ROTATE,
     IDLE_TYPES,
+    MIXED_TYPES,
     SLIDING_ROTATE,
     STATE_TYPES,
     Family,
@@ -30,7 +31,8 @@ from esa_cli.models.supported_families import (
     layer_types,
 )
 
-ATTENTION_TYPES = ("full_attention", "sliding_attention")
+FULL_TYPES = ("full_attention", *MIXED_TYPES)
+ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -99,7 +101,7 @@ def layer_windows(config: Any) -> list[int | None]:
     if window is None or (longest is not None and window >= longest):
         return [None] * len(types)
     windows = [window if one == "sliding_attention" else None for one in types]
-    if "full_attention" not in types:
+    if {*FULL_TYPES}.isdisjoint(types):
         raise ModelError(
             f"all layers of this {config.model_type} model attend to a window of {window} tokens "
             "only, so that nothing can be selected",
@@ -152,6 +154,7 @@ def what_layers_keep(config: Any) -> list[Keeps]:
     """What each layer keeps of the tokens before."""
     every: list[tuple[Keeps, Sequence[str]]] = [
         ("rows", ATTENTION_TYPES),
+        ("both", MIXED_TYPES),
         ("state", STATE_TYPES),
         ("nothing", IDLE_TYPES),
     ]

@@ -21,6 +21,8 @@ HYBRID_SLIDING_ROTATE = "layers with a window, if there are any"
 """Values of `Family.rotating`."""
 STATE_TYPES = ("conv", "linear_attention")
 """Types of layers that keep a convolution's inputs or a recurrent state in place of keys."""
+MIXED_TYPES = ("hybrid",)
+"""Types of layers that have both: attention to all tokens and a state."""
 IDLE_TYPES = ("mlp", "moe")
 """Types of layers that keep nothing of the tokens before."""
 
@@ -151,6 +153,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": Family("Qwen3.5", partial=True),
     "granitemoehybrid": Family("Granite 4", divide="logits_scaling"),
     "nemotron_h": Family("Nemotron-H, Nemotron Nano 2 and 3"),
+    "falcon_h1": Family("Falcon-H1", multiply="lm_head_multiplier"),
+    "olmo_hybrid": Family("OLMo Hybrid"),
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
@@ -158,7 +162,6 @@ _AFTER = (
     "queries and keys get weights after their rotation, so that their product depends on absolute "
     "positions"
 )
-_STATE = "some layers keep a recurrent state in place of keys, which cannot be cropped or joined"
 _INDEXER = "its layers select by an indexer of their own"
 
 LIMITS: dict[str, str] = {
@@ -166,18 +169,11 @@ LIMITS: dict[str, str] = {
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), "layers share keys and values past the cache"),
     "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER),
-    **dict.fromkeys(
-        (
-            "falcon_h1",
-            "jamba",
-            "bamba",
-            "zamba2",
-            "olmo_hybrid",
-            "minimax",
-            "kimi_linear",
-        ),
-        _STATE,
-    ),
+    "jamba": "transformers forgets its recurrent state where several tokens continue a text",
+    "bamba": "transformers counts its positions anew where a text is continued",
+    "zamba2": "layers share attention modules",
+    "minimax": "it needs a cache of its own, in which recurrent states are kept otherwise",
+    "kimi_linear": "some layers keep latents, the others a recurrent state",
     **dict.fromkeys(
         (
             "deepseek_v32",
@@ -241,4 +237,4 @@ def layer_types(config: Any) -> list[str]:
 def keeps_state(config: Any) -> bool:
     """Whether some layers of a model keep a state in place of keys: it cannot be cropped, and those
     of several documents cannot be joined."""
-    return not {*STATE_TYPES}.isdisjoint(layer_types(config))
+    return not {*STATE_TYPES, *MIXED_TYPES}.isdisjoint(layer_types(config))

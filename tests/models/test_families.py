@@ -262,9 +262,12 @@ def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) 
     close(one.append([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
 
 
-@pytest.mark.parametrize("name", ["half of yarn", "the first layer does not rotate", "deepseek_v3"])
+MANY = ["half of yarn", "the first layer does not rotate", "deepseek_v3", "lfm2", "nemotron_h"]
+
+
+@pytest.mark.parametrize("name", MANY)
 def test_every_method_runs(name: str) -> None:
-    """On models whose heads or layers rotate in part, and on latents."""
+    """On models whose heads or layers rotate in part, on latents, and beside states."""
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
@@ -293,9 +296,10 @@ def test_experts_count_as_weights_and_those_of_a_token_as_work(family: str) -> N
 def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
     found, before = fingerprint(model), model.config.to_dict()
-    rows = layer_kinds(before).count("attention")
+    rows = sum(one in ("attention", "both") for one in layer_kinds(before))
     assert [
-        {"attention": "rows", "state": "state"}.get(one, "nothing") for one in layer_kinds(before)
+        {"attention": "rows", "state": "state", "both": "both"}.get(one, "nothing")
+        for one in layer_kinds(before)
     ] == what_layers_keep(model.config)
     assert (found.kind, found.layers, found.heads) == (
         family,
@@ -371,7 +375,7 @@ def test_other_types_of_layers_are_refused() -> None:
         attach(model, everything(7))
 
 
-@pytest.mark.parametrize("kind", ["falcon", "hunyuan_v1_dense", "deepseek_v32"])
+@pytest.mark.parametrize("kind", ["falcon", "jamba", "hunyuan_v1_dense", "deepseek_v32"])
 def test_a_known_limit_is_said(kind: str) -> None:
     with pytest.raises(ModelError) as caught:
         supported_families.check_type(kind)

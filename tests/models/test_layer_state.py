@@ -23,7 +23,9 @@ WHOLE = Method(window=Window(initial=4, selected=1000, local=8, chunk=16), posit
 IDS = torch.randint(1, VOCABULARY, (1, 60), generator=torch.Generator().manual_seed(7))
 
 
-@pytest.fixture(params=["lfm2", "lfm2_moe", "qwen3_next", "granitemoehybrid", "nemotron_h"])
+@pytest.fixture(
+    params=["lfm2", "lfm2_moe", "qwen3_next", "granitemoehybrid", "nemotron_h", "falcon_h1"]
+)
 def model(request: pytest.FixtureRequest) -> Any:
     return build_model(request.param)
 

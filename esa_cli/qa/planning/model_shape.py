@@ -33,10 +33,12 @@ class Shape:
     output alone: they go through latents, or there is a gate."""
     packed: float = 1.0
     """Bytes of a weight of the layers, of those of a number; experts are not packed."""
+    keyless: int = 0
+    """Layers that keep no keys."""
     stateful: int = 0
-    """Layers that keep a state in place of keys."""
+    """Layers that keep a state."""
     mixer: int = 0
-    """Weights of such a layer, without its MLP."""
+    """Weights of such a layer, without its MLP and attention."""
     single: int = 0
     """Layers that are an MLP alone; where there are any, the others have none."""
 
@@ -48,7 +50,7 @@ class Shape:
     @property
     def rows(self) -> int:
         """Layers that keep keys and values."""
-        return self.layers - self.stateful - self.single
+        return self.layers - self.keyless
 
     @property
     def _mlps(self) -> int:
@@ -93,7 +95,8 @@ def shape_of(config: dict[str, Any]) -> Shape:
             idle=idle,
             shared=latent,
             projections=_low_rank(config) if latent else gate * hidden * dim * sizes,
-            stateful=kinds.count("state"),
+            keyless=kinds.count("state") + kinds.count("idle"),
+            stateful=kinds.count("state") + kinds.count("both"),
             mixer=_mixer(config, hidden),
             single=kinds.count("idle"),
         )
@@ -155,6 +158,7 @@ def _mixer(config: dict[str, Any], hidden: int) -> int:
     if state := _first(config, "mamba_d_state", "ssm_state_size"):
         groups = _first(config, "mamba_n_groups", "n_groups") or 1
         wide = (_first(config, "mamba_expand", "expand") or 2) * hidden
+        wide = _first(config, "mamba_d_ssm") or wide
         if heads := _first(config, "mamba_num_heads"):
             wide = heads * _first(config, "mamba_head_dim")
         return hidden * (3 * wide + 2 * groups * state)
