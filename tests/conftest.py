@@ -304,6 +304,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_bias": True,
         },
     ),
+    "lfm3": (
+        "Lfm3",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "sliding_attention", "full_attention"],
+            "sliding_window": 12,
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
@@ -311,6 +321,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": (
         "Qwen3_5Text",
         DELTA,
+    ),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeText",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
     ),
     "granitemoehybrid": (
         "GraniteMoeHybrid",

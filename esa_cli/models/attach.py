@@ -94,7 +94,8 @@ class Attachment:
         if rotary is not None:
             angles = self.rope.frequencies[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
-            self.body.rotary_emb = StartOfForward(width, self.forward_pass, family.complex_table)
+            one = family.complex_table
+            self.body.rotary_emb = StartOfForward(width, self.forward_pass, one, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._attending):

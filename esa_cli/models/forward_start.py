@@ -26,10 +26,14 @@ class StartOfForward(RawRotary):
 
     Args:
         width: of `RawRotary`. one: the model expects one complex tensor, (1, n, width).
+        replaced: the model's own module, whose types of layers the model asks for.
     """
 
-    def __init__(self, width: int, forward_pass: ForwardPass[EsaCache], one: bool = False) -> None:
+    def __init__(
+        self, width: int, forward_pass: ForwardPass[EsaCache], one: bool, replaced: nn.Module
+    ) -> None:
         super().__init__(width)
+        self.layer_types = getattr(replaced, "layer_types", None)
         self._forward_pass, self._one = forward_pass, one
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:

@@ -34,7 +34,7 @@ def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
 
 def _attending(settings: Mapping[str, Any], count: int) -> list[bool]:
     """Whether each layer has attention, by what families say that do not list the types."""
-    if settings.get("model_type") in ("qwen3_next", "qwen3_5_text"):
+    if settings.get("model_type") in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = int(settings.get("full_attention_interval") or INTERVAL)
         return [(i + 1) % every == 0 for i in range(count)]
     named = settings.get("full_attn_idxs")

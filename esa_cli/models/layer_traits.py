@@ -33,7 +33,7 @@ from esa_cli.models.supported_families import (
 
 FULL_TYPES = ("full_attention", *MIXED_TYPES)
 ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ def layer_traits(
     still, cap = NoRope(), float(getattr(config, family.attention_cap or "", None) or 0.0)
     ropes: dict[str, Rope] = dict.fromkeys(types, still)
     if rotary is not None:
-        ropes = {name: _rope(config, family, rotary, name) for name in set(types)}
+        attending = {*types} & {*ATTENTION_TYPES}
+        ropes |= {name: _rope(config, family, rotary, name) for name in attending}
     first = next(module for module in modules if module is not None)
     dim = int(first.qk_rope_head_dim if family.latent else first.head_dim)
     for rope in ropes.values():

@@ -10,6 +10,9 @@ from esa_cli.errors import ModelError
 from esa_cli.models.layer_kinds import layer_kinds
 from esa_cli.models.supported_families import family_of, key_shape
 
+GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Families with a gate of attention's output."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -79,8 +82,8 @@ def shape_of(config: dict[str, Any]) -> Shape:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         (inner, idle), settings = _inner(config), SimpleNamespace(**config)
         groups, dim = key_shape(settings)
-        # The gate of Qwen3-Next's and Qwen3.5's output is as large as the queries.
-        gate = config.get("model_type") in ("qwen3_next", "qwen3_5_text")
+        # The gate is as large as the queries.
+        gate = config.get("model_type") in GATED
         sizes = 3 * heads + 2 * groups
         latent, kinds = family_of(settings).latent, layer_kinds(config)
         return Shape(
