@@ -215,6 +215,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 16,
         },
     ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {**GROUPED, "head_dim": 8}),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        {**GROUPED, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    ),
     "exaone4": (
         "Exaone4",
         {

@@ -84,6 +84,14 @@ class Rope:
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
+    def changed(self, inverse: Tensor, factor: float, spare: bool) -> Rope:
+        """The same with other frequencies; see `frequencies` and `Rope`."""
+        return Rope(Angles(inverse, factor), spare, self.pairs)
+
+    def as_key(self, q: Tensor) -> Tensor:
+        """Queries (H, n, D) of the attached model in the form of its cached keys."""
+        return q
+
     def gain(self, like: Tensor) -> Tensor:
         """Factor of a key (..., D) at position 0: 1, or yarn's attention factor; a scalar, or (D,)
         where not all dimensions rotate."""
@@ -171,8 +179,7 @@ class Ropes:
         key = (tuple(inverse.tolist()), factor)
         if self._last is None or self._last[0] != key:
             # Frequencies that changed once change again as the text grows: no larger table.
-            spare, pairs = self._last is None, self.model.pairs
-            self._last = (key, Rope(Angles(inverse, factor), spare, pairs))
+            self._last = (key, self.model.changed(inverse, factor, spare=self._last is None))
         return self._last[1]
 
 

@@ -215,7 +215,9 @@ def _attention_function(
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
     attention = attachment.attention(cache.method, index)
     latent = attachment.latents[index] if attachment.latents else None
-    q = latent.queries(query[0]) if latent else query[0]
+    traits = attachment.traits[index]
+    assert traits is not None, "a layer without attention calls none"
+    q = latent.queries(query[0]) if latent else traits.rope.as_key(query[0])
     out = attention(cache.memory(index), q, cache.query, kwargs.get("s_aux"))
     return (latent.outputs(out) if latent else out).transpose(0, 1)[None], None
 

@@ -17,6 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from esa_cli.attention.rope import Angles, NoRope, Rope
 from esa_cli.attention.temperature import Temperature
+from esa_cli.attention.weighted_rope import WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.kv_cache import Keeps
 from esa_cli.models.supported_families import (
@@ -72,6 +73,8 @@ def check_supported(config: Any) -> None:
 def _rope_types(config: Any) -> list[str]:
     """Of the layers, or of each of their types where these rotate otherwise."""
     parameters = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("alpha"):  # Hunyuan's: named dynamic, and of fixed frequencies
+        return ["default"]
     nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
     return [str(one.get("rope_type", "default")) for one in nested or [parameters]]
 
@@ -145,10 +148,22 @@ def layer_traits(
         None
         if module is None
         else LayerTraits(
-            ropes[kind] if rotates else still, float(module.scaling), window, cap, temperature
+            _of_layer(ropes[kind], family, module) if rotates else still,
+            float(module.scaling),
+            window,
+            cap,
+            temperature,
         )
         for module, kind, window, rotates in each
     ]
+
+
+def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
+    """With the layer's own weights behind the rotation, where a family has some."""
+    if family.norms_after is None:
+        return rope
+    query, key = (getattr(module, name).weight for name in family.norms_after)
+    return WeightedRope(rope, query, key)
 
 
 def what_layers_keep(config: Any) -> list[Keeps]:

@@ -40,6 +40,7 @@ class Family:
         partial: a head's last dimensions may be left unrotated.
         rotating: setting that lists for each layer whether it rotates; "": all do;
             SLIDING_ROTATE: those with a window; HYBRID_SLIDING_ROTATE: those, or all if none has.
+        norms_after: modules that norm queries and keys after their rotation, with weights.
         half_table: its rotary module returns each angle once, not twice.
         complex_table: it returns one tensor of complex numbers.
         sinks: each head has a learned logit without a key.
@@ -55,6 +56,7 @@ class Family:
     pairs: Pairs = "half"
     partial: bool = False
     rotating: str = ""
+    norms_after: tuple[str, str] | None = None
     half_table: bool = False
     complex_table: bool = False
     sinks: bool = False
@@ -117,6 +119,10 @@ FAMILIES: dict[str, Family] = {
     "solar_open": Family("Solar Open"),
     "bitnet": Family("BitNet b1.58"),
     "hy_v3": Family("Hunyuan 3"),
+    **dict.fromkeys(
+        ("hunyuan_v1_dense", "hunyuan_v1_moe"),
+        Family("Hunyuan 1", norms_after=("query_layernorm", "key_layernorm")),
+    ),
     "exaone4": Family("EXAONE-4.0-1.2B, EXAONE-4.0-32B", rotating=HYBRID_SLIDING_ROTATE),
     "gemma2": Family(
         "Gemma 2", attention_cap="attn_logit_softcapping", cap="final_logit_softcapping"
@@ -160,17 +166,12 @@ FAMILIES: dict[str, Family] = {
 }
 """By `model_type`. Their logits are tested against stock attention."""
 
-_AFTER = (
-    "queries and keys get weights after their rotation, so that their product depends on absolute "
-    "positions"
-)
 _INDEXER = "its layers select by an indexer of their own"
 
 LIMITS: dict[str, str] = {
     "falcon": "its attention is not on the attention interface of transformers",
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), "layers share keys and values past the cache"),
     "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER),
     "jamba": "transformers forgets its recurrent state where several tokens continue a text",
     "bamba": "transformers counts its positions anew where a text is continued",
     "zamba2": "layers share attention modules",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import family_table
 import pytest
@@ -73,6 +73,17 @@ ODD = {
     "three quarters of a head": (
         "glm4",
         {"rope_parameters": {**PARTIAL, "partial_rotary_factor": 0.75}},
+    ),
+    "hunyuan with a fixed alpha": (
+        "hunyuan_v1_dense",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 10000.0,
+                "alpha": 50.0,
+                "factor": 1.0,
+            }
+        },
     ),
     "exaone4 with windows": ("exaone4", HYBRID),
     "smollm3 with windows": ("smollm3", {**HYBRID, "use_sliding_window": True}),
@@ -262,7 +273,14 @@ def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) 
     close(one.append([0], [ids[0, 66]])[0], want[0, 66], 3e-5)
 
 
-MANY = ["half of yarn", "the first layer does not rotate", "deepseek_v3", "lfm2", "nemotron_h"]
+MANY = [
+    "half of yarn",
+    "the first layer does not rotate",
+    "deepseek_v3",
+    "lfm2",
+    "nemotron_h",
+    "hunyuan_v1_dense",
+]
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -340,6 +358,13 @@ def test_a_wrong_entry_is_noticed(
     assert (got - want).abs().max() > 0.1
 
 
+def test_weights_of_other_signs_behind_a_rotation_are_refused() -> None:
+    model = family_model("hunyuan_v1_dense")
+    cast(Any, model.base_model).layers[1].self_attn.key_layernorm.weight[3] *= -1
+    with pytest.raises(ModelError, match="of the same sign"):
+        attach(model, everything(7))
+
+
 def test_a_partial_rotation_that_the_family_does_not_have_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -375,7 +400,7 @@ def test_other_types_of_layers_are_refused() -> None:
         attach(model, everything(7))
 
 
-@pytest.mark.parametrize("kind", ["falcon", "jamba", "hunyuan_v1_dense", "deepseek_v32"])
+@pytest.mark.parametrize("kind", ["falcon", "jamba", "deepseek_v32"])
 def test_a_known_limit_is_said(kind: str) -> None:
     with pytest.raises(ModelError) as caught:
         supported_families.check_type(kind)

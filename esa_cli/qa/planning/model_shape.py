@@ -108,8 +108,14 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def _common_names(config: dict[str, Any]) -> dict[str, Any]:
-    """LongCat-Flash's settings as other models have them; else as they are. Its layers are two with
-    an MLP each, and one of them has experts besides."""
+    """Hunyuan's and LongCat-Flash's settings as other models have them; else as they are. Of the
+    first, a token passes an MLP beside its experts; the second's layers are two with an MLP each,
+    and one of them has experts besides."""
+    if config.get("model_type") == "hunyuan_v1_moe":
+        used = config.get("moe_topk") or 1
+        most = max(used) if isinstance(used, list) else used
+        inner = config["intermediate_size"]
+        return {**config, "num_experts_per_tok": most, "shared_intermediate_size": inner}
     if config.get("model_type") != "longcat_flash":
         return config
     names = ("num_layers", "ffn_hidden_size", "expert_ffn_hidden_size", "moe_topk")
