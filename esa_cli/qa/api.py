@@ -18,7 +18,6 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.layer_calls import before_each_layer
-from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
@@ -199,7 +198,7 @@ class Esa:
         if not (books := distinct(books)):
             raise UsageError("no document to ask about", "ingest one first")
         if len(books) > 1:
-            check_asked_together(self.preset, self._lazy.method, self.loaded.text_model.config)
+            self._lazy.check_asked_together()
         asking: dict[str, Any] = {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
             "seed": seed, "history": history, "on_text": on_text,

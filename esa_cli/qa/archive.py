@@ -14,7 +14,6 @@ from esa_cli.attention.moments import Moments
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.source_hashes import without_file
-from esa_cli.models.supported_families import keeps_state
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.system.files import resolved_path
@@ -26,22 +25,25 @@ def gathers(method: Method) -> bool:
     return method.selector.observes
 
 
-def check_joins(config: Any) -> None:
-    """Raises UsageError where the rows of several documents cannot be joined, as a model of this
-    configuration keeps a state beside them."""
-    if keeps_state(config):
+def check_joins(kind: str, stateful: bool) -> None:
+    """Raises UsageError where the rows of several documents cannot be joined.
+
+    Args:
+        kind: the model's `model_type`. stateful: its layers keep a state beside rows.
+    """
+    if stateful:
         raise UsageError(
-            f"layers of this {config.model_type} model keep a state, which is one document's: "
-            "states of several cannot be joined",
+            f"layers of this {kind} model keep a state, which is one document's: states of several "
+            "cannot be joined",
             "ask about one document, or with answer.from=text, about passages of all",
         )
 
 
-def check_asked_together(preset: Preset, method: Method, config: Any) -> None:
-    """Raises UsageError where several documents cannot be asked at once."""
+def check_asked_together(preset: Preset, method: Method, kind: str, stateful: bool) -> None:
+    """Raises UsageError where several documents cannot be asked at once; see `check_joins`."""
     if not preset.answer.needs_rows:
         return
-    check_joins(config)
+    check_joins(kind, stateful)
     if gathers(method):
         raise UsageError(
             f"selector {preset.selector['name']} gathers what it sees while it reads, of one "

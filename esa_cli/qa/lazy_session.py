@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.models import DeferredModel, LoadedModel
+from esa_cli.models.supported_families import keeps_state
+from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.cache_key import model_facts
 from esa_cli.qa.method_fit import check_fits_model
 from esa_cli.qa.prompt import PromptTokens
@@ -97,6 +99,11 @@ class LazySession:
     def facts(self) -> dict[str, Any]:
         """See `model_facts`, which take a moment: only what looks in a library needs them."""
         return model_facts(self.text_model, self.tokenizer)
+
+    def check_asked_together(self) -> None:
+        """Raises UsageError where several documents cannot be asked at once."""
+        config = self.text_model.config
+        check_asked_together(self.preset, self.method, config.model_type, keeps_state(config))
 
     @property
     def document_tokens(self) -> int:

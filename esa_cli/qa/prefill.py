@@ -17,6 +17,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.attach import attach
 from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.supported_families import keeps_state
 from esa_cli.qa.archive import check_joins
 from esa_cli.qa.cache_placement import CachePlacement
 from esa_cli.qa.cached_text import CachedText
@@ -117,7 +118,7 @@ class Prefill:
         if not documents:
             raise UsageError("no document to ask about", "read one first")
         if len(documents) > 1:
-            check_joins(self.model.config)
+            check_joins(self.model.config.model_type, keeps_state(self.model.config))
         for one in documents:
             check_same_fit(one.read_by, self.method)
             check_reduced_keys(one, self.method)

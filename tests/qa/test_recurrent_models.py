@@ -128,6 +128,19 @@ def test_ingest_says_why_not(
     assert "layers of this model keep a state in place of rows" in capsys.readouterr().err
 
 
+def test_several_documents_are_refused_before_they_are_read(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]
+    for path in paths:
+        path.write_text(f"{path.name}: {TEXT}", "utf-8")
+    options = ["--preset", "tiny-random", "--set", f"model={folders[FAMILIES[0]]}"]
+    assert main(["ask", *map(str, paths), QUESTION, *options]) == 2
+    shown = capsys.readouterr().err
+    assert "states of several cannot be joined" in shown
+    assert "reading" not in shown
+
+
 def test_texts_answer_together(loaded: Any, tmp_path: Path) -> None:
     """From text: passages are found by words and read again, in prompts of their own."""
     chosen = preset.load("tiny-random", ["answer.from=text"])

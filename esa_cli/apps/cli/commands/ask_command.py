@@ -158,10 +158,12 @@ def _ready(
     """The method and the model's small files.
 
     Raises:
-        UsageError: --library with a method that is made for the length of its documents, or --read
-            never where answers need rows.
+        UsageError: --library with a method that is made for the length of its documents, --read
+            never where answers need rows, or several documents that cannot be asked together.
     """
     from esa_cli.apps.cli.preflight import prepare
+    from esa_cli.qa.archive import check_asked_together
+    from esa_cli.qa.planning.model_shape import shape_of
 
     method = request.options.method
     if request.options.library and method is not None:
@@ -176,6 +178,10 @@ def _ready(
         chosen, request.model, reporter,
         method=method, documents=documents, keep=request.options.keep,
     )  # fmt: skip
+    if len({one.text for one in documents}) > 1:
+        resolved, config = ready.resolved, ready.model.config
+        stateful = shape_of(config).stateful > 0
+        check_asked_together(resolved.preset, resolved.method, config["model_type"], stateful)
     if request.options.read == "never" and ready.resolved.preset.answer.needs_rows:
         raise UsageError(
             "--read never needs answers from passages, found by their words: here they rest on the "
