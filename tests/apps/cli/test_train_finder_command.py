@@ -17,6 +17,8 @@ from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainer
 from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import MAPS
 
+pytestmark = pytest.mark.training
+
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SMALL = ["--layers", "2", "--first", "1", "--rank", "2", "--dim", "8"]
 COMMAND = ["train-finder", "pairs", "texts", *TINY, *SMALL, "--steps", "4", "--batch", "3"]

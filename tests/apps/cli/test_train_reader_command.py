@@ -17,6 +17,8 @@ from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa import preset
 from esa_cli.qa.adapter_files import adapter_folder
 
+pytestmark = pytest.mark.training
+
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 PROMPT = "answer.prompt='{passage} {question} A:'"
 SHORT = ["--examples", "24", "--rank", "2", "--batch", "8", "--set", PROMPT]

@@ -34,6 +34,8 @@ from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.models.random_model import write_random
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 
+pytestmark = pytest.mark.training
+
 FEW = FinderTrainingSettings(steps=6, layers=2, first=1, rank=2, dim=8, lr=1e-2, warm_up=2, batch=3)
 
 

@@ -41,6 +41,8 @@ from esa_cli.models.random_model import write_random
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import QuotedSpan
 
+pytestmark = pytest.mark.training
+
 TEMPLATE = "{passage}\n{question}\nA:"
 FEW = ReaderTrainingSettings(
     examples=48, rank=4, lr=1e-2, warm_up=2, batch=8, swapped=0.0, cloze=0.2, longest=500
