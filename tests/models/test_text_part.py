@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import DELTA
 from model_files import byte_letters, own_home
 
 from esa_cli import models
@@ -35,7 +36,7 @@ VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-KINDS = ("gemma3", "mistral3", "llava", "mixtral", "smolvlm", "internvl")
+KINDS = ("gemma3", "mistral3", "llava", "mixtral", "smolvlm", "internvl", "qwen3_5")
 
 
 def whole_model(kind: str) -> Any:
@@ -58,6 +59,14 @@ def whole_model(kind: str) -> Any:
                 library.Mistral3Config(
                     text_config={"model_type": "mistral", **SIZES, "sliding_window": None},
                     vision_config={"model_type": "pixtral", **VISION},
+                )
+            )
+        if kind == "qwen3_5":
+            text = {**SIZES, **DELTA}
+            return library.Qwen3_5ForConditionalGeneration(
+                library.Qwen3_5Config(
+                    text_config={"model_type": "qwen3_5_text", **text},
+                    vision_config={**VISION, "out_hidden_size": SIZES["hidden_size"]},
                 )
             )
         if kind == "smolvlm":
