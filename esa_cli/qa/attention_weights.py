@@ -9,7 +9,7 @@ middle half of the layers; docs/evidence.md has the measurements behind this rul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,11 +68,13 @@ class AttentionWeights:
     changes.
 
     Args:
-        layers: of the model. tokens: N, how many are cached before the question.
+        layers: indices of those that run the method; the middle half of them counts. tokens: N, how
+            many are cached before the question.
     """
 
-    def __init__(self, layers: int, tokens: int) -> None:
-        self.layers = range(layers // 4, layers - layers // 4)
+    def __init__(self, layers: Sequence[int], tokens: int) -> None:
+        outer = len(layers) // 4
+        self.layers = layers[outer : len(layers) - outer]
         self.tokens = tokens
         self._last = (-1, -1)
         self.clear()
@@ -123,7 +125,7 @@ class AttentionWeights:
         top = share.logs.view(groups, -1, tokens).amax(dim=1).exp_()
         most = (top * share.lengths).amax(dim=0).cpu()
         into = self._answered if trace.decoding else self._asked
-        row, at = into[trace.layer - self.layers.start], share.at.cpu()
+        row, at = into[self.layers.index(trace.layer)], share.at.cpu()
         row[at] = torch.maximum(row[at], most)
 
     def shares(self, trace: ChunkTrace) -> Iterator[Share]:

@@ -133,9 +133,9 @@ class Prefill:
         self.cache.hold(stores, projections, states, documents[0].recurrent)
 
     @property
-    def layers(self) -> int:
-        """Layers of the model."""
-        return len(self.cache.layers)
+    def layers(self) -> Sequence[int]:
+        """Indices of the model's layers that run the method."""
+        return self.attachment.method_layers
 
     @property
     def document_tokens(self) -> int:

@@ -89,7 +89,7 @@ class Checked(AttentionWeights):
     """A witness whose shares are compared with the loops, chunk by chunk."""
 
     def __init__(self, attachment: Attachment, tokens: int) -> None:
-        super().__init__(len(attachment.body.layers), tokens)
+        super().__init__(range(len(attachment.body.layers)), tokens)
         self.attachment = attachment
         self.checked = 0
         self.weighed: dict[tuple[int, bool, int], float] = {}
@@ -232,7 +232,7 @@ def test_weights_are_the_rule(name: str, make_model: ModelFactory) -> None:
     notes: list[ChunkTrace] = []
     with attach(make_model("llama", num_hidden_layers=4), method_of(name)) as attachment:
         cache = read(attachment)
-        witness = AttentionWeights(len(attachment.body.layers), TOKENS)
+        witness = AttentionWeights(range(len(attachment.body.layers)), TOKENS)
 
         def both(seen: ChunkTrace) -> None:
             notes.append(seen)
@@ -253,11 +253,11 @@ def test_what_was_read_before_the_question_does_not_count(make_model: ModelFacto
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
         feed(attachment, cache, turns)
-        plain = watch(cache, AttentionWeights(2, TOKENS))
+        plain = watch(cache, AttentionWeights(range(2), TOKENS))
         feed(attachment, cache, question)
         want = plain.weights
         cache.truncate(TOKENS)
-        witness = watch(cache, AttentionWeights(2, TOKENS))
+        witness = watch(cache, AttentionWeights(range(2), TOKENS))
         feed(attachment, cache, turns)
         feed(attachment, cache, ids_of(5))
         cache.truncate(TOKENS + len(turns))
@@ -269,11 +269,11 @@ def test_an_interrupted_question_leaves_nothing_for_the_next(make_model: ModelFa
     question, answer = ids_of(6), ids_of(1)
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
-        fresh = watch(cache, AttentionWeights(2, TOKENS))
+        fresh = watch(cache, AttentionWeights(range(2), TOKENS))
         feed(attachment, cache, question)
         feed(attachment, cache, answer)
         cache.truncate(TOKENS)
-        witness = AttentionWeights(len(attachment.body.layers), TOKENS)
+        witness = AttentionWeights(range(len(attachment.body.layers)), TOKENS)
 
         def stop(seen: ChunkTrace) -> None:
             witness(seen)
@@ -296,7 +296,7 @@ def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactor
     question = ids_of(6)
     with attach(make_model("llama"), method_of("contiguous")) as attachment:
         cache = read(attachment)
-        one = watch(cache, AttentionWeights(2, TOKENS))
+        one = watch(cache, AttentionWeights(range(2), TOKENS))
         ask(attachment, cache, question, answer=0)
         cache.truncate(TOKENS)
         stores = [layer.memory.store for layer in cache.own]
@@ -311,7 +311,7 @@ def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactor
             ],
             [layer.memory.projection for layer in cache.own],
         )
-        two = watch(joined, AttentionWeights(2, TOKENS))
+        two = watch(joined, AttentionWeights(range(2), TOKENS))
         ask(attachment, joined, question, answer=0)
     assert torch.allclose(one.weights, two.weights, atol=1e-6)
 

@@ -16,6 +16,7 @@ from esa_cli.models.layer_calls import before_each_layer
 from esa_cli.models.random_model import write_tokenizer
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
+from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.reply import Turn
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Library
@@ -105,6 +106,18 @@ def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -
         with pytest.raises(UsageError, match="states of several cannot be joined"):
             reader.session.open([book.prefilled for book in books if book.prefilled])
         assert reader.ask(QUESTION, [books[0]]).text == both[0][0]
+
+
+def test_weights_are_of_the_layers_with_attention(loaded: Any) -> None:
+    with session_of(loaded) as session:
+        session.read(TEXT)
+        assert list(session.layers) == [
+            i for i, kind in enumerate(loaded.model.config.layer_types) if kind == "full_attention"
+        ]
+        weights = AttentionWeights(session.layers, session.document_tokens)
+        session.ask(QUESTION, trace=weights)
+        assert list(weights.layers) == list(session.layers)
+        assert float(weights.weights.sum()) > 0
 
 
 def test_rows_are_not_stored(loaded: Any, tmp_path: Path) -> None:
