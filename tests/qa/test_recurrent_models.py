@@ -17,6 +17,7 @@ from esa_cli.models.random_model import write_tokenizer
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.attention_weights import AttentionWeights
+from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.reply import Turn
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Library
@@ -165,6 +166,28 @@ def test_texts_answer_together(loaded: Any, tmp_path: Path) -> None:
         replies = [reader.ask(QUESTION, books) for _ in range(2)]
         assert replies[0].evidence
         assert replies[0].text == replies[1].text
+
+
+def test_an_index_is_stored_and_serves_several_documents(loaded: Any, tmp_path: Path) -> None:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=3, first=1, rank=2, dim=6, seed=1
+    )
+    (tmp_path / "finder").mkdir()
+    made.save(tmp_path / "finder", str(loaded.folder))
+    finder = f"answer.finder={tmp_path / 'finder'}"
+    chosen, library = preset.load("tiny-random", ["answer.from=text", finder]), tmp_path / "library"
+    paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]
+    for path in paths:
+        path.write_text(f"{path.name}: {TEXT}", "utf-8")
+    replies = []
+    for _ in range(2):
+        with Esa(loaded, chosen, library=Library(library)) as reader:
+            books = [reader.ingest(str(path)) for path in paths]
+            assert all(book.index and book.entry for book in books)
+            replies.append(reader.ask(QUESTION, books))
+    assert replies[0].text == replies[1].text
+    assert replies[0].evidence == replies[1].evidence
+    assert {entry.rows for entry in Library(library).entries()} == {"index"}
 
 
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
