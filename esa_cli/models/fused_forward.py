@@ -140,11 +140,12 @@ class FusedForward:
 def can_be_fused(model: Any) -> bool:
     """Whether `FusedForward` computes what this model does: it is of one of `FAMILIES`, in plain
     weights on the processor, has the same attention in all layers, and is not too large."""
-    config, layers = model.config, model.base_model.layers
-    weight = next(model.parameters())
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return False
+    layers, weight = model.base_model.layers, next(model.parameters())
     return (
-        config.model_type in FAMILIES
-        and weight.device.type == "cpu"
+        weight.device.type == "cpu"
         and sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
         and all(getattr(config, name, None) is None for name in OTHER_RULES)
         and getattr(config, "hidden_act", "silu") == "silu"

@@ -15,8 +15,8 @@ _CALLS: WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = WeakKeyDictiona
 
 @contextmanager
 def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` before each decoder layer of each forward pass; what it raises ends the pass and
-    passes through.
+    """Calls `call` before each decoder layer of each forward pass, or before the pass where the
+    layers are not where they are in most models; what it raises ends the pass and passes through.
 
     Args:
         model: a causal language model of transformers, which is as before when the block ends.
@@ -25,7 +25,8 @@ def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
     def hook(module: nn.Module, inputs: Any) -> None:
         call()
 
-    handles = [layer.register_forward_pre_hook(hook) for layer in model.base_model.layers]
+    layers = getattr(model.base_model, "layers", [model.base_model])
+    handles = [layer.register_forward_pre_hook(hook) for layer in layers]
     _CALLS.setdefault(model, []).append(call)
     try:
         yield

@@ -66,7 +66,7 @@ def check_supported(config: Any) -> None:
             raise ModelError(
                 f"rotary embedding of type {rope!r} changes with the input's length, "
                 "so keys cannot be cached once for all",
-                f"supported: {', '.join(STATIC_ROPE)}",
+                f"supported: {', '.join(STATIC_ROPE)}; or use --set answer.from=text",
             )
 
 
@@ -108,7 +108,8 @@ def layer_windows(config: Any) -> list[int | None]:
         raise ModelError(
             f"all layers of this {config.model_type} model attend to a window of {window} tokens "
             "only, so that nothing can be selected",
-            "use a model with full attention in some layers (Mistral from v0.2 on)",
+            "use a model with full attention in some layers (Mistral from v0.2 on), or "
+            "--set answer.from=text",
         )
     return windows
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import EsaError, ResourceError, UsageError
+from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
 from esa_cli.models.checkpoint_files import check_tokenizer, stored_weights
 from esa_cli.models.config_cache import cache_config
 from esa_cli.models.layer_spreading import overflows, read_spread
@@ -109,6 +109,17 @@ def load(
         cache_config(folder, model.config)
     weight = next(model.parameters())
     return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device, cache)
+
+
+def hindrance(config: Any) -> str:
+    """Why ESA's methods cannot run in a model of this configuration; "": they can."""
+    from esa_cli.models.attach import check_supported
+
+    try:
+        check_supported(config)
+    except ModelError as error:
+        return error.message
+    return ""
 
 
 def check_loadable(folder: Path) -> None:

@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +201,9 @@ def check_type(kind: object) -> None:
     if kind not in FAMILIES:
         why = f": {LIMITS[kind]}" if isinstance(kind, str) and kind in LIMITS else ""
         raise ModelError(
-            f"models of type {kind!r} are not supported{why}", f"supported: {', '.join(FAMILIES)}"
+            f"models of type {kind!r} are not supported{why}",
+            f"supported: {', '.join(FAMILIES)}; any causal language model answers from passages "
+            "that are found by their words: --set answer.from=text",
         )
 
 
@@ -224,8 +226,12 @@ def key_shape(config: Any) -> tuple[int, int]:
 
 
 def family_of(config: object) -> Family:
-    """The entry of a model's configuration; Llama's for a `model_type` that has none."""
-    return FAMILIES.get(getattr(config, "model_type", ""), FAMILIES["llama"])
+    """The entry of a model's configuration. For a `model_type` that has none, Llama's, with the
+    soft cap of logits that some have: `checked_forward` tries whether that is all."""
+    if (found := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
+        return found
+    cap = "final_logit_softcapping"
+    return replace(FAMILIES["llama"], cap=cap if hasattr(config, cap) else "")
 
 
 def layer_types(config: Any) -> list[str]:

@@ -39,7 +39,9 @@ class ModelForward:
     """The forward pass of a causal language model of transformers."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._model, body = model, model.base_model
+        # Llama 4 names its body otherwise than its class says.
+        self._body = model.model if body is model else body
 
     @property
     def device(self) -> torch.device:
@@ -60,12 +62,12 @@ class ModelForward:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
-        out = self._model.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        out = self._body(input_ids=ids, past_key_values=cache, use_cache=True)
         return out.last_hidden_state.to(ids.device), CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
-        logits: Tensor = self._model.lm_head(states).to(states.device)
+        logits: Tensor = self._model.get_output_embeddings()(states).to(states.device)
         return scaled_logits(logits.float(), self._model.config)
 
 

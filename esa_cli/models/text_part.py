@@ -45,13 +45,33 @@ def language_settings(folder: Path) -> dict[str, Any]:
     """The settings of the language model in a folder: config.json, or that of its part, completed
     by the defaults of transformers. Raises ModelError: as `read_config`."""
     config = read_config(folder)
-    if not has_text_part(config):
+    if config["model_type"] in FAMILIES:
         return config
+    if not has_text_part(config):
+        return _completed(folder) or config
     found = cached_config(folder)
     if found is None or found.get("model_type") != config["text_config"]["model_type"]:
         completed = language_config(folder)
         cache_config(folder, completed)
         found = completed.to_dict()
+    return found
+
+
+def _completed(folder: Path) -> dict[str, Any] | None:
+    """The settings of a model of no supported family, with sizes as other families name them; those
+    that it has not are what they are in most. None: transformers does not know it."""
+    try:
+        config = language_config(folder)
+        found: dict[str, Any] = config.to_dict()
+        for name, otherwise in (("num_hidden_layers", 1), ("num_attention_heads", 1)):
+            found[name] = getattr(config, name, otherwise)
+        found["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
+        found["hidden_size"] = config.hidden_size
+        found["intermediate_size"] = (
+            getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
+        )
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
     return found
 
 

@@ -104,3 +104,8 @@ class AnswerSettings(BaseModel):
     def needs_rows(self) -> bool:
         """Whether documents must have been read by the model before they are asked."""
         return self.source == "rows" or self.votes > 0
+
+    @property
+    def by_words(self) -> bool:
+        """Whether the model only reads passages that are found by their words, as it is."""
+        return not self.needs_rows and self.finder is None

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.models import DeferredModel, LoadedModel
+from esa_cli.models.load import hindrance
 from esa_cli.models.supported_families import keeps_state
 from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.cache_key import model_facts
@@ -50,10 +51,13 @@ class LazySession:
         check_fits_model(self.method, text_model)
         self._model, self._make = model, session
         self._made: Session | None = None
+        self.attaches = True
+        """Whether a session can be made; else the model reads passages, and nothing else."""
 
     @classmethod
     def of(cls, loaded: LoadedModel | DeferredModel, resolved: ResolvedPreset) -> LazySession:
-        """That of a model; the session of one that transformers has loaded is made at once.
+        """That of a model; the session of one that transformers has loaded is made at once, unless
+        ESA's methods cannot run in it and the preset needs none.
 
         Raises:
             As the class, and `Session`.
@@ -69,7 +73,9 @@ class LazySession:
             model=lambda: loaded.model, session=make,
         )  # fmt: skip
         if isinstance(loaded, LoadedModel):
-            lazy._made = make()
+            lazy.attaches = not (resolved.preset.answer.by_words and hindrance(loaded.model.config))
+            if lazy.attaches:
+                lazy._made = make()
         return lazy
 
     @classmethod

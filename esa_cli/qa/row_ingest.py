@@ -71,7 +71,8 @@ class RowIngest(PartIngest):
 
     @property
     def _storable(self) -> bool:
-        return storable(self.lazy.method, keeps_state(self.lazy.text_model.config))
+        lazy = self.lazy
+        return lazy.attaches and storable(lazy.method, keeps_state(lazy.text_model.config))
 
     def keys(self, text: str) -> list[str]:
         if not self._storable:
@@ -79,7 +80,7 @@ class RowIngest(PartIngest):
         return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
 
     def owns(self, entry: Entry, text: str) -> bool:
-        return self._key(text, entry.layout.kind) == entry.key
+        return self._storable and self._key(text, entry.layout.kind) == entry.key
 
     def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from esa_cli.apps.cli.model_place import ModelPlace
 from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.preflight import ModelPlace
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.archive import restored

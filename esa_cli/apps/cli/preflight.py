@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
+from esa_cli.apps.cli.model_place import ModelPlace
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.errors import UsageError
-from esa_cli.models.load import check_loadable, choose_device, choose_dtype
-from esa_cli.models.quantization import packing_of
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.load import check_loadable
 from esa_cli.models.resolve import count_tokens, peek
 from esa_cli.models.supported_families import check_type
 from esa_cli.models.text_part import language_settings
 from esa_cli.models.tokenizer_loading import load_tokenizer
 from esa_cli.qa.preset import Preset
-from esa_cli.storage.cache_choice import check_cache, check_in_memory
+from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:
@@ -30,36 +30,6 @@ if TYPE_CHECKING:
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.resolved_preset import ResolvedPreset
     from esa_cli.qa.tokenised_document import TokenisedDocument
-
-
-@dataclass(frozen=True)
-class ModelPlace:
-    """The model's `device`, torch's name or "balanced", `dtype`, of torch, place of `cache`, and
-    what its weights are packed by."""
-
-    device: str
-    dtype: Any
-    cache: str = "auto"
-    packing: str = ""
-
-    @classmethod
-    def of(cls, options: ModelOptions) -> ModelPlace:
-        """The place for --device, --dtype and --cache. Raises UsageError."""
-        check_cache(options.cache)
-        chosen = choose_device(options.device)
-        dtype, packing = choose_dtype(options.dtype, chosen), packing_of(options.dtype)
-        return cls(chosen, dtype, options.cache, packing)
-
-    @classmethod
-    def without_cache(cls, options: ModelOptions) -> ModelPlace:
-        """As `of`, where no documents are kept. Raises UsageError: --cache is given."""
-        if options.cache != "auto":
-            raise UsageError("--cache is for commands that ask about documents", "leave it out")
-        return cls.of(replace(options, cache="device"))
-
-    @property
-    def dtype_name(self) -> str:
-        return self.packing or str(self.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -72,6 +42,8 @@ class KnownModel:
     place: ModelPlace
     available: int
     """Bytes of memory there were before anything was loaded: all that is needed is held to it."""
+    attaches: bool = True
+    """Whether ESA's methods must be able to run in it; else it only reads passages."""
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, without importing transformers. Raises ModelError."""
@@ -128,7 +100,15 @@ class KnownModel:
 
     def load(self, reporter: Reporter) -> models.LoadedModel:
         """The model; its config.json is checked first. Raises ModelError, ResourceError."""
-        check_loadable(self.folder)
+        try:
+            check_loadable(self.folder)
+        except ModelError as error:
+            if self.attaches:
+                raise
+            reporter.note(
+                f"esa: found by words alone, as methods cannot run in it: {error.message}",
+                dim=False,
+            )
         loaded = models.load(self.ref, **self._how(reporter))
         collect_again()
         return loaded
@@ -175,12 +155,14 @@ def prepare(
     method: str | None = None,
     documents: Sequence[Document] = (),
     keep: bool | None = None,
+    attaches: bool = False,
 ) -> Preflight:
     """Builds the method, fetches the model's small files, and holds the preset to them.
 
     Args:
         method: a whole method over the preset; it may be made for the length of `documents`.
         keep: whether what is read will be stored in the library; see `Preflight.keeps`.
+        attaches: whether ESA's methods must be able to run in the model, whatever the preset is.
 
     Raises:
         UsageError: what is read cannot be stored, or no such method. PresetError, PluginError.
@@ -200,7 +182,8 @@ def prepare(
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     check_adapter(resolved.preset.answer)
     index = index_sizes(resolved.preset.answer)
-    model = model or inspect_model(chosen, ModelPlace.of(options), reporter)
+    attaches = attaches or bool(keep) or not resolved.preset.answer.by_words
+    model = model or inspect_model(chosen, ModelPlace.of(options), reporter, attaches)
     if keep and index is None:
         _check_storable(resolved, shape_of(model.config).stateful > 0)
     return Preflight(resolved, model, model.planner(resolved, index), index, texts)
@@ -214,8 +197,13 @@ def _check_storable(resolved: ResolvedPreset, stateful: bool) -> None:
         raise UsageError(refused, "ask without keeping, or with another method")
 
 
-def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> KnownModel:
+def inspect_model(
+    chosen: Preset, place: ModelPlace, reporter: Reporter, attaches: bool = True
+) -> KnownModel:
     """Fetches the model's small files, and holds the preset to them.
+
+    Args:
+        attaches: whether ESA's methods must be able to run in the model.
 
     Raises:
         ModelError: it is missing or not supported. PresetError: `context` is beyond its window,
@@ -227,11 +215,12 @@ def inspect_model(chosen: Preset, place: ModelPlace, reporter: Reporter) -> Know
     _announce(ref, reporter)
     folder = peek(ref, reporter.stage)
     config = language_settings(folder)
-    check_type(config.get("model_type"))
+    if attaches:
+        check_type(config.get("model_type"))
     check_context(chosen, config, ref.name)
     check_heads(chosen, config, ref.name)
     available = machine.available_memory(place.device)
-    return KnownModel(chosen.model, folder, config, place, available)
+    return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 
 def _announce(ref: models.ModelRef, reporter: Reporter) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models.layer_kinds import layer_kinds
-from esa_cli.models.supported_families import family_of, key_shape
+from esa_cli.models.supported_families import FAMILIES, family_of, key_shape
+
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "tie_word_embeddings",
+)
 
 GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Families with a gate of attention's output."""
@@ -110,7 +119,10 @@ def shape_of(config: dict[str, Any]) -> Shape:
 def _common_names(config: dict[str, Any]) -> dict[str, Any]:
     """Hunyuan's and LongCat-Flash's settings as other models have them; else as they are. Of the
     first, a token passes an MLP beside its experts; the second's layers are two with an MLP each,
-    and one of them has experts besides."""
+    and one of them has experts besides. Of a model of no supported family the sizes alone, which
+    are those of `language_settings`."""
+    if "model_type" in config and config["model_type"] not in FAMILIES:
+        return {name: config[name] for name in _SIZES if name in config}
     if config.get("model_type") == "hunyuan_v1_moe":
         used = config.get("moe_topk") or 1
         most = max(used) if isinstance(used, list) else used

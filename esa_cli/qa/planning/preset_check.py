@@ -96,7 +96,8 @@ def check_sizes(resolved: ResolvedPreset, config: dict[str, Any], model: str) ->
     """
     preset = resolved.preset
     try:
-        check_type(config.get("model_type"))
+        if not preset.answer.by_words:
+            check_type(config.get("model_type"))
     except ModelError as error:
         raise PresetError(
             f"preset {preset.name}: model must be of a supported family, got {model}: "

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from esa_cli.models.checked_forward import plain_forward
 from esa_cli.models.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.lora_adapter import LoraAdapter
 from esa_cli.models.prompt_batch import PromptBatch
-from esa_cli.models.text_forward import ModelForward, TextForward
+from esa_cli.models.text_forward import TextForward
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.span_search import LONGEST, most_probable_span
 from esa_cli.qa.reading.token_bytes import token_bytes
@@ -98,7 +99,7 @@ class PassageReader:
         """The model's forward pass, within `reading`."""
         if self._fuses:
             return FusedForward(self.model, adapter=self._adapter)
-        return ModelForward(self.model)
+        return plain_forward(self.model)
 
     def reading(self) -> AbstractContextManager[None]:
         """Context in which `read` and the spans of its result are computed."""

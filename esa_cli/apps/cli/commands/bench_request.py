@@ -14,8 +14,8 @@ from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
+    from esa_cli.apps.cli.model_place import ModelPlace
     from esa_cli.apps.cli.options import ModelOptions
-    from esa_cli.apps.cli.preflight import ModelPlace
     from esa_cli.qa.preset import Preset
 
 

@@ -78,7 +78,8 @@ def _steps(
         outcome,
         tell_limits,
     )
-    from esa_cli.apps.cli.preflight import ModelPlace, prepare
+    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.preflight import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.fit_maps import FitSettings
@@ -87,7 +88,7 @@ def _steps(
     given = model.load_preset()
     text = join(inputs.read(texts, reporter).documents)
     ModelPlace.without_cache(model)
-    ready = prepare(given, model, reporter)
+    ready = prepare(given, model, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
     job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder, wanted.resume)

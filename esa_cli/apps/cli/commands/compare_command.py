@@ -86,7 +86,7 @@ def _results(
     from esa_cli.models.quiet_transformers import quiet_transformers
     from esa_cli.qa.method_presets import FROM_TEXT
 
-    ready = prepare(chosen, model, reporter)
+    ready = prepare(chosen, model, reporter, attaches=True)
     tokens = ready.model.count_tokens(text)
     grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
     rows = [one for group in grouped if not group.text for one in group.presets]

@@ -15,7 +15,8 @@ from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
-    from esa_cli.apps.cli.preflight import KnownModel, ModelPlace
+    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.progress_display import SelftestDisplay
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.tasks import Haystack
@@ -131,7 +132,7 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     """
     from esa_cli.apps.cli.commands.selftest_output import show
     from esa_cli.apps.cli.commands.selftest_request import check, header
-    from esa_cli.apps.cli.preflight import ModelPlace
+    from esa_cli.apps.cli.model_place import ModelPlace
     from esa_cli.apps.cli.progress_display import SelftestDisplay
     from esa_cli.errors import EsaError
     from esa_cli.evaluation.report.result_rows import wrong

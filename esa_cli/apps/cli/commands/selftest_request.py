@@ -23,7 +23,7 @@ from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.preflight import ModelPlace
+    from esa_cli.apps.cli.model_place import ModelPlace
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 
 

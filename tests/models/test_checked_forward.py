@@ -1,0 +1,94 @@
+"""Forward passes of models that no method is attached to, against the model's own logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli.errors import ModelError
+from esa_cli.models.checked_forward import WholeForward, plain_forward
+from esa_cli.models.prompt_batch import PromptBatch
+from esa_cli.models.text_forward import ModelForward
+
+SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
+LAYERS: dict[str, Any] = {**SMALL, "num_hidden_layers": 2}
+MODELS: dict[str, tuple[str, dict[str, Any], type]] = {
+    "gpt2": ("GPT2", {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4}, ModelForward),
+    "falcon": ("Falcon", LAYERS, ModelForward),
+    "falcon with alibi": ("Falcon", {**LAYERS, "alibi": True}, ModelForward),
+    "bloom": ("Bloom", {**SMALL, "n_layer": 2}, ModelForward),
+    "gpt_neox": ("GPTNeoX", {**LAYERS, "intermediate_size": 64}, ModelForward),
+    "opt": ("OPT", {**LAYERS, "ffn_dim": 64, "word_embed_proj_dim": 32}, ModelForward),
+    "mamba": (
+        "Mamba",
+        {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+        WholeForward,
+    ),
+    "llama4_text": (
+        "Llama4",
+        {**LAYERS, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
+        | {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8},
+        ModelForward,
+    ),
+    "gemma4_text": (
+        "Gemma4",
+        {**LAYERS, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
+        | {"global_head_dim": 8, "vocab_size_per_layer_input": 61, "sliding_window": 8}
+        | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0}
+        | {"final_logit_softcapping": 0.1},
+        ModelForward,
+    ),
+}
+
+
+def make(kind: str) -> Any:
+    import transformers
+
+    name, sizes, _ = MODELS[kind]
+    config = getattr(transformers, f"{name}{'Text' if '_text' in kind else ''}Config")(**sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        for one in model.parameters():  # small ones would hide what is left out
+            if one.dim() > 1:
+                torch.nn.init.normal_(one, std=0.3)
+    return model
+
+
+def alone(model: Any, ids: list[int]) -> torch.Tensor:
+    out: torch.Tensor = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+    return out
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.inference_mode()
+def test_logits_are_the_models_own(kind: str) -> None:
+    model = make(kind)
+    forward = plain_forward(model)
+    assert type(forward) is MODELS[kind][2]
+    first = torch.randint(1, 61, (4,)).tolist()
+    prompts = [first + torch.randint(1, 61, (n,)).tolist() for n in (5, 20, 1, 12)]
+    batch = PromptBatch(forward, prompts, 4)
+    want = torch.stack([alone(model, ids) for ids in prompts])
+    torch.testing.assert_close(batch.logits, want, atol=1e-4, rtol=1e-4)
+    more, branches = batch.continuation(3), [[3], [8]]
+    logits = more.append([0, 0], [3, 8])
+    for parents, tokens in (([1, 0, 1], [4, 5, 6]), ([2], [9])):
+        want = torch.stack([alone(model, prompts[3] + own) for own in branches])
+        torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
+        logits = more.append(parents, tokens)
+        branches = [[*branches[one], token] for one, token in zip(parents, tokens, strict=True)]
+
+
+def test_models_that_look_at_later_tokens_are_refused() -> None:
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {**LAYERS, "intermediate_size": 64}
+    model = BertLMHeadModel(BertConfig(**sizes)).eval()
+    for one in model.parameters():
+        if one.dim() > 1:
+            torch.nn.init.normal_(one, std=0.3)
+    with pytest.raises(ModelError, match="'bert' look at later tokens"):
+        plain_forward(model)
