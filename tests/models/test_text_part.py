@@ -83,6 +83,8 @@ def whole_model(kind: str) -> Any:
                 )
             )
         text = {"model_type": "llama", **SIZES}
+        if kind == "granite":
+            text = {"model_type": "granite", **SIZES, "logits_scaling": 4.0}
         if kind == "mixtral":
             text = {"model_type": "mixtral", **SIZES, "num_local_experts": 4}
         return library.LlavaForConditionalGeneration(
@@ -237,6 +239,39 @@ def test_quantised_modules_are_named_as_in_the_part(
     assert language_settings(folder)["quantization_config"]["quant_method"] == "bitsandbytes"
     found = reading_options(folder)["config"].quantization_config
     assert found["llm_int8_skip_modules"] == ["lm_head", "vision_tower", "model.layers.1", None]
+
+
+def test_files_in_fp8(save: Callable[[str], tuple[Path, Any]]) -> None:
+    """As Ministral 3 is published: the whole's settings say which modules are packed."""
+    import torch
+
+    folder, _ = save("mistral3")
+    plain = models.load(str(folder), device="cpu", dtype="float32").model
+
+    def packed(weights: dict[str, Any]) -> dict[str, Any]:
+        for name in [one for one in weights if one.endswith("_proj.weight") and "lang" in one]:
+            scale = weights[name].abs().amax() / 448
+            weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = torch.ones(1, 1) * scale
+        return weights
+
+    change_weights(folder, packed)
+    packing = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    packing |= {"weight_block_size": [128, 128], "modules_to_not_convert": ["model.vision_tower"]}
+    change_config(folder, lambda config: config.update(quantization_config=packing))
+    found = models.load(str(folder), device="cpu", dtype="float32").model
+    assert 0 < (logits(found) - logits(plain)).norm() / logits(plain).norm() < 0.2
+
+
+def test_logits_have_the_language_models_own_factor(
+    save: Callable[[str], tuple[Path, Any]],
+) -> None:
+    """The whole models of transformers leave it out; the likeliest word is the same."""
+    import torch
+
+    folder, model = save("granite")
+    loaded = models.load(str(folder), device="cpu", dtype="float32").model
+    torch.testing.assert_close(logits(loaded), logits(model) / 4)
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,18 @@ def test_a_prompt_without_chat_is_taken_to_the_letter(loaded: Any) -> None:
     assert loaded.tokenizer.decode(ids) == "Read this.\nThe text.\nQ: who? \nA:"
 
 
+def test_models_that_can_think_first_are_told_not_to(loaded: Any) -> None:
+    """As Qwen3's template has it; else an answer would begin with its thoughts."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}\n"
+        "{% if enable_thinking is defined and not enable_thinking %}"
+        "<think>\n\n</think>\n{% endif %}"
+    )
+    tokens = PromptTokens(tokenizer, preset.load("tiny-random").prompt)
+    assert tokenizer.decode(tokens.question("Who?")).endswith("<think>\n\n</think>\n")
+
+
 def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
     """Templates of models that also see images; of a text they show nothing, and raise nothing."""
     tokenizer = copy.deepcopy(loaded.tokenizer)
