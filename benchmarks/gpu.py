@@ -34,8 +34,8 @@ from common import append_line, tokens
 from esa_cli.attention.kernels import KERNELS, attend
 from esa_cli.attention.kernels.reference import attend as plain
 from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.models.attach import attach
-from esa_cli.models.partial_forward import hidden_states
+from esa_cli.models.attachment.attach import attach
+from esa_cli.models.text_passes.partial_forward import hidden_states
 from esa_cli.qa import preset
 from esa_cli.qa.planning.model_shapes import known_shapes
 from esa_cli.qa.resolved_preset import resolve

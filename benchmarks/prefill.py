@@ -36,7 +36,7 @@ def dense(model: Any, ids: torch.Tensor, feed: int) -> float:
 def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
     """Seconds for the same prefill through ESA, reduced keys included."""
     from esa_cli.attention.query_state import Phase, QueryState
-    from esa_cli.models.attach import attach
+    from esa_cli.models.attachment.attach import attach
 
     with attach(model, method) as attachment:
         cache = attachment.new_cache()

@@ -32,8 +32,8 @@ from prefill import dense, selective
 
 from esa_cli import models
 from esa_cli.evaluation.tasks.haystack_text import Haystack
-from esa_cli.models.model_reference import parse_reference
-from esa_cli.models.wheel import fetch_member
+from esa_cli.models.files.model_reference import parse_reference
+from esa_cli.models.files.wheel import fetch_member
 from esa_cli.qa import preset
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.load_encoder import load_encoder

@@ -15,7 +15,7 @@ from esa_cli.evaluation.reader_training.answer_logits import answer_losses
 from esa_cli.evaluation.reader_training.example_batches import TokenExample
 from esa_cli.evaluation.training.training_steps import fixed_weights, make_trainable
 from esa_cli.models import load
-from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.preset import load as load_preset
 
 ANSWER = 6

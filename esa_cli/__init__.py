@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method
     from esa_cli.attention.window import Window
     from esa_cli.documents.document import Document, read_document
-    from esa_cli.models.attach import attach
+    from esa_cli.models.attachment.attach import attach
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.collecting.collected_place import CollectedPlace
@@ -62,7 +62,7 @@ _PLACES = {
     "Session": ("esa_cli.qa.session", "Session"),
     "Turn": ("esa_cli.qa.reply", "Turn"),
     "Window": ("esa_cli.attention.window", "Window"),
-    "attach": ("esa_cli.models.attach", "attach"),
+    "attach": ("esa_cli.models.attachment.attach", "attach"),
     "load_preset": ("esa_cli.qa.preset", "load"),
     "read_document": ("esa_cli.documents.document", "read_document"),
 }

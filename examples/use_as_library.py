@@ -18,7 +18,7 @@ from transformers import TextStreamer
 
 from esa_cli import attach, load_preset
 from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.models.load import load
+from esa_cli.models.loading.load import load
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.resolved_preset import resolve
 

@@ -38,7 +38,7 @@ def test_every_name_has_a_place_and_no_other_has() -> None:
 def test_names_are_those_of_their_modules() -> None:
     from esa_cli.attention import method
     from esa_cli.documents import document
-    from esa_cli.models import attach as seam
+    from esa_cli.models.attachment import attach as seam
     from esa_cli.qa import api, books, passage_search, preset, reply, session
     from esa_cli.qa.collecting import collected_place, collection
     from esa_cli.storage import library

@@ -25,6 +25,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor
 from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.errors import ModelError, PresetError
+from esa_cli.models.attachment.supported_families import key_shape
 from esa_cli.models.inspection import (
     LOADED_PLAIN,
     check_in_memory,
@@ -33,7 +34,6 @@ from esa_cli.models.inspection import (
     state_tensors,
     weight_errors,
 )
-from esa_cli.models.supported_families import key_shape
 
 KEY = "fingerprint"
 """Metadata entry of a file of maps: the fingerprint of its model."""

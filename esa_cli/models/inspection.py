@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.supported_families import family_of
+from esa_cli.models.attachment.supported_families import family_of
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
 """A hint for weights that cannot be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from esa_cli.errors import PresetError
-from esa_cli.models.lora_adapter import CONFIG
+from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.finding.token_encoder import MAPS
 from esa_cli.qa.preset import Preset

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.adapter_files import adapter_folder
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_growth import grown

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.models.layer_calls import before_each_layer
+from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.collecting.collection import Collection, HowToCollect

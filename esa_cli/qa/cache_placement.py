@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
+from esa_cli.models.attachment.layer_traits import layer_windows
 from esa_cli.models.inspection import attention_modules, layer_devices
-from esa_cli.models.layer_traits import layer_windows
 from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
 from esa_cli.qa.planning.costs import Costs, rank_of
 from esa_cli.qa.planning.model_shape import shape_of

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.models import DeferredModel, LoadedModel
-from esa_cli.models.load import hindrance
-from esa_cli.models.supported_families import keeps_state
+from esa_cli.models.attachment.supported_families import keeps_state
+from esa_cli.models.loading.load import hindrance
 from esa_cli.qa.archive import check_asked_together
 from esa_cli.qa.cache_key import model_facts
 from esa_cli.qa.method_fit import check_fits_model

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from esa_cli import models
-from esa_cli.models.load import choose_device
-from esa_cli.models.quantization import packing_of
-from esa_cli.models.text_part import language_settings
+from esa_cli.models.loading.load import choose_device
+from esa_cli.models.loading.quantization import packing_of
+from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Planner

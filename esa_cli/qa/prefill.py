@@ -15,9 +15,9 @@ from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
-from esa_cli.models.attach import attach
-from esa_cli.models.kv_cache import EsaCache
-from esa_cli.models.supported_families import keeps_state
+from esa_cli.models.attachment.attach import attach
+from esa_cli.models.attachment.kv_cache import EsaCache
+from esa_cli.models.attachment.supported_families import keeps_state
 from esa_cli.qa.archive import check_joins
 from esa_cli.qa.cache_placement import CachePlacement
 from esa_cli.qa.cached_text import CachedText

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.windowed_tokenizer import WINDOW, tokenise
+from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
 from esa_cli.qa.preset import Prompt
 from esa_cli.qa.reply import Turn
 from esa_cli.system.text import has_lone_surrogate

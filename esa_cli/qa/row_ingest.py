@@ -9,8 +9,8 @@ import torch
 
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
+from esa_cli.models.attachment.supported_families import keeps_state, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices
-from esa_cli.models.supported_families import keeps_state, latent_block
 from esa_cli.qa.archive import layout, maps, provenance, storable
 from esa_cli.qa.books import Book
 from esa_cli.qa.cache_key import cache_key

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.models.windowed_tokenizer import tokenise
+from esa_cli.models.tokenization.windowed_tokenizer import tokenise
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
 from esa_cli.evaluation.calibration.activations import collect, whole_key_method
-from esa_cli.models import attach as seam
+from esa_cli.models.attachment import attach as seam
 
 TOKENS = 100
 FEED = 24

@@ -27,7 +27,7 @@ from esa_cli.evaluation.calibration.pair_heads import PairHeads, PairVotes, find
 from esa_cli.evaluation.training.training_pairs import TrainingText, read_training_texts
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import load as load_model
-from esa_cli.models.random_model import write_random
+from esa_cli.models.files.random_model import write_random
 from esa_cli.qa import preset
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens

@@ -26,8 +26,8 @@ from esa_cli.methods import part_registry as registry
 from esa_cli.methods.consensus import Consensus, passages
 from esa_cli.methods.token_windows import best_windows
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import Attachment, attach
-from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.kv_cache import EsaCache
 
 LOW, LAYERS, MIDDLE, CHUNK, BUDGET = 3, 4, 40, 5, 9
 SMOOTH, EPSILON = 5, 2

@@ -38,7 +38,7 @@ from esa_cli.methods.infllm_mass import KEPT_CHUNKS
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.tokenselect import TokenSelect
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.qa import method_presets, preset
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore

@@ -24,7 +24,7 @@ from esa_cli.evaluation.conformance import check_file, make_step
 from esa_cli.methods import part_registry as registry
 from esa_cli.methods import plugin_loading
 from esa_cli.methods.plugin_template import template, write_template
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 FILES = sorted(PLUGINS.glob("*.py"))

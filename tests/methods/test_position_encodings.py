@@ -34,7 +34,7 @@ from esa_cli.methods.rerope import ReRoPE
 from esa_cli.methods.rope_interpolation import Interpolation
 from esa_cli.methods.streaming_llm import StreamingPositions
 from esa_cli.methods.yarn import YaRN
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore

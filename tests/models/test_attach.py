@@ -21,8 +21,8 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import Attachment, attach
-from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.kv_cache import EsaCache
 
 LENGTH = 70
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]

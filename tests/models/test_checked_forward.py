@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from esa_cli.errors import ModelError
-from esa_cli.models.checked_forward import WholeForward, plain_forward
-from esa_cli.models.prompt_batch import PromptBatch
-from esa_cli.models.text_forward import ModelForward
+from esa_cli.models.text_passes.checked_forward import WholeForward, plain_forward
+from esa_cli.models.text_passes.prompt_batch import PromptBatch
+from esa_cli.models.text_passes.text_forward import ModelForward
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 LAYERS: dict[str, Any] = {**SMALL, "num_hidden_layers": 2}

@@ -12,12 +12,13 @@ from model_files import own_home
 
 from esa_cli import models
 from esa_cli.errors import ResourceError
-from esa_cli.models import config_cache, deferred_model
-from esa_cli.models.config_cache import cached_config
-from esa_cli.models.deferred_model import DeferredModel, load_deferred, load_for_text
-from esa_cli.models.layer_calls import before_each_layer
-from esa_cli.models.load import LoadedModel
-from esa_cli.models.plain_tokenizer import PlainTokenizer
+from esa_cli.models.files import config_cache
+from esa_cli.models.files.config_cache import cached_config
+from esa_cli.models.loading import deferred_model
+from esa_cli.models.loading.deferred_model import DeferredModel, load_deferred, load_for_text
+from esa_cli.models.loading.load import LoadedModel
+from esa_cli.models.text_passes.layer_calls import before_each_layer
+from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
 from esa_cli.qa.cache_key import model_facts
 
 MODEL = "random:llama"

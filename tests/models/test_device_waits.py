@@ -17,7 +17,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.storage import growing_rows
 
 WINDOW = Window(initial=4, selected=12, local=8, chunk=8)

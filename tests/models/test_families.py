@@ -21,16 +21,16 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
 from esa_cli.methods.recipes import known
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models import supported_families
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment import supported_families
+from esa_cli.models.attachment.attach import attach
+from esa_cli.models.attachment.kv_cache import EsaCache
+from esa_cli.models.attachment.layer_kinds import layer_kinds
+from esa_cli.models.attachment.layer_traits import what_layers_keep
+from esa_cli.models.attachment.supported_families import FAMILIES, LIMITS
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import kv_dtype, layer_devices
-from esa_cli.models.kv_cache import EsaCache
-from esa_cli.models.layer_kinds import layer_kinds
-from esa_cli.models.layer_traits import what_layers_keep
-from esa_cli.models.prompt_batch import PromptBatch
-from esa_cli.models.supported_families import FAMILIES, LIMITS
-from esa_cli.models.text_forward import ModelForward
+from esa_cli.models.text_passes.prompt_batch import PromptBatch
+from esa_cli.models.text_passes.text_forward import ModelForward
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice

@@ -8,13 +8,13 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli.models import fused_forward
-from esa_cli.models.fused_forward import FAMILIES, FusedForward, can_be_fused
-from esa_cli.models.layer_calls import before_each_layer
-from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.models.partial_forward import hidden_states, of_size_one
-from esa_cli.models.text_forward import ModelForward, TextForward
-from esa_cli.models.text_past import KeyValuePast
+from esa_cli.models.text_passes import fused_forward
+from esa_cli.models.text_passes.fused_forward import FAMILIES, FusedForward, can_be_fused
+from esa_cli.models.text_passes.layer_calls import before_each_layer
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.partial_forward import hidden_states, of_size_one
+from esa_cli.models.text_passes.text_forward import ModelForward, TextForward
+from esa_cli.models.text_passes.text_past import KeyValuePast
 
 
 def random_adapter(model: Any) -> LoraAdapter:

@@ -16,9 +16,9 @@ from esa_cli.attention.positions import Contiguous, FixedDistance
 from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.generation import end_ids, generate, special_ids_only
-from esa_cli.models.kv_cache import EsaCache
 
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14
 WINDOW = Window(initial=4, selected=10, local=8, chunk=7)

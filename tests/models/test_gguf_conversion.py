@@ -10,8 +10,8 @@ from model_files import TEXTS, left_in, own_home, write_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf_conversion import fix_pre_tokenizer
-from esa_cli.models.gguf_file import GgufFile
+from esa_cli.models.gguf.gguf_conversion import fix_pre_tokenizer
+from esa_cli.models.gguf.gguf_file import GgufFile
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from test_families import family_model
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf_families import GGUF_FAMILIES
-from esa_cli.models.supported_families import FAMILIES
+from esa_cli.models.attachment.supported_families import FAMILIES
+from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
 
 IN_GGUF: dict[str, dict[str, Any]] = {
     # settings for which llama.cpp has no other
@@ -114,7 +114,7 @@ def test_an_untied_head_and_biases(tmp_path: Path) -> None:
 def test_weights_are_written_in_several_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.models.gguf_weights.SHARD_BYTES", 100_000)
+    monkeypatch.setattr("esa_cli.models.gguf.gguf_weights.SHARD_BYTES", 100_000)
     model = tiny("qwen3_moe")
     loaded = converted(write_model(tmp_path / "a.gguf", model))
     assert len(list(loaded.folder.glob("*.safetensors"))) > 2

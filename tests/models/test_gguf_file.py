@@ -13,7 +13,7 @@ from model_files import own_home, write_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf_file import GgufFile
+from esa_cli.models.gguf.gguf_file import GgufFile
 
 
 @pytest.fixture(scope="module")

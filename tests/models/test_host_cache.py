@@ -17,7 +17,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.methods.quest import Quest
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.storage.host_copies import HostCopies
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.memory_store import MemoryStore

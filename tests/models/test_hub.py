@@ -27,7 +27,7 @@ FILES = {
     "model.safetensors": b"large",
     "original/tokenizer.model": b"not for us",
 }
-PEEK = "from esa_cli.models.resolve import peek\nprint(peek('esa-test/small'))\n"
+PEEK = "from esa_cli.models.files.resolve import peek\nprint(peek('esa-test/small'))\n"
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -128,7 +128,7 @@ def test_a_hub_that_never_answers_is_given_up(mute_hub: str, tmp_path: Path) -> 
     code = (
         "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "from esa_cli.errors import ModelError\n"
-        "from esa_cli.models import hub, resolve\nfrom esa_cli.models.resolve import peek\n"
+        "from esa_cli.models import hub, resolve\nfrom esa_cli.models.files.resolve import peek\n"
         "hub._TIMEOUT_S = 0.2\n"
         "def message(function):\n"
         "    started = time.monotonic()\n"

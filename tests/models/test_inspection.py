@@ -17,7 +17,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.qa import preset
 from esa_cli.qa.session import Session
 

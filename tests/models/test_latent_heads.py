@@ -18,9 +18,9 @@ from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import attach
-from esa_cli.models.latent_heads import LatentHeads
-from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.attachment.attach import attach
+from esa_cli.models.attachment.latent_heads import LatentHeads
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.storage.memory_store import MemoryStore
 
 COUNT = 30

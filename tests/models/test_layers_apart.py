@@ -23,8 +23,8 @@ from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
-from esa_cli.models import layer_spreading
-from esa_cli.models.layer_spreading import device_map, layer_places, spread
+from esa_cli.models.loading import layer_spreading
+from esa_cli.models.loading.layer_spreading import device_map, layer_places, spread
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.method_presets import apply
@@ -160,7 +160,7 @@ def test_a_model_larger_than_the_gpus(
     loaded: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = sum(one.nbytes for one in loaded.model.parameters())
-    loading: Any = import_module("esa_cli.models.load")
+    loading: Any = import_module("esa_cli.models.loading.load")
     monkeypatch.setattr(loading, "choose_device", lambda device: "balanced")
     monkeypatch.setattr(loading, "available_memory", lambda device="cpu": 1 << 30)
     monkeypatch.setattr(layer_spreading, "gpu_rooms", lambda: {THERE: whole - 1})

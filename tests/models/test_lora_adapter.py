@@ -12,7 +12,7 @@ from conftest import ModelFactory
 from safetensors.torch import load_file, save_file
 
 from esa_cli.errors import ModelError
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 
 
 @pytest.fixture

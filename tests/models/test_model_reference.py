@@ -12,7 +12,7 @@ from model_files import make_wheel, own_home, write_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models import prepared_models
+from esa_cli.models.files import prepared_models
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 from safetensors.torch import load_file, save_file
 
-from esa_cli.models import plain_decoder
-from esa_cli.models.fused_forward import FAMILIES, FusedForward, can_be_fused
-from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.models.plain_decoder import PlainDecoder, is_plain
+from esa_cli.models.text_passes import plain_decoder
+from esa_cli.models.text_passes.fused_forward import FAMILIES, FusedForward, can_be_fused
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.plain_decoder import PlainDecoder, is_plain
 
 WEIGHTS = "model.safetensors"
 

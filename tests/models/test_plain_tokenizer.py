@@ -14,11 +14,11 @@ from model_files import own_home
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models import tokenizer_cache, tokenizer_loading
-from esa_cli.models.chat_rendering import render_chat
-from esa_cli.models.plain_tokenizer import PlainTokenizer
-from esa_cli.models.tokenizer_cache import cache_facts, cached_facts
-from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization import tokenizer_cache, tokenizer_loading
+from esa_cli.models.tokenization.chat_rendering import render_chat
+from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenization.tokenizer_cache import cache_facts, cached_facts
+from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
 
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ahab."}]
 TEMPLATES = {

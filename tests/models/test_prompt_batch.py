@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli.models import prompt_batch
-from esa_cli.models.fused_forward import FusedForward
-from esa_cli.models.prompt_batch import PromptBatch
-from esa_cli.models.text_forward import ModelForward
+from esa_cli.models.text_passes import prompt_batch
+from esa_cli.models.text_passes.fused_forward import FusedForward
+from esa_cli.models.text_passes.prompt_batch import PromptBatch
+from esa_cli.models.text_passes.text_forward import ModelForward
 
 LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
 

@@ -17,13 +17,13 @@ from model_files import own_home
 from esa_cli import models
 from esa_cli.attention.method import Method
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attach import attach
-from esa_cli.models.deferred_model import load_deferred
+from esa_cli.models.attachment.attach import attach
 from esa_cli.models.fingerprint import fingerprint
-from esa_cli.models.fused_forward import can_be_fused
 from esa_cli.models.inspection import kv_dtype, layer_devices, plain_weight
-from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.models.quantization import QUANTIZATIONS, bytes_needed
+from esa_cli.models.loading.deferred_model import load_deferred
+from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
+from esa_cli.models.text_passes.fused_forward import can_be_fused
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.cache_key import model_facts
 from esa_cli.qa.planning.model_shape import Shape, shape_of
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama with sizes that the packages can pack."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from esa_cli.models.random_model import write_tokenizer
+    from esa_cli.models.files.random_model import write_tokenizer
 
     path = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
@@ -144,7 +144,7 @@ def test_files_that_were_packed_before(name: str, folder: Path, tmp_path: Path) 
     pytest.importorskip(QUANTIZATIONS[name].package)
     from transformers import AutoModelForCausalLM
 
-    from esa_cli.models.random_model import write_tokenizer
+    from esa_cli.models.files.random_model import write_tokenizer
 
     automatic: Any = AutoModelForCausalLM
     config = QUANTIZATIONS[name].config(torch.float32)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.models.quiet_transformers import quiet_transformers
+from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
 
 @pytest.fixture

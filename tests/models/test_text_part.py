@@ -14,10 +14,10 @@ from model_files import byte_letters, own_home
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.checkpoint_files import read_config
-from esa_cli.models.load import check_loadable
-from esa_cli.models.quantization import bytes_needed
-from esa_cli.models.text_part import has_text_part, language_settings, reading_options
+from esa_cli.models.files.checkpoint_files import read_config
+from esa_cli.models.loading.load import check_loadable
+from esa_cli.models.loading.quantization import bytes_needed
+from esa_cli.models.loading.text_part import has_text_part, language_settings, reading_options
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -184,7 +184,7 @@ def test_names_of_transformers_5(kind: str, save: Callable[[str], tuple[Path, An
 
 
 def reading_names(folder: Path) -> list[str]:
-    from esa_cli.models.checkpoint_files import stored_weights
+    from esa_cli.models.files.checkpoint_files import stored_weights
 
     return [one.name for one in stored_weights(folder)]
 
@@ -284,7 +284,7 @@ def test_logits_have_the_language_models_own_factor(
 def test_other_language_models_are_refused(
     change: dict[str, Any], message: str, save: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    from esa_cli.models.supported_families import check_type
+    from esa_cli.models.attachment.supported_families import check_type
 
     folder, _ = save("llava")
     change_config(folder, lambda config: config.update(change))

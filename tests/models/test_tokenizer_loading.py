@@ -11,9 +11,13 @@ import pytest
 from model_files import TEXTS, own_home
 
 from esa_cli import models
-from esa_cli.models import tokenizer_loading
-from esa_cli.models.plain_tokenizer import PlainTokenizer, plain_backend
-from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer, read_ahead
+from esa_cli.models.tokenization import tokenizer_loading
+from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer, plain_backend
+from esa_cli.models.tokenization.tokenizer_loading import (
+    load_plain_tokenizer,
+    load_tokenizer,
+    read_ahead,
+)
 
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ahab."}]
 
@@ -109,6 +113,7 @@ def test_reading_ahead_leaves_what_is_missing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_home(tmp_path, monkeypatch)
+    monkeypatch.setattr(tokenizer_loading, "_ahead", {})
     read_ahead(models.parse_reference(str(tmp_path / name) if name == "nowhere" else name))
     assert not tokenizer_loading._ahead
 

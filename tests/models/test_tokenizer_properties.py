@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from model_files import TEXTS
 
 from esa_cli import models
-from esa_cli.models.plain_tokenizer import PlainTokenizer
-from esa_cli.models.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
 from esa_cli.qa.cache_key import _tokens
 from esa_cli.qa.preset import Prompt
 from esa_cli.qa.prompt import PromptTokens

@@ -15,7 +15,7 @@ from model_files import left_in, make_wheel, own_home, write_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models import wheel
+from esa_cli.models.files import wheel
 
 
 @pytest.fixture(autouse=True)

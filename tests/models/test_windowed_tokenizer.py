@@ -19,8 +19,8 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from esa_cli.errors import DocumentError
-from esa_cli.models import windowed_tokenizer
-from esa_cli.models.windowed_tokenizer import tokenise
+from esa_cli.models.tokenization import windowed_tokenizer
+from esa_cli.models.tokenization.windowed_tokenizer import tokenise
 
 WORDS = "Die Brücke über den Fluss was built in 1862 by naïve engineers; it cost 12,345.67 £ then."
 LLAMA3 = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.models.lora_adapter import CONFIG
+from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa import adapter_files
 from esa_cli.qa.adapter_files import adapter_folder, check_adapter, without_adapter
 from esa_cli.qa.answer_settings import AnswerSettings

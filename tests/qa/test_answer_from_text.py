@@ -14,7 +14,7 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.generation import generate
-from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa import answer_from_text, preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book

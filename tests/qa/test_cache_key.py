@@ -244,7 +244,7 @@ def test_a_model_whose_weights_are_elsewhere_is_refused(
     """By the library, and where it is loaded: there they found no room."""
     import accelerate
 
-    load = importlib.import_module("esa_cli.models.load")
+    load = importlib.import_module("esa_cli.models.loading.load")
     model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
     with pytest.raises(ModelError, match="weights are offloaded"):
         model_facts(model, loaded.tokenizer)

@@ -13,7 +13,7 @@ from delayed_copies import DelayedCopies
 
 from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.models.inspection import attention_modules
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa

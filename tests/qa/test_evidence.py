@@ -23,7 +23,7 @@ from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import Attachment, attach
+from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.qa import preset
 from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.evidence import FOUND, heaviest, rests_on, strength

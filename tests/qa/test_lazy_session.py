@@ -13,7 +13,7 @@ import torch
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.token_encoder import TokenEncoder

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esa_cli.errors import ModelError, PresetError, ResourceError
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.qa import preset
 from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.planning import measured_speed as rates

@@ -12,7 +12,7 @@ import torch
 
 from esa_cli.errors import PresetError
 from esa_cli.models import parse_reference
-from esa_cli.models.random_model import write_weights
+from esa_cli.models.files.random_model import write_weights
 from esa_cli.qa import preset, preset_files
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.model_shapes import config_without_model, known_shapes
@@ -113,7 +113,7 @@ def test_the_table_has_the_random_models_sizes(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_the_table_has_the_default_models_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     from esa_cli.models import DEFAULT_MODEL, resolve
-    from esa_cli.models.checkpoint_files import read_config
+    from esa_cli.models.files.checkpoint_files import read_config
 
     monkeypatch.delenv("ESA_HOME")
     config = read_config(resolve(DEFAULT_MODEL))

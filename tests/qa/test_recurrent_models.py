@@ -12,8 +12,8 @@ from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.calibration_pipeline import open_job
-from esa_cli.models.layer_calls import before_each_layer
-from esa_cli.models.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_tokenizer
+from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.attention_weights import AttentionWeights

@@ -11,8 +11,8 @@ import torch
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.random_model import write_tokenizer
-from esa_cli.models.text_part import language_settings
+from esa_cli.models.files.random_model import write_tokenizer
+from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.api import Esa
 from esa_cli.qa.planning.preset_check import check_sizes
 from esa_cli.qa.preset import load as load_preset

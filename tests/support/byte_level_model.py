@@ -8,7 +8,7 @@ import pytest
 from conftest import ModelFactory
 from transformers import AutoTokenizer
 
-from esa_cli.models.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_tokenizer
 
 
 @pytest.fixture(scope="module")

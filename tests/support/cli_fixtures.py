@@ -13,7 +13,7 @@ from command import Esa, Result
 
 from esa_cli.__main__ import main
 
-LOAD: Any = importlib.import_module("esa_cli.models.load")  # the package has a function `load`
+LOAD: Any = importlib.import_module("esa_cli.models.loading.load")
 SMALL = 1 << 20
 _read = LOAD.read_pretrained
 _read_once = functools.cache(lambda files, *given: _read(*given))

@@ -1,4 +1,4 @@
-"""The tables of `docs/models.md`, from `esa_cli/models/supported_families.py`.
+"""The tables of `docs/models.md`, from `esa_cli/models/attachment/supported_families.py`.
 
 PYTHONPATH=tests .venv/bin/python tests/support/family_table.py    # writes them anew
 """
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from conftest import KINDS
 
-from esa_cli.models.gguf_families import GGUF_FAMILIES, GgufFamily
-from esa_cli.models.supported_families import (
+from esa_cli.models.attachment.supported_families import (
     FAMILIES,
     HYBRID_SLIDING_ROTATE,
     LIMITS,
     SLIDING_ROTATE,
     Family,
 )
+from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
 
 OTHER_LAYERS = {
     "sliding_attention": "windows in some layers",

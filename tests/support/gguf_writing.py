@@ -12,7 +12,7 @@ from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_
 from gguf.quants import quantize
 from model_files import byte_letters
 
-from esa_cli.models.gguf_families import GGUF_FAMILIES, GgufFamily
+from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
 
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "19", "he"]
 ARCHITECTURES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from esa_cli.models.random_model import write_random, write_tokenizer
+from esa_cli.models.files.random_model import write_random, write_tokenizer
 
 WINDOW = 8192
 

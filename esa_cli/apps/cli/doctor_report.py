@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from esa_cli.errors import EsaError
 from esa_cli.models import DEFAULT_MODEL, list_models, path_of
-from esa_cli.models.load import choose_dtype
-from esa_cli.models.prepared_models import home
+from esa_cli.models.files.prepared_models import home
+from esa_cli.models.loading.load import choose_dtype
 from esa_cli.system import machine
 from esa_cli.version import __version__
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.errors import UsageError
-from esa_cli.models.load import choose_device, choose_dtype
-from esa_cli.models.quantization import packing_of
+from esa_cli.models.loading.load import choose_device, choose_dtype
+from esa_cli.models.loading.quantization import packing_of
 from esa_cli.storage.cache_choice import check_cache
 
 

@@ -120,7 +120,7 @@ def opened(
     from esa_cli.storage.library import Library
 
     loaded, other = _load(ready, options, reader, reporter)
-    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
     library, display = library or Library(), PrefillDisplay(ready.planner, reporter, reads_later)

@@ -15,11 +15,11 @@ from esa_cli.apps.cli.model_place import ModelPlace
 from esa_cli.apps.cli.options import ModelOptions
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.load import check_loadable
-from esa_cli.models.resolve import count_tokens, peek
-from esa_cli.models.supported_families import check_type
-from esa_cli.models.text_part import language_settings
-from esa_cli.models.tokenizer_loading import load_tokenizer
+from esa_cli.models.attachment.supported_families import check_type
+from esa_cli.models.files.resolve import count_tokens, peek
+from esa_cli.models.loading.load import check_loadable
+from esa_cli.models.loading.text_part import language_settings
+from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.system import machine

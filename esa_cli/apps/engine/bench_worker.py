@@ -18,7 +18,7 @@ from esa_cli.evaluation.bench import BenchRecord, find
 from esa_cli.evaluation.bench.bench_runner import KEY, BenchReply, has_answer
 from esa_cli.evaluation.bench.bench_runner import run as ask_all
 from esa_cli.evaluation.bench.task_selection import TaskSelection
-from esa_cli.models.quiet_transformers import quiet_transformers
+from esa_cli.models.loading.quiet_transformers import quiet_transformers
 from esa_cli.qa.preset import Preset
 from esa_cli.system.jsonl import Journal
 

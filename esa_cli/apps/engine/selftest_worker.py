@@ -18,7 +18,7 @@ from esa_cli.apps.engine.task_engine import TaskEngine
 from esa_cli.evaluation.selftest.resumed_rows import KEY
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 from esa_cli.evaluation.tasks import Haystack
-from esa_cli.models.quiet_transformers import quiet_transformers
+from esa_cli.models.loading.quiet_transformers import quiet_transformers
 from esa_cli.qa.preset import Preset
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.work_shard import WorkShard

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.models.hub import silent_bar
+from esa_cli.models.files.hub import silent_bar
 
 _TIMEOUT_S = 10
 

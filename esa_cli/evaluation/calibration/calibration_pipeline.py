@@ -16,11 +16,11 @@ from esa_cli.evaluation.calibration.activation_files import Shards, open_folder,
 from esa_cli.evaluation.calibration.activations import collect, whole_key_method
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
-from esa_cli.models.attach import attach
+from esa_cli.models.attachment.attach import attach
+from esa_cli.models.attachment.layer_traits import layer_windows
+from esa_cli.models.attachment.supported_families import keeps_state
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
-from esa_cli.models.layer_traits import layer_windows
-from esa_cli.models.load import LoadedModel
-from esa_cli.models.supported_families import keeps_state
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa import method_presets
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.prompt import PromptTokens

@@ -19,8 +19,8 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.calibration.head_ranking import HeadSet, judge, window_sums
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attach import Attachment
-from esa_cli.models.kv_cache import EsaCache
+from esa_cli.models.attachment.attach import Attachment
+from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.qa.prefill import feed
 from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.progress import Progress

@@ -20,8 +20,8 @@ from esa_cli.evaluation.finder_training.finder_texts import FinderText
 from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainer, FinderTrainingSettings
 from esa_cli.evaluation.training.training_pairs import TrainingText
 from esa_cli.evaluation.training.training_run import TrainingRun
-from esa_cli.models.load import LoadedModel
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.models.loading.load import LoadedModel
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import MAPS, PROMPT, TokenEncoder
 
 RESULTS = ("finder", CONFIG, WEIGHTS, MAPS)

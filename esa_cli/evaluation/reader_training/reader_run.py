@@ -21,8 +21,8 @@ from esa_cli.evaluation.reader_training.reader_scores import ReaderScores, score
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from esa_cli.evaluation.training.training_pairs import TrainingText
 from esa_cli.evaluation.training.training_run import TrainingRun
-from esa_cli.models.load import LoadedModel
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.loading.load import LoadedModel
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import PassageReader
 

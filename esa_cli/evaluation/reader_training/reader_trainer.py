@@ -25,7 +25,7 @@ from esa_cli.evaluation.training.training_steps import (
     rate_share,
     training_attention,
 )
-from esa_cli.models.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 
 BETAS = (0.9, 0.98)
 CLIP = 1.0

@@ -24,7 +24,7 @@ from esa_cli.evaluation.training.training_folder import (
     writing_folder,
 )
 from esa_cli.evaluation.training.training_pairs import TrainingText
-from esa_cli.models.load import LoadedModel
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.system.files import only_writer
 from esa_cli.version import __version__
 

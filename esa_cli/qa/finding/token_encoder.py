@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.fused_forward import FusedForward, can_be_fused
-from esa_cli.models.lora_adapter import LoraAdapter
-from esa_cli.models.partial_forward import hidden_states, of_size_one, padded
+from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.partial_forward import hidden_states, of_size_one, padded
 from esa_cli.system.files import replacing
 
 MAPS = "maps.safetensors"

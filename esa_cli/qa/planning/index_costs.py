@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esa_cli.models.fused_forward import MOST_BYTES
+from esa_cli.models.text_passes.fused_forward import MOST_BYTES
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS

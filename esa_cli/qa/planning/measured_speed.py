@@ -10,7 +10,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from esa_cli.models.prepared_models import home
+from esa_cli.models.files.prepared_models import home
 from esa_cli.system.files import replacing
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.layer_kinds import layer_kinds
-from esa_cli.models.supported_families import FAMILIES, family_of, key_shape
+from esa_cli.models.attachment.layer_kinds import layer_kinds
+from esa_cli.models.attachment.supported_families import FAMILIES, family_of, key_shape
 
 _SIZES = (
     "num_hidden_layers",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.models import parse_reference, path_of
-from esa_cli.models.text_part import language_settings
+from esa_cli.models.loading.text_part import language_settings
 from esa_cli.system.strict_yaml import load_yaml
 
 TABLE = Path(__file__).with_name("model_shapes.yaml")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.quantization import packed_bytes
+from esa_cli.models.loading.quantization import packed_bytes
 from esa_cli.qa.archive import storable
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning import measured_speed

@@ -14,7 +14,7 @@ from command import TINY, Esa, fail
 from esa_cli import Library, models
 from esa_cli.apps.cli import demo_run
 from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered, reworded
-from esa_cli.models import wheel
+from esa_cli.models.files import wheel
 from esa_cli.qa.api import Esa as Asking
 
 __all__ = ["cache", "esa", "surroundings"]

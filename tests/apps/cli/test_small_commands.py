@@ -104,8 +104,8 @@ def test_a_model_has_a_short_name(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from esa_cli.models import DEFAULT_MODEL
-    from esa_cli.models.model_reference import parse_reference
-    from esa_cli.models.prepared_models import build
+    from esa_cli.models.files.model_reference import parse_reference
+    from esa_cli.models.files.prepared_models import build
 
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
     folder = build(parse_reference(DEFAULT_MODEL), lambda _: {})

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from esa_cli.__main__ import main
 from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainer
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import MAPS
 
 pytestmark = pytest.mark.training

@@ -13,7 +13,7 @@ from reader_pairs import ANIMALS, write_text
 
 from esa_cli.__main__ import main
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa import preset
 from esa_cli.qa.adapter_files import adapter_folder
 

@@ -21,7 +21,7 @@ from esa_cli.evaluation.finder_training.finder_batches import (
 from esa_cli.evaluation.finder_training.finder_texts import CONTEXT, CROP_TOKENS, FinderText
 from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.training.training_pairs import TrainingText, read_training_texts
-from esa_cli.models.random_model import write_tokenizer
+from esa_cli.models.files.random_model import write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,9 @@ from esa_cli.evaluation.training import training_run
 from esa_cli.evaluation.training.training_checkpoint import FILE, TrainingState
 from esa_cli.evaluation.training.training_folder import RECORD
 from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
-from esa_cli.models.load import LoadedModel, load
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS
-from esa_cli.models.random_model import write_random
+from esa_cli.models.files.random_model import write_random
+from esa_cli.models.loading.load import LoadedModel, load
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 
 pytestmark = pytest.mark.training

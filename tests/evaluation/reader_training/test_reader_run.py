@@ -35,9 +35,9 @@ from esa_cli.evaluation.training.training_checkpoint import FILE, TrainingState
 from esa_cli.evaluation.training.training_folder import RECORD
 from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 from esa_cli.evaluation.training.training_steps import training_attention
-from esa_cli.models.load import LoadedModel, load
-from esa_cli.models.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
-from esa_cli.models.random_model import write_random
+from esa_cli.models.files.random_model import write_random
+from esa_cli.models.loading.load import LoadedModel, load
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.passage_reader import QuotedSpan
 

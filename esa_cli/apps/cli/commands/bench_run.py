@@ -65,7 +65,7 @@ class BenchRun:
             )
 
     def _here(self, settings: Mapping[str, Any]) -> bool:
-        from esa_cli.models.quiet_transformers import quiet_transformers
+        from esa_cli.models.loading.quiet_transformers import quiet_transformers
         from esa_cli.qa.session import Session
 
         with quiet_transformers():

@@ -83,7 +83,7 @@ def _results(
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.preconditions import all_in_view
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
-    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.method_presets import FROM_TEXT
 
     ready = prepare(chosen, model, reporter, attaches=True)

@@ -88,7 +88,7 @@ def _steps(
     from esa_cli.apps.cli.model_place import ModelPlace
     from esa_cli.apps.cli.preflight import inspect_model
     from esa_cli.evaluation.calibration.retrieval_heads import voting
-    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
     voting(chosen)
     place = ModelPlace.without_cache(model)

@@ -181,7 +181,7 @@ def _ask(
     until: float | None,
 ) -> bool:
     """Asks what has no row; False when the time was up before the end."""
-    from esa_cli.models.quiet_transformers import quiet_transformers
+    from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
     reporter = listener.reporter
     if not request.engines.local:

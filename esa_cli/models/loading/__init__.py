@@ -1,0 +1,1 @@
+"""A model into memory: types, packed weights, devices, parts of larger models."""

@@ -1,0 +1,238 @@
+"""Loading a model and its tokenizer from a local folder into memory, ready to answer.
+
+Weights come from safetensors only, and code that a model brings along is never run. The memory
+check covers the weights; `qa.planning` covers what a question needs beyond them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
+from esa_cli.models.files.checkpoint_files import check_tokenizer, stored_weights
+from esa_cli.models.files.config_cache import cache_config
+from esa_cli.models.files.model_reference import ModelRef, as_reference
+from esa_cli.models.files.resolve import resolve
+from esa_cli.models.loading.layer_spreading import overflows, read_spread
+from esa_cli.models.loading.pretrained_reading import SMALLER, load_error, read_pretrained
+from esa_cli.models.loading.quantization import (
+    QUANTIZATIONS,
+    bytes_needed,
+    check_quantization,
+    check_unpacked,
+    packing_of,
+)
+from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
+from esa_cli.models.loading.text_part import language_config, language_settings
+from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+from esa_cli.storage.cache_choice import check_cache
+from esa_cli.system.machine import available_memory, size_text
+from esa_cli.system.progress import StageProgress, silent
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory: `model` and `tokenizer` are transformers' own objects, in eval mode.
+
+    `dtype` is a torch.dtype; `device` is the torch.device of the first weights (with the device
+    "balanced", later layers may be on others). `cache`: where keys and values will be.
+    """
+
+    model: Any
+    tokenizer: Any
+    ref: str
+    folder: Path
+    dtype: Any
+    device: Any
+    cache: str = "auto"
+
+    @property
+    def text_model(self) -> Any:
+        """What finds and reads passages; see `deferred_model.DeferredModel`."""
+        return self.model
+
+
+def load(
+    ref: str | ModelRef,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: StageProgress | None = None,
+    offline: bool = False,
+    tokenizer: Any = None,
+    cache: str = "auto",
+) -> LoadedModel:
+    """Loads a model, fetched and converted first where that is needed.
+
+    Args:
+        device: "auto" (the GPU if there is one, else the processor), "cpu", "cuda", "cuda:1",
+            "mps", or "balanced": layers on all GPUs, and on the processor where these are full.
+        dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
+            `QUANTIZATIONS`, in which the layers' matrices are packed.
+        progress: called with each stage, first before the slow imports; see `StageProgress`.
+        offline: use only what is on this machine.
+        cache: where keys and values of documents will be kept; see `storage.cache_choice`.
+        tokenizer: of `load_tokenizer`, if it was loaded before.
+
+    Raises:
+        UsageError: no such dtype or device, or $ESA_MEMORY_LIMIT is not a size.
+        ModelError: the model is missing, broken, unreachable or not supported.
+        ResourceError: not enough memory or disk.
+    """
+    check_cache(cache)
+    report = progress or silent
+    ref = as_reference(ref)
+    folder = resolve(ref, progress=progress, offline=offline)
+    config = language_settings(folder)
+    check_tokenizer(folder)
+    stored_weights(folder)  # says what is wrong with the files before the slow imports
+    _import(report)
+    place = choose_device(device)
+    chosen = choose_dtype(dtype, place)
+    packing = packing_of(dtype)
+    if packing:
+        check_unpacked(packing, config, ref.name)
+    need = bytes_needed(folder, chosen.itemsize, packing, place)
+    spread = place == "balanced" and not packing and overflows(need, config)
+    check_memory(need, "cpu" if spread else place, ref)
+    report("load", 0, None)
+    tokenizer = tokenizer or load_tokenizer(folder)
+    read = read_spread if spread else partial(read_pretrained, place=place, packing=packing)
+    model = into_memory(ref, config, place, lambda: read(folder, dtype=chosen))
+    if not packing:
+        cache_config(folder, model.config)
+    weight = next(model.parameters())
+    return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device, cache)
+
+
+def hindrance(config: Any) -> str:
+    """Why ESA's methods cannot run in a model of this configuration; "": they can."""
+    from esa_cli.models.attachment.attach import check_supported
+
+    try:
+        check_supported(config)
+    except ModelError as error:
+        return error.message
+    return ""
+
+
+def check_loadable(folder: Path) -> None:
+    """Refuses a model that ESA cannot be attached to, before minutes of loading its weights.
+
+    A folder that transformers cannot read passes: `load` says what is wrong with it.
+
+    Raises:
+        ModelError: the model's configuration is not supported.
+    """
+    with quiet_imports():
+        from esa_cli.models.attachment.attach import check_supported
+
+    try:
+        config = language_config(folder)
+    except (OSError, ValueError, KeyError):
+        return
+    check_supported(config)
+
+
+def _import(report: StageProgress) -> None:
+    """The slow imports, all together and with the collector off, so that later ones are quick."""
+    report("import", 0, None)
+    with gc_paused(), quiet_imports():
+        from transformers import AutoModelForCausalLM  # noqa: F401
+
+
+def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
+    """The model that `read` loads, with the errors of transformers turned into esa's."""
+    import torch
+
+    from esa_cli.models.inspection import offloaded
+
+    try:
+        with quiet_transformers(), gc_paused():
+            model: Any = read()
+    except EsaError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
+    except Exception as error:
+        raise load_error(ref, config, error) from error
+    if offloaded(model):
+        raise ResourceError(
+            f"{ref.name} does not fit: some of its weights found no room on {place}", SMALLER
+        )
+    return model.eval()
+
+
+def choose_device(device: str) -> str:
+    """The torch device string, or "balanced", for the option's value. Raises UsageError."""
+    import torch
+
+    if device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        parsed = torch.device("cuda" if device == "balanced" else device)
+    except RuntimeError as error:
+        raise _device_error(device) from error
+    kind = parsed.type
+    if kind not in ("cpu", "cuda", "mps"):
+        raise _device_error(device)
+    if device == "balanced" and not torch.cuda.device_count():
+        raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
+    absent = kind == "cuda" and (parsed.index or 0) >= torch.cuda.device_count()
+    if absent or (kind == "mps" and not torch.backends.mps.is_available()):
+        raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")
+    return device
+
+
+def _device_error(device: str) -> UsageError:
+    return UsageError(f"device must be auto, cpu, cuda, cuda:N, mps or balanced, got '{device}'")
+
+
+def choose_dtype(dtype: str, device: str) -> Any:
+    """The torch.dtype for the option's value, on a device `choose_device` returned.
+
+    "auto" is bfloat16 where the hardware computes in it; else float16 on a GPU and float32 on a
+    processor. With packed weights it is the type that is computed in, chosen likewise.
+    """
+    import torch
+
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
+    if dtype in QUANTIZATIONS:
+        check_quantization(dtype, device)
+    elif dtype != "auto":
+        return getattr(torch, dtype)
+    if device == "cpu":
+        return torch.bfloat16 if _processor_has_bfloat16() else torch.float32
+    if device == "mps":
+        return torch.float16
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
+
+
+def _processor_has_bfloat16() -> bool:
+    import torch
+
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
+        return True
+    older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(older and older())
+
+
+def check_memory(need: int, place: str, ref: ModelRef) -> None:
+    """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
+    free = available_memory(place)
+    if need > free:
+        raise ResourceError(
+            f"{ref.name} needs {size_text(need)} for its weights, and {place} has "
+            f"{size_text(free)} available",
+            SMALLER,
+        )

@@ -1,0 +1,172 @@
+"""The language model inside a checkpoint of several parts, such as one that also sees images.
+
+Its settings are `text_config` in config.json, its weights have names of their own in the
+safetensors files, and the other parts are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from esa_cli.errors import ModelError, first_line
+from esa_cli.models.attachment.supported_families import FAMILIES, LIMITS
+from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, stored_weights
+from esa_cli.models.files.config_cache import cache_config, cached_config
+
+BODIES = (
+    "model.language_model.",
+    "language_model.model.",
+    "model.text_model.",
+    "model.language_model.model.",
+    "text_model.model.",
+    "language_model.",
+    "text_model.",
+)
+"""What stands in place of `model.` before the names of a language model's layers."""
+HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
+"""What stands in place of `lm_head.`."""
+_EMBEDDING = "embed_tokens.weight"
+_UNPACKED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers")
+"""Settings of quantised checkpoints that list modules by name."""
+
+
+def has_text_part(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of several parts, one of which is a known language model."""
+    kind, text = config.get("model_type"), config.get("text_config")
+    if kind in FAMILIES or kind in LIMITS or not isinstance(text, dict):
+        return False
+    return text.get("model_type") in FAMILIES or text.get("model_type") in LIMITS
+
+
+def language_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the language model in a folder: config.json, or that of its part, completed
+    by the defaults of transformers. Raises ModelError: as `read_config`."""
+    config = read_config(folder)
+    if config["model_type"] in FAMILIES:
+        return config
+    if not has_text_part(config):
+        return _completed(folder) or config
+    found = cached_config(folder)
+    if found is None or found.get("model_type") != config["text_config"]["model_type"]:
+        completed = language_config(folder)
+        cache_config(folder, completed)
+        found = completed.to_dict()
+    return found
+
+
+def _completed(folder: Path) -> dict[str, Any] | None:
+    """The settings of a model of no supported family, with sizes as other families name them; those
+    that it has not are what they are in most. None: transformers does not know it."""
+    try:
+        config = language_config(folder)
+        found: dict[str, Any] = config.to_dict()
+        for name, otherwise in (("num_hidden_layers", 1), ("num_attention_heads", 1)):
+            found[name] = getattr(config, name, otherwise)
+        found["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
+        found["hidden_size"] = config.hidden_size
+        found["intermediate_size"] = (
+            getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
+        )
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return found
+
+
+def language_config(folder: Path) -> Any:
+    """transformers' configuration of the language model in a folder.
+
+    Raises:
+        ModelError: transformers cannot read that of a checkpoint of several parts; or as
+            `read_config`. OSError, ValueError, KeyError: it cannot read another.
+    """
+    from transformers import AutoConfig
+
+    if not has_text_part(read_config(folder)):
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    return _whole_config(folder).text_config
+
+
+def _whole_config(folder: Path) -> Any:
+    """transformers' configuration of several parts; what concerns the language model is in its
+    `text_config`, too. Raises ModelError."""
+    from transformers import AutoConfig
+
+    try:
+        whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        text = whole.text_config
+    except Exception as error:
+        raise ModelError(
+            f"{folder / 'config.json'} cannot be read: {first_line(error)}",
+            "upgrade transformers, or choose another model",
+        ) from error
+    for name in ("eos_token_id", "quantization_config"):
+        if getattr(whole, name, None) is not None:
+            setattr(text, name, getattr(whole, name))
+    return whole
+
+
+def language_weights(folder: Path) -> list[StoredWeight]:
+    """The tensors in a folder's files that are the language model's, under their names there.
+    Raises ModelError: as `stored_weights`, or there is no language model among several parts."""
+    weights = stored_weights(folder)
+    if not has_text_part(read_config(folder)):
+        return weights
+    own = name_mapping(folder, [one.name for one in weights])
+    return [one for one in weights if any(re.match(before, one.name) for before in own)]
+
+
+def name_mapping(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Patterns of names that a language model's weights have in a checkpoint of several parts ->
+    what they begin with in the model by itself.
+
+    Args:
+        names: of all tensors in the files of `folder`.
+
+    Raises:
+        ModelError: no names are as they are known.
+    """
+    known = set(names)
+    body = next((one for one in BODIES if one + _EMBEDDING in known), None)
+    if body is None:
+        raise ModelError(
+            f"{folder} must have a language model's embeddings under a known name, such as "
+            f"{BODIES[0]}{_EMBEDDING}, and has none",
+            "use a checkpoint of the language model alone",
+        )
+    mapping = {f"^{re.escape(body)}": "model."}
+    heads = [one for one in HEADS if any(name.startswith(one) for name in names)]
+    return mapping | {f"^{re.escape(one)}": "lm_head." for one in heads[:1]}
+
+
+def reading_options(folder: Path) -> dict[str, Any]:
+    """Arguments of transformers' `from_pretrained` with which it reads nothing but the language
+    model from a checkpoint of several parts; none for other folders. Raises ModelError."""
+    if not has_text_part(read_config(folder)):
+        return {}
+    whole = _whole_config(folder)
+    config = whole.text_config
+    mapping = name_mapping(folder, [one.name for one in stored_weights(folder)])
+    if "lm_head." not in mapping.values():  # the whole decides; with a head, its part does
+        config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
+    packing = getattr(config, "quantization_config", None)
+    if isinstance(packing, dict):
+        config.quantization_config = _renamed(packing, mapping)
+    return {"config": config, "key_mapping": mapping}
+
+
+def _renamed(packing: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of a quantised checkpoint, with its modules as they are named in the language model
+    alone. The lists have names of before or after transformers' own renaming."""
+    before = {**{f"^{re.escape(one)}": "model." for one in BODIES}, **mapping}
+
+    def own(name: Any) -> Any:
+        for pattern, begin in before.items():
+            if isinstance(name, str) and re.match(pattern, name):
+                return re.sub(pattern, begin, name)
+        return name
+
+    found = {name: packing[name] for name in _UNPACKED if isinstance(packing.get(name), list)}
+    return {**packing, **{name: [own(one) for one in found[name]] for name in found}}

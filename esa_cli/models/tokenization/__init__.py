@@ -1,0 +1,1 @@
+"""A model's tokenizer: loaded, kept without transformers, and used on long texts."""
