@@ -50,6 +50,8 @@ def feed(
         cache.expect(len(ids) + BEHIND)
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
+        if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
+            cache.snapshot()
         tokens = torch.tensor([piece], device=model.device)
         model.base_model(input_ids=tokens, past_key_values=cache)
         if done:

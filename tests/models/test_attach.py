@@ -512,6 +512,18 @@ def test_unsupported_architecture() -> None:
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "rotary embedding of type 'dynamic'",
         ),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "dynamic",
+                    "rope_theta": 1e4,
+                    "factor": 2.0,
+                    "alpha": 50.0,
+                }
+            },
+            "rotary embedding of type 'dynamic'",
+        ),
     ],
 )
 def test_unsupported_attention(

@@ -9,6 +9,7 @@ import torch
 
 from esa_cli.errors import ModelError
 from esa_cli.models.text_passes.checked_forward import WholeForward, plain_forward
+from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.models.text_passes.prompt_batch import PromptBatch
 from esa_cli.models.text_passes.text_forward import ModelForward
 
@@ -92,3 +93,20 @@ def test_models_that_look_at_later_tokens_are_refused() -> None:
             torch.nn.init.normal_(one, std=0.3)
     with pytest.raises(ModelError, match="'bert' look at later tokens"):
         plain_forward(model)
+
+
+@pytest.mark.parametrize("last", range(1, 9))
+def test_what_ends_a_pass_ends_the_trial(last: int) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise StoppedError
+
+    model, left = make("gpt2"), last
+    with before_each_layer(model, stop), pytest.raises(StoppedError):
+        plain_forward(model)
+    assert type(plain_forward(model)) is ModelForward

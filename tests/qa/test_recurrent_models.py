@@ -94,6 +94,30 @@ def test_what_interrupts_reading_or_an_answer_changes_nothing(
         assert session.ask(QUESTION).text == want
 
 
+def test_reading_is_resumed_before_a_last_piece_of_one_token(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+
+    def stop() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 6:
+            raise KeyboardInterrupt
+
+    with session_of(loaded) as session:
+        ids = session.prompt.document(TEXT)
+        monkeypatch.setattr("esa_cli.qa.prefill.FEED", len(ids) - 1)
+        session.read(TEXT)
+        want = session.ask(QUESTION).text
+        session.begin(ids)
+        with before_each_layer(loaded.model, stop), pytest.raises(KeyboardInterrupt):
+            session.resume()
+        assert session.document_tokens == len(ids) - 1
+        session.resume()
+        assert session.ask(QUESTION).text == want
+
+
 def test_books_are_asked_in_turn_and_not_together(loaded: Any, tmp_path: Path) -> None:
     paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]
     paths[0].write_text(TEXT, "utf-8")

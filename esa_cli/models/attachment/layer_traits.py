@@ -34,6 +34,8 @@ from esa_cli.models.attachment.supported_families import (
 
 FULL_TYPES = ("full_attention", *MIXED_TYPES)
 ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
+FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
+"""Families whose rotary embedding has fixed frequencies where it has an alpha."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -73,7 +75,7 @@ def check_supported(config: Any) -> None:
 def _rope_types(config: Any) -> list[str]:
     """Of the layers, or of each of their types where these rotate otherwise."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    if parameters.get("alpha"):  # Hunyuan's: named dynamic, and of fixed frequencies
+    if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # it is named dynamic
         return ["default"]
     nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
     return [str(one.get("rope_type", "default")) for one in nested or [parameters]]

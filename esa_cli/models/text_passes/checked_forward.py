@@ -18,6 +18,11 @@ from esa_cli.models.attachment.supported_families import FAMILIES
 from esa_cli.models.text_passes.prompt_batch import PromptBatch
 from esa_cli.models.text_passes.text_forward import ModelForward, TextForward
 
+UNFIT = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
 _LENGTHS, _SHARED = (13, 6, 9), 3
 """Of the prompts that are tried, and the first tokens that these have in common."""
 
@@ -97,7 +102,7 @@ def _tried(model: Any) -> TextForward:
         batch = PromptBatch(cached, prompts, _SHARED)
         more = batch.continuation(1)
         later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
-    except Exception:  # whatever it is, the model can be used without a cache
+    except UNFIT:  # the model can be used without a cache
         return whole
     then = [_last(whole, [*prompts[1], 9]), _last(whole, [*prompts[1], 9, 11])]
     found = torch.stack([*batch.logits, *later])
