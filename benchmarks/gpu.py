@@ -10,12 +10,14 @@ beside the device's own rates of copying and of matrix products.
 `texts` takes the sizes of a known model with random weights and random tokens, since speed does not
 depend on them. The ways:
 
-    dense   transformers with torch's flash attention, in pieces, then one token at a time
+    dense   transformers with torch's flash attention (`LOWER_RIGHT`), in pieces, then one token at
+            a time
     esa     the method of `--preset` (the paper's), rows on the device
     host    the same, rows in host memory and reduced keys on the device
     index   the layers up to the middle one, as the default reads a text for its index
 
-A way that runs out of memory says so in its row. Each length is read once after a short text.
+A way that fails, mostly for want of memory, says so in its row. Each length is read once after a
+short text.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 import torch
 from common import append_line, tokens
+from torch.nn.attention.bias import causal_lower_right
 
 from esa_cli.attention.kernels import KERNELS, attend
 from esa_cli.attention.kernels.reference import attend as plain
@@ -38,10 +41,14 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.partial_forward import hidden_states
 from esa_cli.qa import preset
 from esa_cli.qa.planning.model_shapes import known_shapes
+from esa_cli.qa.prefill import BEHIND
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.store_places import StorePlaces
 
 WAYS = ("dense", "esa", "host", "index")
+LOWER_RIGHT = "lower-right"
+"""Causal attention of a piece to itself and all before it. transformers' own way gives torch a mask
+there, with which it takes neither flash attention nor fewer key heads than query heads."""
 DECODED = 64
 """Tokens that are written behind a text."""
 SEGMENT = 2048
@@ -132,6 +139,20 @@ def random_model(shape: str, device: torch.device) -> Any:
     return model.to(device).eval()
 
 
+def lower_right(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any,
+    scaling: float | None = None, **unused: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """transformers' attention function `LOWER_RIGHT`: (1, H, C, D) with (1, G, N, D) -> (1, C, H,
+    D); the last query sees all keys."""
+    count, length = query.shape[2], key.shape[2]
+    bias: Any = causal_lower_right(count, length) if count > 1 else None
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, bias, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
 TINY = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 256,
@@ -151,13 +172,12 @@ class Reader:
         if way == "index":
             return self._index(ids)
         if way == "dense":
-            from transformers import DynamicCache
-
-            return self._prefill(ids, DynamicCache(), lambda cache, last: None)
+            return self._dense(ids)
         with attach(self.model, self.method) as attachment:
             places = StorePlaces(self.method.window.local + 2 * self.piece)
             layers = range(len(attachment.traits)) if way == "host" else ()
             cache = attachment.new_cache(places.stores(layers))
+            cache.expect(ids.shape[1] + BEHIND)
             cache.begin(QueryState(Phase.PREFILL))
 
             def ask(cache: Any, last: int) -> None:
@@ -165,6 +185,17 @@ class Reader:
                 cache.begin(QueryState(Phase.QUESTION, answer_start=last))
 
             return self._prefill(ids, cache, ask)
+
+    def _dense(self, ids: torch.Tensor) -> Row:
+        from transformers import AttentionInterface, DynamicCache
+
+        AttentionInterface.register(LOWER_RIGHT, lower_right)
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(LOWER_RIGHT)
+        try:
+            return self._prefill(ids, DynamicCache(), lambda cache, last: None)
+        finally:
+            self.model.set_attn_implementation(before)
 
     def _prefill(self, ids: torch.Tensor, cache: Any, ask: Callable[[Any, int], None]) -> Row:
         n = ids.shape[1]
@@ -223,6 +254,8 @@ def text_rows(arguments: argparse.Namespace, device: torch.device) -> Iterator[R
                 row |= found | {"tokens_per_s": ids.shape[1] / found["seconds"]}
             except torch.OutOfMemoryError:
                 row["failed"] = "out of memory"
+            except Exception as error:  # one way must not hide the others
+                row["failed"] = f"{type(error).__name__}: {str(error)[:160]}"
             if device.type == "cuda":
                 row["peak_gib"] = torch.cuda.max_memory_allocated(device) / (1 << 30)
             yield row | {"warm_up": length == 4096}

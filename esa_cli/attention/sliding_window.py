@@ -18,6 +18,11 @@ AT_ONCE = 512
 """Most queries in a block, each of which is multiplied with up to AT_ONCE + W - 1 keys."""
 
 
+def masked_groups(device: torch.device) -> bool:
+    """Whether fused attention with a mask takes fewer key heads than query heads there."""
+    return device.type != "cuda"
+
+
 class SlidingAttention:
     """Causal attention to the last W tokens, the query's own included.
 
@@ -56,22 +61,34 @@ class SlidingAttention:
         # Only differences of positions count: small ones keep the rotation exact.
         at = torch.arange(stop - low)
         query, keys = self.rope.rotate(q, at[start - low :]), self.rope.rotate(keys, at)
-        at = torch.arange(stop - low, device=q.device)
-        distance = at[start - low :, None] - at[None]
-        seen = (distance >= 0) & (distance < self.window)
+        seen = None if stop - start == 1 else self._seen(start - low, stop - low, q.device)
         if self.cap or sink is not None:
             return self._plain(query, keys, values, seen, sink)
+        shared = seen is None or masked_groups(q.device)
+        if not shared:
+            share = q.shape[0] // keys.shape[0]
+            keys, values = (x.repeat_interleave(share, dim=0) for x in (keys, values))
         found: Tensor = torch.nn.functional.scaled_dot_product_attention(
-            query[None], keys[None], values[None], seen, scale=self.scale, enable_gqa=True
+            query[None], keys[None], values[None], seen, scale=self.scale, enable_gqa=shared
         )
         return found[0]
 
-    def _plain(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sink: Tensor | None) -> Tensor:
+    def _seen(self, first: int, stop: int, device: torch.device) -> Tensor:
+        """(C, stop) bool: the keys that queries [first, stop) see. A single one sees all."""
+        at = torch.arange(stop, device=device)
+        distance = at[first:, None] - at[None]
+        return (distance >= 0) & (distance < self.window)
+
+    def _plain(
+        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sink: Tensor | None
+    ) -> Tensor:
         """In plain operations, float32: fused attention has neither cap nor sink."""
         heads, count, dim = q.shape
         grouped = q.float().reshape(k.shape[0], -1, dim)
         logits = (grouped @ k.float().transpose(1, 2) * self.scale).view(heads, count, -1)
-        logits = soft_capped(logits, self.cap).masked_fill_(~seen, -torch.inf)
+        logits = soft_capped(logits, self.cap)
+        if seen is not None:
+            logits = logits.masked_fill_(~seen, -torch.inf)
         lse = logits.logsumexp(dim=-1)
         weights = logits.sub_(lse[..., None]).exp_().view(k.shape[0], -1, k.shape[1])
         out = (weights @ v.float()).view(heads, count, dim)
