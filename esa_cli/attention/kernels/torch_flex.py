@@ -17,6 +17,10 @@ from esa_cli.attention.kernels.gpu_limits import capability
 NARROWEST = 16
 """Fewest dimensions of a head that triton's products take."""
 
+VARIANTS = 256
+"""Most compiled forms. torch's limit of 8 is passed by one model's chunks and tokens, with and
+without gradients; behind it, flex attention writes out all logits."""
+
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """What becomes of a logit, of its batch, head, query and key."""
 
@@ -42,8 +46,11 @@ def compiled() -> Callable[..., Any]:
 
     With `dynamic=True` the cap and the scale would be read from the device in each call.
     """
+    import torch._dynamo as dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
+    limits: Any = dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, VARIANTS)
     return torch.compile(flex_attention)
 
 
