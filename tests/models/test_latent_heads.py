@@ -137,6 +137,25 @@ def test_a_quantised_map_is_unpacked_once() -> None:
         assert attached.latents[0]._unpacked is not None
 
 
+def test_an_adapter_changes_quantised_maps_that_were_unpacked_before() -> None:
+    model, ids = build_model("deepseek_v3"), tokens()
+    packed = module_of(model).kv_b_proj = Packed(module_of(model).kv_b_proj)
+
+    def double(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return 2 * output
+
+    plain = model(ids).logits
+    with attach(model, METHOD) as attached:
+        close(model(ids, past_key_values=attached.new_cache()).logits, plain)
+        hook = packed.register_forward_hook(double)
+        with attached.suspended():
+            want = model(ids).logits
+        assert (want - plain).abs().max() > 0.1
+        close(model(ids, past_key_values=attached.new_cache()).logits, want)
+        hook.remove()
+        close(model(ids, past_key_values=attached.new_cache()).logits, plain)
+
+
 def test_an_adapter_changes_the_maps_while_it_is_active() -> None:
     model, ids = build_model("deepseek_v3"), tokens()
     adapter = LoraAdapter.new(model, 2, 4.0)

@@ -63,10 +63,11 @@ class LatentHeads:
     def _unit_outputs(self, like: Tensor) -> Tensor:
         """The weight of a projection that is quantised, offloaded or has an adapter: what it makes
         of unit vectors."""
-        if self._unpacked is not None:
+        adapted = bool(self._projection._forward_hooks)  # an adapter's is not there for good
+        if self._unpacked is not None and not adapted:
             return self._unpacked
         unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
         weight: Tensor = self._projection(unit).T.contiguous()
-        if not self._projection._forward_hooks:  # an adapter's is not there for good
+        if not adapted:
             self._unpacked = weight
         return weight
