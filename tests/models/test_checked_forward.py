@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import build_model
 
 from esa_cli.errors import ModelError
 from esa_cli.models.text_passes.checked_forward import WholeForward, plain_forward
@@ -110,3 +111,34 @@ def test_what_ends_a_pass_ends_the_trial(last: int) -> None:
     with before_each_layer(model, stop), pytest.raises(StoppedError):
         plain_forward(model)
     assert type(plain_forward(model)) is ModelForward
+
+
+def test_logits_that_are_not_the_last_matrix_alone_are_the_models_own() -> None:
+    model, ids = make("gpt2"), [1, 2, 3]
+
+    def double(module: Any, inputs: Any, output: Any) -> Any:
+        output.logits = 2 * output.logits
+        return output
+
+    model.register_forward_hook(double)
+    with torch.inference_mode():
+        forward = plain_forward(model)
+        assert type(forward) is WholeForward
+        torch.testing.assert_close(PromptBatch(forward, [ids]).logits[0], alone(model, ids))
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen3_next", "granitemoehybrid", "falcon_h1"])
+@torch.inference_mode()
+def test_prompts_that_begin_alike_do_not_share_what_follows(kind: str) -> None:
+    model = build_model(kind)
+    forward = plain_forward(model)
+    assert type(forward) is ModelForward
+    first = torch.randint(1, 50, (4,)).tolist()
+    prompts = [first + torch.randint(1, 50, (n,)).tolist() for n in (5, 9, 1)]
+    batch = PromptBatch(forward, prompts, 4)
+    want = torch.stack([alone(model, ids) for ids in prompts])
+    torch.testing.assert_close(batch.logits, want, atol=1e-4, rtol=1e-4)
+    for own in (3, 8):
+        [logits] = batch.continuation(1).append([0], [own])
+        want = alone(model, [*prompts[1], own])
+        torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
