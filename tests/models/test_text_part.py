@@ -291,3 +291,22 @@ def test_other_language_models_are_refused(
     assert not has_text_part(read_config(folder))
     with pytest.raises(ModelError, match=message):
         check_type(language_settings(folder)["model_type"])
+
+
+def test_transformers_says_nothing_of_a_configuration(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that factors of YaRN do not match the lengths."""
+    import logging
+
+    import transformers
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 32.0}
+    rope["original_max_position_embeddings"] = 64
+    config = transformers.LlamaConfig(**SIZES, rope_parameters=rope)
+    config.save_pretrained(tmp_path)
+    transformers.logging.warning_once.cache_clear()
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.clear()
+    check_loadable(tmp_path)
+    assert not caplog.records

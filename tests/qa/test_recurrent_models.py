@@ -217,3 +217,20 @@ def test_an_index_is_stored_and_serves_several_documents(loaded: Any, tmp_path: 
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="or keep a state"):
         open_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path)
+
+
+@pytest.mark.parametrize("given", [["--keep"], ["--cache", "disk"]])
+def test_rows_on_disk_are_refused_before_the_model_is_loaded(
+    folders: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT, "utf-8")
+    asked = ["ask", str(book), QUESTION, "--preset", "tiny-random", "--device", "cpu", *given]
+    assert main([*asked, "--model", str(folders["lfm2"])]) == 2
+    told = capsys.readouterr().err
+    assert "layers of this model keep a state" in told
+    assert "or with --set answer.from=text" in told
+    assert "loading" not in told

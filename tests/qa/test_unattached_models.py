@@ -88,7 +88,7 @@ def test_what_needs_a_method_is_refused(folder: Path) -> None:
     for settings in ([], [*BY_WORDS, "answer.votes=0.5"]):
         with pytest.raises(ModelError, match="not supported") as caught:
             Esa.load("tiny-random", [f"model={folder}", *settings], device="cpu")
-        assert "--set answer.from=text" in str(caught.value.hint)
+        assert caught.value.hint.index("--set answer.from=text") < caught.value.hint.index("llama")
 
 
 def test_asked_from_the_command_line(

@@ -182,9 +182,10 @@ def prepare(
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     check_adapter(resolved.preset.answer)
     index = index_sizes(resolved.preset.answer)
-    attaches = attaches or bool(keep) or not resolved.preset.answer.by_words
+    by_words = resolved.preset.answer.by_words
+    attaches = attaches or bool(keep) or not by_words
     model = model or inspect_model(chosen, ModelPlace.of(options), reporter, attaches)
-    if keep and index is None:
+    if index is None and (keep or (options.cache == "disk" and not by_words)):
         _check_storable(resolved, shape_of(model.config).stateful > 0)
     return Preflight(resolved, model, model.planner(resolved, index), index, texts)
 
@@ -194,7 +195,8 @@ def _check_storable(resolved: ResolvedPreset, stateful: bool) -> None:
 
     if why := hindrance(resolved.method, stateful):
         refused = f"what is read cannot be kept in the library: {why}"
-        raise UsageError(refused, "ask without keeping, or with another method")
+        other = "--set answer.from=text" if stateful else "another method"
+        raise UsageError(refused, f"ask without keeping, or with {other}")
 
 
 def inspect_model(

@@ -202,8 +202,8 @@ def check_type(kind: object) -> None:
         why = f": {LIMITS[kind]}" if isinstance(kind, str) and kind in LIMITS else ""
         raise ModelError(
             f"models of type {kind!r} are not supported{why}",
-            f"supported: {', '.join(FAMILIES)}; any causal language model answers from passages "
-            "that are found by their words: --set answer.from=text",
+            "to ask it about passages found by their words, as any causal language model: "
+            f"--set answer.from=text; methods run in {', '.join(FAMILIES)}",
         )
 
 

@@ -15,6 +15,7 @@ from esa_cli.errors import ModelError, first_line
 from esa_cli.models.attachment.supported_families import FAMILIES, LIMITS
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, stored_weights
 from esa_cli.models.files.config_cache import cache_config, cached_config
+from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
 BODIES = (
     "model.language_model.",
@@ -84,9 +85,10 @@ def language_config(folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    if not has_text_part(read_config(folder)):
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    return _whole_config(folder).text_config
+    with quiet_transformers():
+        if not has_text_part(read_config(folder)):
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return _whole_config(folder).text_config
 
 
 def _whole_config(folder: Path) -> Any:
