@@ -86,7 +86,7 @@ def layout(
     Args:
         shape: the model's, with the names of `calibrate.fingerprint.Fingerprint`.
         dtype: of keys and values, as "float32". rows: `int8` or `native`.
-        selecting: the layers that run the method; the others have no reduced keys.
+        selecting: which of the layers with rows run the method; the others have no reduced keys.
         latent_block: of `latent_block`.
     """
     ranks = _ranks(method, shape["layers"], shape["groups"] * shape["dim"])

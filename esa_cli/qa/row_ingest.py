@@ -53,7 +53,8 @@ class RowIngest(PartIngest):
         """
         session, shape = self.session, self.lazy.facts["fingerprint"]
         dtype = str(kv_dtype(session.model)).removeprefix("torch.")
-        block, selecting = latent_block(session.model.config), session.attachment.method_layers
+        block, rows_of = latent_block(session.model.config), session.attachment.row_layers
+        selecting = [rows_of.index(layer) for layer in session.attachment.method_layers]
         return layout(session.method, shape, dtype, rows, selecting, block)
 
     def _identity(self, layout: Layout) -> str:

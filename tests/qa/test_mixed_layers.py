@@ -19,6 +19,8 @@ from esa_cli.storage.library import Library
 FAMILIES = ["gemma3_text", "gpt_oss", "cohere2"]
 TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(50))
 QUESTION = "When does gate 17 open?"
+MLPS = "nemotron_h"
+"""Its layers are attention or an MLP alone."""
 METHODS = {
     "the paper's": [],
     "consensus": ["selector.name=consensus", "score.name=vote"],
@@ -30,13 +32,16 @@ METHODS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Four layers each, the first and third with a window of 12 tokens."""
-    out = {}
+    out, ids = {}, {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
     for kind in FAMILIES:
         out[kind] = tmp_path_factory.mktemp(kind)
         layers = {**HYBRID, "num_hidden_layers": 4, "layer_types": 2 * HYBRID["layer_types"]}
-        ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
         build_model(kind, vocab_size=259, **layers, **ids).save_pretrained(out[kind])
         write_tokenizer(out[kind])
+    out[MLPS] = tmp_path_factory.mktemp(MLPS)
+    layers = {"layers_block_type": 2 * ["mlp", "attention"]}
+    build_model(MLPS, vocab_size=259, **layers, **ids).save_pretrained(out[MLPS])
+    write_tokenizer(out[MLPS])
     return out
 
 
@@ -44,7 +49,7 @@ def load(folder: Path) -> Any:
     return models.load(str(folder), device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [*FAMILIES, MLPS])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stored_book_answers_as_one_in_memory(
     folders: dict[str, Path], tmp_path: Path, kind: str, name: str
