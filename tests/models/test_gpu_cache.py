@@ -92,11 +92,13 @@ def test_host_memory_is_pinned_and_copies_do_not_wait() -> None:
     assert all(part.is_pinned() for matrix in store._host for part in matrix._segments)
     store.gather(torch.arange(1000, device=CUDA))
     assert any(one._bytes.is_pinned() for one in copies._staging)
-    pending = copies.to_device(store._host[0].span(0, 8192))
+    source = store._host[0].span(16_384, 24_576)
+    assert source.is_pinned(), "rows of one segment are not copied"
+    pending = copies.to_device(source)
     torch.cuda.synchronize()
     assert pending.get().device == CUDA
     torch.cuda._sleep(200_000_000)  # what computes is busy; a copy goes on beside it
-    pending = copies.to_device(store._host[0].span(0, 8192))
+    pending = copies.to_device(source)
     pending.event.synchronize()
     assert not torch.cuda.current_stream().query(), "the copy was done before"
     torch.cuda.synchronize()
