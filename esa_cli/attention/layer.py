@@ -83,7 +83,7 @@ class Attention:
         asking = query.phase is Phase.QUESTION
         if asking and query.turn_start is None:
             query.turn_start = start
-        q = without_temperature(q, self._temperature, torch.arange(start, stop))
+        q = without_temperature(q, self._temperature, start)
         out = torch.empty_like(q)
         for chunk in chunks_of(self.method, start, stop, query):
             rows = slice(chunk.start - start, chunk.stop - start)

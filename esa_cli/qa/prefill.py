@@ -182,7 +182,7 @@ class Prefill:
         self._todo, self._head = ids, len(self.prompt.head())
         if done is None:
             check_in_memory(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.stores(len(ids)))
+            self.cache = self.attachment.new_cache(self.placement.stores(len(ids) + BEHIND))
         else:
             self._ids = ids[: len(done.ids)]
             states = [done.layer_states(i) for i in range(len(done.stores))]

@@ -236,7 +236,7 @@ def family_of(config: object) -> Family:
 
 def layer_types(config: Any) -> list[str]:
     """The type of each layer, as transformers names them."""
-    count = int(config.num_hidden_layers)
+    count = int(getattr(config, "num_hidden_layers", 1))  # others may name them otherwise
     if family_of(config).slides:
         window = getattr(config, "sliding_window", None)
         return ["full_attention" if window is None else "sliding_attention"] * count
