@@ -438,6 +438,17 @@ def make_model() -> ModelFactory:
     return build_model
 
 
+FSYNC = os.fsync
+
+
+@pytest.fixture(autouse=True)
+def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that kill processes wait for the disk as users' processes do: their kills are to fall
+    among the writes."""
+    if request.node.get_closest_marker("process"):
+        monkeypatch.setattr(os, "fsync", FSYNC)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def once() -> Iterator[None]:
     """One thread; and what a program does once when it starts is not done for every test: making

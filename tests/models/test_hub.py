@@ -128,7 +128,8 @@ def test_a_hub_that_never_answers_is_given_up(mute_hub: str, tmp_path: Path) -> 
     code = (
         "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "from esa_cli.errors import ModelError\n"
-        "from esa_cli.models import hub, resolve\nfrom esa_cli.models.files.resolve import peek\n"
+        "from esa_cli.models import resolve\nfrom esa_cli.models.files import hub\n"
+        "from esa_cli.models.files.resolve import peek\n"
         "hub._TIMEOUT_S = 0.2\n"
         "def message(function):\n"
         "    started = time.monotonic()\n"
