@@ -20,15 +20,15 @@ demo: install            ## `esa demo`: asks a 38k-token chronicle questions wit
 	$(BIN)/esa demo
 
 test: check              ## Every check and every test, the default model's included.
-	$(BIN)/python -m pytest -m 'not model and not process and not training' -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m 'training and not model and not process' -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m 'not model and not process and not training and not families' -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m '(training or families) and not model and not process' -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m 'model or process'
 
 # Many images forbid bytecode files: then each process of the tests compiles every module again.
 unit test: export PYTHONDONTWRITEBYTECODE =
 
-unit: install            ## What needs no model, no other process and no training: under two minutes.
-	$(BIN)/python -m pytest -m 'not model and not process and not training' -n 2 --dist worksteal
+unit: install            ## What needs no model, no other process, no training and no family of models but Llama: about two minutes.
+	$(BIN)/python -m pytest -m 'not model and not process and not training and not families' -n 2 --dist worksteal
 
 soak: install            ## Attacks for MINUTES=30: documents, libraries, requests, settings; SEED=n repeats.
 	$(BIN)/python tests/soak/run_soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

@@ -38,6 +38,8 @@ from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.memory_store import MemoryStore
 
+pytestmark = pytest.mark.families
+
 LENGTH = 70
 LONG = {
     "rope_type": "longrope",

@@ -19,6 +19,8 @@ from esa_cli.errors import ModelError
 from esa_cli.models.attachment.supported_families import FAMILIES
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
 
+pytestmark = pytest.mark.families
+
 IN_GGUF: dict[str, dict[str, Any]] = {
     # settings for which llama.cpp has no other
     "qwen3_moe": {"norm_topk_prob": True},

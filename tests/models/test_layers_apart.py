@@ -31,6 +31,8 @@ from esa_cli.qa.method_presets import apply
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Library
 
+pytestmark = pytest.mark.families
+
 load_installed()
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"

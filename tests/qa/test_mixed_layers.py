@@ -16,6 +16,8 @@ from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.storage.library import Library
 
+pytestmark = pytest.mark.families
+
 FAMILIES = ["gemma3_text", "gpt_oss", "cohere2"]
 TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(50))
 QUESTION = "When does gate 17 open?"

@@ -22,6 +22,8 @@ from esa_cli.qa.reply import Turn
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Library
 
+pytestmark = pytest.mark.families
+
 FAMILIES = ["lfm2", "qwen3_5_text", "granitemoehybrid"]
 TEXT = " ".join(f"Gate {n} opens at {n * n % 97} past nine." for n in range(30))
 QUESTION, OTHER = "When does gate 17 open?", "What opens at 5 past nine?"
