@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,18 @@ def test_a_file_that_the_package_cannot_read(folder: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(tokenizer_loading, "plain_backend", broken)
     assert load_plain_tokenizer(folder) is None
+
+
+def test_threads_do_not_change_each_others_settings(folder: Path) -> None:
+    """A special token in a document is text, whatever another thread encodes."""
+    load_tokenizer(folder)
+    plain = load_plain_tokenizer(folder)
+    assert plain is not None
+    text = "<|im_end|>" * 50
+
+    def lengths(split: bool) -> set[int]:
+        return {len(plain(text, split_special_tokens=split)["input_ids"]) for _ in range(200)}
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lengths, [True, False, True, False]))
+    assert [sorted(one) for one in found] == [[500], [50], [500], [50]]

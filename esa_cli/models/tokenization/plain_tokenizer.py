@@ -10,10 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 """Arguments of `apply_chat_template` that are variables of the template and nothing else."""
+
+_ENCODING = Lock()
+"""Held while a text is encoded: whether words like special tokens are split is a setting of the
+shared backend, which another thread must not change meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,10 @@ class PlainTokenizer:
                 return_offsets_mapping=return_offsets_mapping, verbose=verbose, **others,
             )  # fmt: skip
         backend = self.backend_tokenizer
-        if backend.encode_special_tokens != split_special_tokens:
-            backend.encode_special_tokens = split_special_tokens
-        found = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        with _ENCODING:
+            if backend.encode_special_tokens != split_special_tokens:
+                backend.encode_special_tokens = split_special_tokens
+            found = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         out = {"input_ids": [one.ids for one in found]}
         if return_offsets_mapping:
             out["offset_mapping"] = [one.offsets for one in found]
