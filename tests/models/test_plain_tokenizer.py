@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
-import json
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jinja2 import TemplateError
-from model_files import own_home
+from model_files import change, folder
 
-from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.models.tokenization import tokenizer_cache, tokenizer_loading
 from esa_cli.models.tokenization.chat_rendering import render_chat
 from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
 from esa_cli.models.tokenization.tokenizer_cache import cache_facts, cached_facts
 from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+
+__all__ = ["folder"]
 
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ahab."}]
 TEMPLATES = {
@@ -43,16 +42,6 @@ REFUSED = {
     "change": "{{ messages.append(1) }}",
     "damaged": "{% if %}",
 }
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    own_home(tmp_path, monkeypatch)
-    return Path(shutil.copytree(models.resolve("random:llama"), tmp_path / "model"))
-
-
-def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def is_plain(folder: Path) -> bool:

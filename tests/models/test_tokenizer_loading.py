@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from pathlib import Path
 
 import pytest
-from model_files import TEXTS, own_home
+from model_files import TEXTS, change, folder, own_home
 
 from esa_cli import models
 from esa_cli.models.tokenization import tokenizer_loading
@@ -19,17 +18,9 @@ from esa_cli.models.tokenization.tokenizer_loading import (
     read_ahead,
 )
 
+__all__ = ["folder"]
+
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ahab."}]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    own_home(tmp_path, monkeypatch)
-    return Path(shutil.copytree(models.resolve("random:llama"), tmp_path / "model"))
-
-
-def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_a_chat_template_in_a_file_of_its_own_is_used(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
-from model_files import byte_letters
+from model_files import add_tokenizer, byte_letters
 
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
 
@@ -62,7 +62,7 @@ def write_model(
             out.add_uint32(key, value)
         elif value is not None:
             out.add_float32(key, value)
-    add_tokenizer(out)
+    add_tokenizer(out, TOKENS)
     for tensor, numbers in tensors(model, name, family).items():
         kind = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
         out.add_tensor(tensor, quantize(numbers, kind), raw_dtype=kind)
@@ -72,17 +72,6 @@ def write_model(
         write()
     out.close()
     return path
-
-
-def add_tokenizer(out: GGUFWriter) -> None:
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("smollm")
-    out.add_token_list(TOKENS)
-    out.add_token_types([3, 3, 3] + [1] * (len(TOKENS) - 3))
-    out.add_token_merges(["1 9", "h e"])
-    out.add_bos_token_id(1)
-    out.add_eos_token_id(2)
-    out.add_chat_template("{{ messages[0]['content'] }}")
 
 
 def settings(config: Any, family: GgufFamily) -> dict[str, Any]:

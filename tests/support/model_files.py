@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 TEXTS = ["in 1997, 3.5%", "a\n\n b\t\r\n", "héllo 世界 🙂", "def f(x):\n    return x1234\n"]
 
@@ -23,6 +30,32 @@ def byte_letters() -> list[str]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return list(bytes_to_unicode().values())
+
+
+def add_tokenizer(out: GGUFWriter, tokens: Sequence[str]) -> None:
+    """A tokenizer of bytes, the first three tokens special, that has merged the last two."""
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("smollm")
+    out.add_token_list(tokens)
+    out.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    out.add_token_merges(["1 9", "h e"])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_chat_template("{{ messages[0]['content'] }}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the random model, with a home of its own."""
+    from esa_cli import models
+
+    own_home(tmp_path, monkeypatch)
+    return Path(shutil.copytree(models.resolve("random:llama"), tmp_path / "model"))
+
+
+def change(path: Path, **values: object) -> None:
+    """Changes settings in a file of JSON."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def write_gguf(path: Path) -> Path:
@@ -43,14 +76,7 @@ def write_gguf(path: Path) -> Path:
     out.add_rope_freq_base(10000.0)
     out.add_rope_dimension_count(8)
     out.add_vocab_size(len(tokens))
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("smollm")
-    out.add_token_list(tokens)
-    out.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    out.add_token_merges(["1 9", "h e"])
-    out.add_bos_token_id(1)
-    out.add_eos_token_id(2)
-    out.add_chat_template("{{ messages[0]['content'] }}")
+    add_tokenizer(out, tokens)
     shapes = {"token_embd": (len(tokens), 16), "output_norm": (16,), "blk.0.attn_norm": (16,)}
     shapes |= {"blk.0.ffn_norm": (16,), "blk.0.attn_q": (16, 16), "blk.0.attn_k": (8, 16)}
     shapes |= {"blk.0.attn_v": (8, 16), "blk.0.attn_output": (16, 16), "blk.0.ffn_gate": (32, 16)}
