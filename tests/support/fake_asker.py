@@ -42,7 +42,7 @@ class FakeAsker:
     def __init__(self, room: int = 1000, delay: float = 0.0) -> None:
         self.room, self.delay = room, delay
         self.answers: dict[str, str] = {}
-        self.failures: dict[str, Exception] = {}
+        self.failures: dict[str, BaseException] = {}
         self.found = True
         self.ingested: list[str] = []
         self.calls: list[dict[str, Any]] = []

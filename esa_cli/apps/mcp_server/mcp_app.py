@@ -32,6 +32,7 @@ from esa_cli.apps.mcp_server.tool_list import ToolSpec, tool_list
 from esa_cli.apps.mcp_server.tool_results import ToolResult
 from esa_cli.apps.server.worker import Worker
 from esa_cli.errors import EsaError
+from esa_cli.system.system_errors import as_esa_error
 from esa_cli.system.text import without_lone_surrogates
 from esa_cli.version import __version__
 
@@ -88,10 +89,11 @@ class _Handlers:
             return _failure("; ".join(map(_fault, error.errors())))
         except EsaError as error:
             return _failure(error.message, error.hint)
-        except Exception:  # the worker has printed its own
+        except Exception as error:  # the worker has printed its own
             if spec.work is None:
                 traceback.print_exc()
-            return _failure(BUG)
+            known = as_esa_error(error)
+            return _failure(known.message, known.hint) if known else _failure(BUG)
         return CallToolResult(
             content=[TextContent(type="text", text=without_lone_surrogates(result.as_text()))],
             structured_content=without_lone_surrogates(result.model_dump(exclude_none=True)),

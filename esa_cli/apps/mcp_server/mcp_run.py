@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.mcp_server.mcp_app import make_mcp_server
 from esa_cli.apps.server import server_run
-from esa_cli.apps.server.access import AccessCheck
+from esa_cli.apps.server.access import AccessCheck, WholeBody
 from esa_cli.apps.server.worker import Worker
 
 PATH = "/mcp"
@@ -53,10 +53,9 @@ def http_app(server: Server[Any], token: str | None) -> ASGIApp:
     """
     app = server.streamable_http_app(
         streamable_http_path=PATH,
-        max_request_body_size=MAX_BODY,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    return AccessCheck(app, token)
+    return AccessCheck(WholeBody(app, MAX_BODY), token)
 
 
 def address(sock: socket.socket) -> str:

@@ -14,7 +14,7 @@ import hmac
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.system.loopback import is_loopback
@@ -86,6 +86,34 @@ def _is_own(origin: str, host: str) -> bool:
         return (page.hostname, page.port or default) == (asked.hostname, asked.port or default)
     except (KeyError, ValueError):
         return False
+
+
+class WholeBody:
+    """ASGI middleware that passes a request on when all of its body is there, for an application
+    that would wait for it without end.
+
+    Args:
+        limit: bytes.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app, self.limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            body = await read_body(Request(scope, receive), self.limit)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self.app(scope, replay, send)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

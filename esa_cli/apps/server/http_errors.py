@@ -23,6 +23,7 @@ from esa_cli.errors import (
     ResourceError,
     UsageError,
 )
+from esa_cli.system.machine import memory_ran_out
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -68,6 +69,8 @@ def as_api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
+    if memory_ran_out(error):
+        return ApiError(503, "the server's memory ran out; its log has more", code="no_room")
     if not isinstance(error, EsaError):
         return ApiError(500, "a bug in esa; its log has more")
     if isinstance(error, DiskError):

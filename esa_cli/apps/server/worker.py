@@ -87,6 +87,9 @@ class Job:
             if not isinstance(error, EsaError | RefusedError):
                 traceback.print_exc()
             self.tell(("error", error))
+        except BaseException as error:  # SystemExit of a library, say: the thread must live on
+            traceback.print_exc()
+            self.tell(("error", RuntimeError(f"the answer ended with {type(error).__name__}")))
 
 
 Answer = Callable[[Job], object]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from mcp_client import FakeDocumentAsker, text_of
 
 from esa_cli.apps.mcp_server import mcp_run
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
-from esa_cli.apps.server import server_run
+from esa_cli.apps.server import access, server_run
 
 TOKEN = "let-me-in"
 HELLO = {
@@ -138,6 +139,16 @@ def test_the_token(guarded: McpHttpServer) -> None:
     assert anyio.run(look) == 5
 
 
-def test_requests_that_are_none(running: McpHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_none(running: McpHttpServer) -> None:
     assert running.post("{")[0] == 400
     assert running.post('{"x": "' + "a" * mcp_run.MAX_BODY + '"}')[0] == 413
+
+
+def test_a_request_that_never_comes(
+    running: McpHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "SEND_WITHIN_S", 0.2)
+    head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port), 20) as slow:
+        slow.sendall(head + b"{")
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")

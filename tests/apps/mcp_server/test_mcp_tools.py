@@ -204,6 +204,12 @@ def test_errors_of_an_answer(
 ) -> None:
     asker.failures["big"] = ResourceError("no room", "ask less")
     fail(call(tools, "ask", question="big"), "no room\nask less")
+    asker.failures["much"] = MemoryError()
+    fail(call(tools, "ask", question="much"), "the memory ran out\n`esa plan` shows")
+    asker.failures["end"] = SystemExit(3)
+    fail(call(tools, "ask", question="end"), "a bug in esa; its log has more")
+    capsys.readouterr()
+    fail(call(tools, "ask", question="big"), "no room\nask less")
     assert "Traceback" not in capsys.readouterr().err
     asker.failures["bug"] = ZeroDivisionError("inside")
     failed = call(tools, "ask", question="bug")

@@ -39,6 +39,9 @@ UNUSABLE = "cannot be used; its log has more"
         (ModelError("broken"), 500, "broken"),
         (ReaderError("http://elsewhere"), 502, f"the server's reader {UNUSABLE}"),
         (ZeroDivisionError("inside"), 500, "a bug in esa; its log has more"),
+        (SystemExit(3), 500, "a bug in esa; its log has more"),
+        (KeyboardInterrupt(), 500, "a bug in esa; its log has more"),
+        (MemoryError(), 503, "the server's memory ran out; its log has more"),
         (LibraryError("/srv/lib/a.doc", "rm it"), 500, f"the server's library {UNUSABLE}"),
         (
             ForeignVersionError("/srv/lib/a.doc", "update"),
@@ -48,7 +51,12 @@ UNUSABLE = "cannot be used; its log has more"
     ],
 )
 def test_errors_of_an_answer(
-    live: LiveServer, asker: FakeAsker, stream: bool, error: Exception, status: int, message: str
+    live: LiveServer,
+    asker: FakeAsker,
+    stream: bool,
+    error: BaseException,
+    status: int,
+    message: str,
 ) -> None:
     asker.failures["bad"] = error
     with pytest.raises(openai.APIStatusError) as caught:
