@@ -1,13 +1,20 @@
-"""Checks that a method fits a model, or documents that another method prefilled."""
+"""Checks that a method fits a model and a device, or documents that another method prefilled."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from esa_cli.attention.fused_scoring import scoring_kernel
+from esa_cli.attention.kernels.dispatch import choose
 from esa_cli.attention.method import Method
 from esa_cli.attention.moments import Moments
 from esa_cli.errors import PresetError
+from esa_cli.models.attachment.supported_families import family_of
 from esa_cli.models.fingerprint import check_maps
+from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage.prefilled_document import PrefilledDocument
 
 
@@ -58,3 +65,21 @@ def check_fits_model(method: Method, model: Any) -> None:
             f"score.heads must name layers below the model's {layers}, got {last}",
             "the heads were found for another model; set score.heads=[]",
         )
+
+
+def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
+    """Checks that the kernels which a method names run where the model will be.
+
+    Args:
+        config: the model's config.json. device: of torch, or "balanced".
+
+    Raises:
+        UsageError: the attention or the scoring kernel cannot run there, or computes no soft cap
+            of the model's. ModelError: config.json lacks a size.
+    """
+    if (method.kernel, method.scoring) == ("auto", "auto"):
+        return
+    place = torch.device("cuda" if device == "balanced" else device)
+    cap = config.get(family_of(SimpleNamespace(**config)).attention_cap) or 0.0
+    choose(torch.empty(1, 1, shape_of(config).dim, dtype=dtype, device=place), method.kernel, cap)
+    scoring_kernel(method.scoring, place)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from esa_cli.apps.cli.known_model import inspect_model
 from esa_cli.apps.cli.model_place import ModelPlace
 from esa_cli.apps.cli.options import ModelOptions, load_plugins
-from esa_cli.apps.cli.preflight import inspect_model
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.engine.task_engine import TaskEngine
 from esa_cli.errors import LengthError

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from esa_cli.apps.cli.known_model import inspect_model
 from esa_cli.apps.cli.model_place import ModelPlace
 from esa_cli.apps.cli.options import ModelOptions, load_plugins
-from esa_cli.apps.cli.preflight import inspect_model
 from esa_cli.apps.cli.progress_display import SelftestDisplay
 from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.apps.engine.task_engine import TaskEngine

@@ -224,7 +224,7 @@ def test_a_missing_adapter_is_said_before_the_model_is_loaded(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "esa_cli.apps.cli.preflight.KnownModel.load", lambda *given: pytest.fail("loaded")
+        "esa_cli.apps.cli.known_model.KnownModel.load", lambda *given: pytest.fail("loaded")
     )
     missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
     result = esa("ask", note, "When?", *TINY, *missing)

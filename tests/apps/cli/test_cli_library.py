@@ -486,8 +486,6 @@ def test_a_cache_that_is_no_place_or_has_no_documents(esa: Esa) -> None:
     assert esa("ask", "gate.txt", QUESTION, "--cache", "host", "--max-new-tokens", "4").code == 0
     heads = esa("heads", "tiny-random", "--cache", "host", "--device", "cpu")
     assert "--cache is for commands that ask about documents" in heads.err
-    compared = esa("compare", "gate.txt", QUESTION, "--cache", "disk", *TINY)
-    assert "cache disk is for documents that are stored in the library" in compared.err
 
 
 def test_a_plan_says_where_rows_are(esa: Esa) -> None:

@@ -43,8 +43,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     plugin_loading: Any = importlib.import_module("esa_cli.methods.plugin_loading")
     plugin_loading.load_installed.cache_clear()
     transformers: Any = importlib.import_module("transformers")
-    preflight: Any = importlib.import_module("esa_cli.apps.cli.preflight")
-    call, tokens = transformers.PreTrainedTokenizerBase.__call__, preflight.count_tokens
+    known_model: Any = importlib.import_module("esa_cli.apps.cli.known_model")
+    call, tokens = transformers.PreTrainedTokenizerBase.__call__, known_model.count_tokens
 
     def seen(text: Any) -> None:
         found.update(name for name, one in TEXTS.items() if isinstance(text, str) and one in text)
@@ -58,7 +58,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return int(tokens(folder, text))
 
     monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "__call__", tokenise)
-    monkeypatch.setattr(preflight, "count_tokens", count_tokens)
+    monkeypatch.setattr(known_model, "count_tokens", count_tokens)
     return found
 
 

@@ -306,7 +306,7 @@ def test_a_library_that_cannot_be_written(run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_what_read_does_not_go_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "esa_cli.apps.cli.preflight.KnownModel.load", lambda *given: pytest.fail("loaded")
+        "esa_cli.apps.cli.known_model.KnownModel.load", lambda *given: pytest.fail("loaded")
     )
     fail(run(*ASK, "--read", "never", "--keep"), 2, "--read never has nothing to keep")
     for rows in (("--method", "esa"), ("--set", "answer.from=rows")):

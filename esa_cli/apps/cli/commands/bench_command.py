@@ -104,8 +104,8 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
     from esa_cli.apps.cli.commands import bench_output as bench_table
+    from esa_cli.apps.cli.known_model import inspect_model
     from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.preflight import inspect_model
     from esa_cli.evaluation.bench.task_selection import presets
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes

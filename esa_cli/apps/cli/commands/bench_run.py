@@ -12,7 +12,7 @@ from esa_cli.errors import LengthError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.bench_output import NoRoom
-    from esa_cli.apps.cli.preflight import KnownModel
+    from esa_cli.apps.cli.known_model import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.bench import BenchRecord
     from esa_cli.evaluation.bench.task_selection import TaskSelection

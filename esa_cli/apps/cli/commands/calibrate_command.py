@@ -14,7 +14,7 @@ from esa_cli.apps.cli.options import ModelOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_output import CalibrationOutcome
-    from esa_cli.apps.cli.preflight import KnownModel
+    from esa_cli.apps.cli.known_model import KnownModel
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
 

@@ -45,6 +45,7 @@ def compare(
     from esa_cli.apps.cli.terminal import Reporter, print_json
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
+    from esa_cli.storage.cache_choice import check_in_memory
 
     documents, question = split(arguments or [])
     names = options.names(methods)
@@ -55,6 +56,7 @@ def compare(
         )
     reporter = Reporter(quiet)
     try:
+        check_in_memory(model.cache)
         chosen = model.load_preset()
         text = join(inputs.read(documents, reporter).documents)
         results = _results(chosen, model, names, text, question, passages, max_new_tokens, reporter)

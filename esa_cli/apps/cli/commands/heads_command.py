@@ -85,8 +85,8 @@ def _steps(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
+    from esa_cli.apps.cli.known_model import inspect_model
     from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.preflight import inspect_model
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 

@@ -15,8 +15,8 @@ from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
+    from esa_cli.apps.cli.known_model import KnownModel
     from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.preflight import KnownModel
     from esa_cli.apps.cli.progress_display import SelftestDisplay
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.evaluation.tasks import Haystack
@@ -224,7 +224,7 @@ def _look(
     Raises:
         ModelError, PresetError, ResourceError.
     """
-    from esa_cli.apps.cli.preflight import inspect_model
+    from esa_cli.apps.cli.known_model import inspect_model
     from esa_cli.qa import method_presets
 
     model = inspect_model(chosen, place, reporter)

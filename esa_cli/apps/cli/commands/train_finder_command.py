@@ -74,8 +74,8 @@ def _open(
     """Reads the data, loads the model."""
     chosen = model.load_preset()
     reporter.stage("import", 0, None)
+    from esa_cli.apps.cli.known_model import inspect_model
     from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.preflight import inspect_model
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.finder_training.finder_run import FinderRun, StartFinder, check_sizes
     from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts

@@ -78,8 +78,8 @@ def _open(
     """Reads the data, loads the model."""
     chosen = model.load_preset()
     reporter.stage("import", 0, None)
+    from esa_cli.apps.cli.known_model import inspect_model
     from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.preflight import inspect_model
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.reader_training.ranked_windows import read_ranked_windows
     from esa_cli.evaluation.reader_training.reader_run import ReaderRun, StartAdapter

@@ -1,0 +1,46 @@
+"""What cannot work is refused before the model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+from cli_fixtures import cache, esa, note, surroundings
+from command import TINY, Esa, fail
+
+__all__ = ["cache", "esa", "note", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test where the model is loaded."""
+    for name in ("load", "load_for_text"):
+        monkeypatch.setattr(
+            f"esa_cli.apps.cli.known_model.KnownModel.{name}",
+            lambda *given: pytest.fail("the model was loaded"),
+        )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ask", "note.md", "When?"),
+        ("ask", "note.md", "When?", "--keep", "--set", "answer.from=text"),
+        ("plan", "note.md"),
+        ("compare", "note.md", "When?"),
+        ("selftest", "needle", "--len", "400"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["kernel=torch-cuda", "scoring=triton"])
+@pytest.mark.usefixtures("unloaded")
+def test_kernels_that_cannot_run_here(
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], setting: str
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    name, _, kernel = setting.partition("=")
+    fail(esa(*command, *TINY, "--set", setting), 2, f"{name} '{kernel}' cannot run on cpu")
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_compared_rows_are_not_on_disk(esa: Esa) -> None:
+    asked = esa("compare", "missing.md", "When?", *TINY, "--cache", "disk")
+    fail(asked, 2, "cache disk is for documents that are stored in the library")
