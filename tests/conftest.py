@@ -365,6 +365,86 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GROUPED, **MAMBA, "mamba_d_ssm": 96, "key_multiplier": 0.7, "lm_head_multiplier": 0.5},
     ),
     "olmo_hybrid": ("OlmoHybrid", DELTA),
+    "afmoe": (
+        "Afmoe",
+        {
+            **GROUPED,
+            **HYBRID,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_dense_layers": 1,
+            "num_shared_experts": 1,
+        },
+    ),
+    "cohere2_moe": (
+        "Cohere2Moe",
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "logit_scale": 0.5,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "sliding_window": 12,
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {
+            **GROUPED,
+            **HYBRID,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "laguna": (
+        "Laguna",
+        {
+            **GROUPED,
+            **HYBRID,
+            **EXPERTS,
+            "head_dim": 8,
+            "num_attention_heads_per_layer": [4, 6],
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "mellum": ("Mellum", {**GROUPED, **HYBRID, **EXPERTS, "head_dim": 8}),
+    "kolibri1": (
+        "Kolibri1",
+        {
+            **GROUPED,
+            **HYBRID,
+            **EXPERTS,
+            **ROUTED,
+            "head_dim": 8,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "flint": (
+        "Flint",
+        {
+            **GROUPED,
+            **EAGER,
+            **HYBRID,
+            **EXPERTS,
+            "head_dim": 8,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "vaultgemma": (
+        "VaultGemma",
+        {**GROUPED, **EAGER, **HYBRID, "head_dim": 8, "attn_logit_softcapping": 2.0},
+    ),
+    "gpt_neox": ("GPTNeoX", {"num_attention_heads": 6, "rope_parameters": PARTIAL}),
+    "persimmon": (
+        "Persimmon",
+        {"num_attention_heads": 6, "rope_parameters": PARTIAL, "qk_layernorm": True},
+    ),
 }
 
 

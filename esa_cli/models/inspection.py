@@ -19,6 +19,8 @@ from esa_cli.models.attachment.supported_families import family_of
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
 """A hint for weights that cannot be read."""
+_ATTENTION = ("self_attn", "mixer", "attention")
+"""What layers name their attention."""
 
 
 def offloaded(model: Any) -> bool:
@@ -45,7 +47,7 @@ def attention_modules(model: Any) -> list[Any | None]:
     the layer has none."""
     name, found = family_of(model.config).projections[-1], list[Any | None]()
     for layer in model.base_model.layers:
-        own = getattr(layer, "self_attn", getattr(layer, "mixer", None))
+        own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
         several = own if isinstance(own, nn.ModuleList) else [own]
         found += [one if hasattr(one, name) else None for one in several]
     return found

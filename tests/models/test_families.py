@@ -26,7 +26,8 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_kinds import layer_kinds
 from esa_cli.models.attachment.layer_traits import what_layers_keep
-from esa_cli.models.attachment.supported_families import FAMILIES, LIMITS
+from esa_cli.models.attachment.refused_families import LIMITS
+from esa_cli.models.attachment.supported_families import FAMILIES
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.models.text_passes.prompt_batch import PromptBatch

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from conftest import KINDS
 
+from esa_cli.models.attachment.refused_families import LIMITS
 from esa_cli.models.attachment.supported_families import (
     FAMILIES,
     HYBRID_SLIDING_ROTATE,
-    LIMITS,
+    PREFIX_SLIDING_ROTATE,
     SLIDING_ROTATE,
     Family,
 )
@@ -23,7 +24,7 @@ OTHER_LAYERS = {
     "conv'": "convolutions in place of it in some layers",
     "linear_attention": "states in place of it in some layers",
 }
-WINDOWED = (SLIDING_ROTATE, HYBRID_SLIDING_ROTATE)
+WINDOWED = (SLIDING_ROTATE, HYBRID_SLIDING_ROTATE, PREFIX_SLIDING_ROTATE)
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
 PAIRS = {"half": "halves", "interleaved": "neighbours", "reversed": "halves, backwards"}
 

@@ -24,6 +24,7 @@ from esa_cli.models.attachment.supported_families import (
     HYBRID_SLIDING_ROTATE,
     IDLE_TYPES,
     MIXED_TYPES,
+    PREFIX_SLIDING_ROTATE,
     SLIDING_ROTATE,
     STATE_TYPES,
     Family,
@@ -135,7 +136,8 @@ def layer_traits(
         attending = {*types} & {*ATTENTION_TYPES}
         ropes |= {name: _rope(config, family, rotary, name) for name in attending}
     first = next(module for module in modules if module is not None)
-    dim = int(first.qk_rope_head_dim if family.latent else first.head_dim)
+    size = "qk_rope_head_dim" if family.latent else "head_dim"
+    dim = int(getattr(first, size, None) or first.head_size)  # as GPT-NeoX names it
     for rope in ropes.values():
         if not rope.rotates:
             continue
@@ -189,6 +191,10 @@ def _rotating(config: Any, family: Family) -> list[bool]:
     if family.rotating == HYBRID_SLIDING_ROTATE:
         all_rotate = getattr(config, "sliding_window", None) is None
         return [all_rotate or kind == "sliding_attention" for kind in types]
+    if family.rotating == PREFIX_SLIDING_ROTATE:
+        dense = config.prefix_dense_sliding_window_pattern == 1
+        each = zip(types, config.mlp_layer_types, strict=True)
+        return [kind == "sliding_attention" or (dense and mlp == "dense") for kind, mlp in each]
     listed = getattr(config, family.rotating) if family.rotating else [True] * len(types)
     return [bool(one) for one in listed]
 

@@ -11,6 +11,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import ModelError
+from esa_cli.models.attachment.refused_families import LIMITS
 
 if TYPE_CHECKING:
     from esa_cli.attention.rope import Pairs
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 SLIDING_ROTATE = "layers with a window"
 HYBRID_SLIDING_ROTATE = "layers with a window, if there are any"
+PREFIX_SLIDING_ROTATE = "layers with a window, and the first ones without experts"
 """Values of `Family.rotating`."""
 STATE_TYPES = ("conv", "linear_attention")
 """Types of layers that keep a convolution's inputs or a recurrent state in place of keys."""
@@ -39,7 +41,8 @@ class Family:
         pairs: which dimensions rotate together.
         partial: a head's last dimensions may be left unrotated.
         rotating: setting that lists for each layer whether it rotates; "": all do;
-            SLIDING_ROTATE: those with a window; HYBRID_SLIDING_ROTATE: those, or all if none has.
+            SLIDING_ROTATE: those with a window; HYBRID_SLIDING_ROTATE: those, or all if none has;
+            PREFIX_SLIDING_ROTATE: those, and layers without experts that are all full.
         norms_after: modules that norm queries and keys after their rotation, with weights.
         half_table: its rotary module returns each angle once, not twice.
         complex_table: it returns one tensor of complex numbers.
@@ -163,37 +166,25 @@ FAMILIES: dict[str, Family] = {
     "nemotron_h": Family("Nemotron-H, Nemotron Nano 2 and 3"),
     "falcon_h1": Family("Falcon-H1", multiply="lm_head_multiplier"),
     "olmo_hybrid": Family("OLMo Hybrid"),
+    "afmoe": Family("Trinity", rotating=SLIDING_ROTATE),
+    "cohere2_moe": Family(
+        "Command A+",
+        pairs="interleaved",
+        rotating=PREFIX_SLIDING_ROTATE,
+        multiply="logit_scale",
+    ),
+    "exaone_moe": Family("K-EXAONE", rotating=HYBRID_SLIDING_ROTATE),
+    "laguna": Family("Laguna", partial=True),
+    "mellum": Family("Mellum 2"),
+    "kolibri1": Family("Kolibri 1", rotating=HYBRID_SLIDING_ROTATE),
+    "flint": Family("Flint", rotating=SLIDING_ROTATE, sinks=True),
+    "vaultgemma": Family(
+        "VaultGemma", attention_cap="attn_logit_softcapping", cap="final_logit_softcapping"
+    ),
+    "gpt_neox": Family("Pythia, GPT-NeoX-20B", partial=True, projections=("query_key_value",)),
+    "persimmon": Family("Persimmon-8B", partial=True, projections=("query_key_value",)),
 }
 """By `model_type`. Their logits are tested against stock attention."""
-
-_INDEXER = "its layers select by an indexer of their own"
-
-LIMITS: dict[str, str] = {
-    "falcon": "its attention is not on the attention interface of transformers",
-    **dict.fromkeys(("gemma3n_text", "gemma4_text"), "layers share keys and values past the cache"),
-    "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",
-    "jamba": "transformers forgets its recurrent state where several tokens continue a text",
-    "bamba": "transformers counts its positions anew where a text is continued",
-    "zamba2": "layers share attention modules",
-    "minimax": "it needs a cache of its own, in which recurrent states are kept otherwise",
-    "kimi_linear": "some layers keep latents, the others a recurrent state",
-    **dict.fromkeys(
-        (
-            "deepseek_v32",
-            "glm_moe_dsa",
-            "deepseek_v4",
-            "hy_v4",
-            "axk2",
-            "dots3_note_text",
-            "mistral_large4_text",
-            "glm5_next_text",
-        ),
-        _INDEXER,
-    ),
-    "paligemma": "it reads its prompt in both directions",
-    "gpt2": "it has learned positions in place of rotary ones",
-}
-"""Why ESA cannot be attached to a known `model_type`."""
 
 
 def check_type(kind: object) -> None:

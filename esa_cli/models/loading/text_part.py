@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.attachment.supported_families import FAMILIES, LIMITS
+from esa_cli.models.attachment.refused_families import LIMITS
+from esa_cli.models.attachment.supported_families import FAMILIES
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, stored_weights
 from esa_cli.models.files.config_cache import cache_config, cached_config
 from esa_cli.models.loading.quiet_transformers import quiet_transformers

@@ -19,7 +19,7 @@ _SIZES = (
     "tie_word_embeddings",
 )
 
-GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe")
 """Families with a gate of attention's output."""
 
 
