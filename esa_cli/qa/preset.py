@@ -22,28 +22,12 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods.part_registry import KINDS
 from esa_cli.qa.answer_settings import AnswerSettings
-from esa_cli.qa.preset_files import available, find, read_file, shipped, shipped_dir, user_dir
+from esa_cli.qa.preset_files import find, read_file, shipped
 from esa_cli.qa.preset_override import parse_override
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import dump_yaml
 
 DEFAULT = "smollm2-135m"
-__all__ = [
-    "DEFAULT",
-    "Generation",
-    "Preset",
-    "Prompt",
-    "available",
-    "dump",
-    "find",
-    "load",
-    "merge",
-    "shipped_dir",
-    "user_dir",
-    "validated",
-]
-
-
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 

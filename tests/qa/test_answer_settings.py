@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.qa import method_presets, preset
+from esa_cli.qa import method_presets, preset, preset_files
 from esa_cli.qa.answer_from_text import ROOM
 from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.reading.span_search import LONGEST
@@ -105,7 +105,7 @@ def test_an_adapter_is_shown_no_examples() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted({path.stem for path in preset.shipped_dir().glob("*.yaml")} - {"tiny-random"}),
+    sorted({path.stem for path in preset_files.shipped_dir().glob("*.yaml")} - {"tiny-random"}),
 )
 def test_shipped_presets_without_an_adapter_have_examples_that_fit(name: str) -> None:
     made = preset.load(name)

@@ -14,7 +14,7 @@ from esa_cli.models import DEFAULT_MODEL, parse_reference
 from esa_cli.qa import preset, preset_files
 from esa_cli.qa.resolved_preset import resolve
 
-SHIPPED = sorted(path.stem for path in preset.shipped_dir().glob("*.yaml"))
+SHIPPED = sorted(path.stem for path in preset_files.shipped_dir().glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_shipped_presets_load_and_build(name: str) -> None:
     resolve(chosen)
     parse_reference(chosen.model)
     assert chosen.description
-    assert preset.find(name).read_text().startswith("# ")
+    assert preset_files.find(name).read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -91,7 +91,7 @@ def test_extending_in_a_circle_is_refused(tmp_path: Path) -> None:
 
 def test_ones_own_preset_may_extend_the_shipped_one_of_its_name(no_user_presets: Path) -> None:
     write(no_user_presets / "tiny-random.yaml", "extends: tiny-random\ndescription: mine")
-    shipped = preset.shipped_dir() / "tiny-random.yaml"
+    shipped = preset_files.shipped_dir() / "tiny-random.yaml"
     chosen = preset.load("tiny-random")
     assert chosen.description == "mine"
     assert chosen.window == preset.load(str(shipped)).window
@@ -270,7 +270,7 @@ def test_users_presets_come_before_shipped_ones(no_user_presets: Path) -> None:
     write(no_user_presets / "qwen3-4b.yaml", "extends: tiny-random\ndescription: changed")
     assert preset.load("mine").description == "mine"
     assert preset.load("qwen3-4b").description == "changed"
-    assert set(SHIPPED) | {"mine"} == set(preset.available())
+    assert set(SHIPPED) | {"mine"} == set(preset_files.available())
 
 
 def test_a_preset_cannot_make_python_objects(tmp_path: Path) -> None:

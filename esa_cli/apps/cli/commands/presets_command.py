@@ -21,7 +21,8 @@ def list_() -> None:
     """List the presets, your own and those that came with esa."""
     from esa_cli.apps.cli.terminal import print_table
     from esa_cli.errors import PresetError
-    from esa_cli.qa.preset import available, load, user_dir
+    from esa_cli.qa.preset import load
+    from esa_cli.qa.preset_files import available, user_dir
 
     rows = []
     for name, path in sorted(available().items()):
