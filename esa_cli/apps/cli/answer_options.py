@@ -21,6 +21,7 @@ Form = Annotated[
     Literal["auto", "span", "text"] | None,
     typer.Option(
         "--answer",
+        metavar="auto|span|text",
         help="span: a quotation; text: in free words; auto: as the question asks for.",
     ),
 ]

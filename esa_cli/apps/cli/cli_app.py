@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-import typer.core
 import typer.main
 
+from esa_cli.apps.cli.command_help import PlainCommand
 from esa_cli.version import __version__
 
 COMMANDS = (
@@ -40,20 +40,6 @@ COMMANDS = (
 )
 """In the order of `esa --help`. `train-reader` is the function `train_reader` of
 `commands/train_reader_command.py`, or its `app` where it has commands of its own."""
-
-
-class PlainCommand(typer.core.TyperCommand):
-    """A command whose usage line has its arguments as their metavars are, `DOC...`: some versions
-    of typer put braces, brackets and dots around them, `{DOC...}...`."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        pieces = [self.options_metavar] if self.options_metavar else []
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, typer.core.TyperArgument) and not parameter.hidden:
-                name = parameter.metavar or str(parameter.name).upper()
-                bare = parameter.required or name.startswith("[")
-                pieces.append(name if bare else f"[{name}]")
-        return pieces
 
 
 def root(

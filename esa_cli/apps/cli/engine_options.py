@@ -20,6 +20,7 @@ EngineName = Annotated[
     Literal["local", "ray"],
     typer.Option(
         "--engine",
+        metavar="local|ray",
         help="local: this process, or --workers of this machine; ray: actors of a Ray cluster.",
     ),
 ]
@@ -27,6 +28,7 @@ Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
+        metavar="N",
         min=1,
         help="Processes of this machine; of --engine ray actors, else one for each GPU or machine.",
     ),

@@ -27,15 +27,14 @@ Preset = Annotated[
     typer.Option(
         "--preset",
         "-p",
+        metavar="NAME",
         help="A name from `esa presets list`, or a YAML file.",
         autocompletion=completion.presets,
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model", "-m", help="A hub id, a folder, a .gguf file or a wheel, over the preset's."
-    ),
+    typer.Option("--model", "-m", metavar="REF", help="A hub id, folder, .gguf file or wheel."),
 ]
 Set = Annotated[
     list[str] | None,
@@ -50,16 +49,21 @@ Plugin = Annotated[
     typer.Option("--plugin", metavar="FILE", help="Run a plugin file first. Repeatable."),
 ]
 Device = Annotated[
-    str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps, or balanced (all GPUs).")
+    str,
+    typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps or balanced."),
 ]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, int8, nf4, ...")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", metavar="NAME", help="auto, float32, bfloat16, int8, nf4, ...")
+]
 Cache = Annotated[
-    str, typer.Option("--cache", help="Where keys and values are: auto, device, host or disk.")
+    str,
+    typer.Option("--cache", metavar="PLACE", help="Of keys and values: auto, device, host, disk."),
 ]
 Method = Annotated[
     str | None,
     typer.Option(
         "--method",
+        metavar="NAME",
         help="Answer from rows by a whole method, by its name in `esa methods`.",
         autocompletion=completion.methods,
     ),
@@ -68,6 +72,7 @@ Methods = Annotated[
     str,
     typer.Option(
         "--methods",
+        metavar="NAME,...",
         help="Names from `esa methods`, with commas; `preset`: the preset as it is.",
         autocompletion=completion.method_list,
     ),
@@ -76,27 +81,31 @@ MethodsOrDefault = Annotated[
     str | None,
     typer.Option(
         "--methods",
+        metavar="NAME,...",
         help="Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
         "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
         autocompletion=completion.method_list,
     ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-new-tokens", min=1, help="The longest answer, in tokens.")
+    int | None,
+    typer.Option("--max-new-tokens", metavar="N", min=1, help="The longest answer, in tokens."),
 ]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", min=0.0, help="0: always the likeliest word.")
+    float | None,
+    typer.Option("--temperature", metavar="T", min=0.0, help="0: always the likeliest word."),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", min=0, max=2**63 - 1, help="Makes a sampled answer repeatable."),
+    typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Makes sampling repeatable."),
 ]
 TimeLimit = Annotated[
     float | None,
     typer.Option("--time-limit", min=0, metavar="MINUTES", help="Begin nothing after so long."),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="JSON lines; a file that is there is continued.")
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="JSON lines; a file that is there is continued."),
 ]
 Keep = Annotated[
     bool | None,

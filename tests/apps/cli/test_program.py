@@ -87,7 +87,13 @@ def test_lists_of_commands_are_not_cut_and_usage_lines_are_plain() -> None:
             with below.make_context("esa", [], resilient_parsing=True) as context:
                 usage = below.get_usage(context)
             assert not any(cut in usage for cut in ("{", "...]...", "[[")), usage
-            assert "default: ()" not in below.get_help(context)
+
+
+def test_help_says_what_to_write_and_has_no_type_of_python() -> None:
+    types = r"<\w+|\b(?:TEXT|INTEGER|FLOAT|PATH|BOOLEAN|None|\w+Path)\b|[<>]=|default: \("
+    for path, below in COMMANDS:
+        with below.make_context("esa", [], resilient_parsing=True) as context:
+            assert re.findall(types, below.get_help(context)) == [], path
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -15,25 +15,37 @@ from esa_cli.apps.cli.answer_options import AnswerOptions
 from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
 
 SelectorName = Annotated[
-    str | None, typer.Option("--selector", help="Answer from rows by this selector.")
+    str | None,
+    typer.Option("--selector", metavar="NAME", help="Answer from rows by this selector."),
 ]
-ScoreName = Annotated[str | None, typer.Option("--score", help="Answer from rows by this score.")]
+ScoreName = Annotated[
+    str | None, typer.Option("--score", metavar="NAME", help="Answer from rows by this score.")
+]
 PositionName = Annotated[
-    str | None, typer.Option("--position", help="Answer from rows at these positions.")
+    str | None,
+    typer.Option("--position", metavar="NAME", help="Answer from rows at these positions."),
 ]
 InLibrary = Annotated[
     bool, typer.Option("--library", help="Ask about all documents of the library, too.")
 ]
 Shown = Annotated[
-    int | None, typer.Option("--evidence", min=0, max=50, help="Passages below the answer; 3.")
+    int | None,
+    typer.Option(
+        "--evidence", metavar="N", min=0, max=50, help="Passages below the answer, up to 50; 3."
+    ),
 ]
 Report = Annotated[
-    Path | None, typer.Option("--report", help="Write a page with the text and what was looked at.")
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Write a page with the text and what was looked at."
+    ),
 ]
 Read = Annotated[
     Literal["after", "first", "never"],
     typer.Option(
-        "--read", help="When the finder reads a new document: after a first answer, before, never."
+        "--read",
+        metavar="after|first|never",
+        help="When the finder reads a new document: after a first answer, before, never.",
     ),
 ]
 Lines = Annotated[bool, typer.Option("--stdin", help="Every line of standard input is a question.")]

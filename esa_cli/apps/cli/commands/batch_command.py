@@ -39,11 +39,19 @@ Documents = Annotated[
     typer.Argument(metavar="DOC...", help="What questions without documents are about."),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", "-o", help="The answers, JSON lines; what is there is continued.")
+    Path,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="The answers, JSON lines; what is there is continued."
+    ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="The first N questions only.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="The first N questions only.")
+]
 Kept = Annotated[
-    int, typer.Option("--evidence", min=0, max=50, help="Passages to keep of each answer.")
+    int,
+    typer.Option(
+        "--evidence", metavar="N", min=0, max=50, help="Passages to keep of each answer, up to 50."
+    ),
 ]
 Again = Annotated[
     bool, typer.Option("--retry-failed", help="Ask again what got an error the last time.")

@@ -31,15 +31,24 @@ Name = Annotated[
         metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
     ),
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="The folder with the official files.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="The folder with the official files.")
+]
 Download = Annotated[
     bool, typer.Option("--download", help="Fetch the files into --data first, from the hub.")
 ]
 Tasks = Annotated[
-    str | None, typer.Option("--tasks", help="Tasks with commas; else those whose files are there.")
+    str | None,
+    typer.Option(
+        "--tasks", metavar="NAME,...", help="Tasks with commas; else those whose files are there."
+    ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Records of each task.")]
-Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the table, as table.md.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Records of each task.")
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table, as table.md.")
+]
 
 
 @options.command

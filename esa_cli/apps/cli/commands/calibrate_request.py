@@ -24,13 +24,22 @@ def _file(help_: str, *names: str) -> Any:
 class TrainingOptions:
     """Fields of `train_maps.TrainingSettings`."""
 
-    epochs: Annotated[int, typer.Option(min=0, help="Of learned: passes over the text.")] = 10
-    batch: Annotated[int, typer.Option(min=1, help="Of learned: queries and keys a step.")] = 128
-    lr: Annotated[float, typer.Option(min=0.0, help="Of learned: Adam's learning rate.")] = 5e-4
+    epochs: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Of learned: passes over the text.")
+    ] = 10
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of learned: queries and keys a step.")
+    ] = 128
+    lr: Annotated[
+        float, typer.Option(metavar="RATE", min=0.0, help="Of learned: Adam's learning rate.")
+    ] = 5e-4
     loss: Annotated[
-        str, typer.Option(help="Of learned: mse, the paper's, or rank, the keys' order.")
+        str,
+        typer.Option(
+            metavar="mse|rank", help="Of learned: mse, the paper's, or rank, the keys' order."
+        ),
     ] = "mse"
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of learned.")] = 0
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**31, help="Of learned.")] = 0
 
 
 @dataclass(frozen=True)
@@ -46,14 +55,20 @@ class CalibrationRequest:
             "is.",
         ),
     ] = "esa"
-    tokens: Annotated[int, typer.Option(min=1, help="Read at most so many tokens.")] = 50_000
+    tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Read at most so many tokens.")
+    ] = 50_000
     method: Annotated[
-        str, typer.Option(help="all, closed-form, pca or learned: what is fitted.")
+        str,
+        typer.Option(metavar="METHOD", help="all, closed-form, pca or learned: what is fitted."),
     ] = "all"
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Numbers per token and layer, in every layer.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Numbers per token and layer, in every layer."),
     ] = None
-    k: Annotated[list[int] | None, typer.Option(min=1, help="Recall at k. Repeatable.")] = None
+    k: Annotated[
+        list[int] | None, typer.Option(metavar="N", min=1, help="Recall at k. Repeatable.")
+    ] = None
     out: Annotated[Path, _file("Where the maps go: safetensors.", "--out", "-o")] = Path(
         "compressor.safetensors"
     )

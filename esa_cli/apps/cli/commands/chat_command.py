@@ -23,7 +23,9 @@ Documents = Annotated[
 ]
 Shown = Annotated[
     int | None,
-    typer.Option("--evidence", min=0, max=50, help="Passages to show under each answer; 3."),
+    typer.Option(
+        "--evidence", metavar="N", min=0, max=50, help="Passages under each answer, up to 50; 3."
+    ),
 ]
 
 

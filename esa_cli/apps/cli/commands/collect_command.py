@@ -26,7 +26,11 @@ Arguments = Annotated[
 ]
 Form = Annotated[
     Literal["table", "csv", "jsonl"],
-    typer.Option("--format", help="Of standard output; csv and jsonl come as they are found."),
+    typer.Option(
+        "--format",
+        metavar="table|csv|jsonl",
+        help="Of standard output; csv and jsonl come as they are found.",
+    ),
 ]
 
 

@@ -45,12 +45,17 @@ Distinct = Annotated[
 InLibrary = Annotated[bool, typer.Option("--library", help="All documents of the library, too.")]
 Read = Annotated[
     Literal["first", "never"],
-    typer.Option("--read", help="Whether the finder reads a new document first."),
+    typer.Option(
+        "--read", metavar="first|never", help="Whether the finder reads a new document first."
+    ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", help="Places as JSON lines, as they are found; what is there is continued."
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Places as JSON lines, as they are found; what is there is continued.",
     ),
 ]
 

@@ -12,7 +12,10 @@ from esa_cli.apps.cli.commands.ask_command import Arguments
 from esa_cli.apps.cli.options import ModelOptions
 
 Passages = Annotated[
-    int, typer.Option("--passages", min=0, help="Selected passages to show for each method.")
+    int,
+    typer.Option(
+        "--passages", metavar="N", min=0, help="Selected passages to show for each method."
+    ),
 ]
 if TYPE_CHECKING:
     from esa_cli.apps.cli.terminal import Reporter

@@ -12,7 +12,10 @@ from esa_cli.apps.cli.options import ModelOptions
 
 MOST = 9
 Count = Annotated[
-    int, typer.Option("--questions", "-n", min=1, max=MOST, help="Ask so many of the questions.")
+    int,
+    typer.Option(
+        "--questions", "-n", metavar="N", min=1, max=MOST, help="Ask so many of the questions."
+    ),
 ]
 Kept = Annotated[
     bool, typer.Option("--keep", help="Keep the chronicle in the library, to ask it more.")

@@ -15,7 +15,7 @@ from esa_cli.errors import UsageError
 
 TOP = 8
 
-Top = Annotated[int | None, typer.Option("--top", min=1, help="Passages at most; 8.")]
+Top = Annotated[int | None, typer.Option("--top", metavar="N", min=1, help="Passages at most; 8.")]
 Minimum = Annotated[
     float | None,
     typer.Option(
@@ -36,7 +36,11 @@ InLibrary = Annotated[
 ]
 Read = Annotated[
     Literal["first", "never"],
-    typer.Option("--read", help="Whether the finder reads a new document before it is searched."),
+    typer.Option(
+        "--read",
+        metavar="first|never",
+        help="Whether the finder reads a new document before it is searched.",
+    ),
 ]
 
 

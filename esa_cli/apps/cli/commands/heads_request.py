@@ -25,14 +25,23 @@ class HeadsRequest:
         ),
     ] = None
     length: Annotated[
-        str | None, typer.Option(help=f"Tokens of the text, as 32k; else {LENGTH}.")
+        str | None,
+        typer.Option(metavar="TOKENS", help=f"Tokens of the text, as 32k; else {LENGTH}."),
     ] = None
     questions: Annotated[
         int | None,
-        typer.Option(min=8, max=32, help=f"How many needles are asked for; else {QUESTIONS}."),
+        typer.Option(
+            metavar="N",
+            min=8,
+            max=32,
+            help=f"How many needles are asked for, 8 to 32; else {QUESTIONS}.",
+        ),
     ] = None
     haystack: Annotated[
-        Path | None, typer.Option(help="A text file, or a folder of them; else a generated text.")
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR", help="A text file, or a folder of them; else a generated text."
+        ),
     ] = None
     pairs: Annotated[
         tuple[Path, Path] | None,
@@ -43,13 +52,17 @@ class HeadsRequest:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option(min=4, help=f"With --pairs: how many, one a passage; else {SAMPLES}."),
+        typer.Option(
+            metavar="N", min=4, help=f"With --pairs: how many, one a passage; else {SAMPLES}."
+        ),
     ] = None
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="With --pairs: of this kind; else reworded. Repeatable."),
+        typer.Option(metavar="NAME", help="With --pairs: of this kind; else reworded. Repeatable."),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Other places, other text; other pairs.")] = 0
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Other places, other text; other pairs.")
+    ] = 0
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),

@@ -22,7 +22,11 @@ Documents = Annotated[
 ]
 Rows = Annotated[
     Literal["int8", "native"],
-    typer.Option("--rows", help="How keys and values are kept: in 8 bits, or bit for bit."),
+    typer.Option(
+        "--rows",
+        metavar="int8|native",
+        help="How keys and values are kept: in 8 bits, or bit for bit.",
+    ),
 ]
 Watch = Annotated[
     bool, typer.Option("--watch", help="Go on: read new and changed files until Ctrl-C.")

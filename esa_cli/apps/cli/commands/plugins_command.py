@@ -46,7 +46,9 @@ def settings_of(cls: type) -> str:
 @app.command("new")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The selector's name.")],
-    folder: Annotated[Path, typer.Option("--folder", help="Where to write it.")] = Path(),
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Where to write it.")
+    ] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
     from esa_cli.methods.plugin_loading import load_installed

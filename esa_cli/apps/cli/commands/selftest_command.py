@@ -32,25 +32,30 @@ Test = Annotated[
     ),
 ]
 Length = Annotated[
-    str | None, typer.Option("--len", help="Tokens of the document, as 32k. Default: 16k.")
+    str | None,
+    typer.Option("--len", metavar="TOKENS", help="Tokens of the document, as 32k. Default: 16k."),
 ]
-Lengths = Annotated[str | None, typer.Option("--lens", help="Several lengths, as 8k,16k,32k.")]
+Lengths = Annotated[
+    str | None, typer.Option("--lens", metavar="TOKENS,...", help="Several lengths, as 8k,16k,32k.")
+]
 Depths = Annotated[
     str | None,
-    typer.Option("--depths", help="A count of even depths, or percents: 0,25,50, or 50%."),
+    typer.Option("--depths", metavar="N|PERCENTS", help="So many, evenly apart, or 0,25,50."),
 ]
 Samples = Annotated[
-    int, typer.Option("--samples", min=1, help="Questions for each test and length.")
+    int, typer.Option("--samples", metavar="N", min=1, help="Questions for each test and length.")
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Other needles, other text.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Other needles, other text.")]
 HaystackFile = Annotated[
     Path | None,
-    typer.Option("--haystack", help="A text file, or a folder of them; else a generated text."),
+    typer.Option("--haystack", metavar="FILE|DIR", help="A text or a folder; else one is made."),
 ]
 Reading = Annotated[
     Literal["shared", "own"],
     typer.Option(
-        "--reading", help="shared: one reading serves all methods; own: each reads by its own rule."
+        "--reading",
+        metavar="shared|own",
+        help="shared: one reading serves all methods; own: each reads by its own rule.",
     ),
 ]
 Exact = Annotated[
@@ -59,8 +64,12 @@ Exact = Annotated[
 Dense = Annotated[
     bool, typer.Option("--dense/--no-dense", help="Measure the model's own ceiling, too.")
 ]
-Report = Annotated[Path | None, typer.Option("--report", help="Write a page, as report.html.")]
-Picture = Annotated[Path | None, typer.Option("--png", help="Write the heat map as a picture.")]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE", help="Write a page, as report.html.")
+]
+Picture = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Write the heat map as a picture.")
+]
 
 
 @options.command

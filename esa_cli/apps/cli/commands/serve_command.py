@@ -31,11 +31,18 @@ Allow = Annotated[
 Stored = Annotated[
     bool, typer.Option("--library", help="Requests may name what the library has stored.")
 ]
-Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
+Host = Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")]
+Port = Annotated[
+    int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")
+]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="ESA_TOKEN", help="What clients must show as their API key."),
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        envvar="ESA_TOKEN",
+        help="What clients must show as their API key; else $ESA_TOKEN.",
+    ),
 ]
 MaxBody = Annotated[str, typer.Option("--max-body", metavar="SIZE", help="The largest request.")]
 MaxQuestion = Annotated[
@@ -45,7 +52,10 @@ MaxQuestion = Annotated[
     ),
 ]
 MaxQueue = Annotated[
-    int, typer.Option("--max-queue", min=0, help="Questions that may wait; more are sent away.")
+    int,
+    typer.Option(
+        "--max-queue", metavar="N", min=0, help="Questions that may wait; more are sent away."
+    ),
 ]
 Timeout = Annotated[
     float,

@@ -23,33 +23,43 @@ class FinderTrainingRequest:
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Where the finder goes; needed."),
     ] = None
-    minutes: Annotated[float, typer.Option(min=0.0, help="Of training.")] = 45.0
+    minutes: Annotated[float, typer.Option(metavar="MINUTES", min=0.0, help="Of training.")] = 45.0
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Train for so many, however long that takes.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Train for so many, however long that takes."),
     ] = None
     start: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Train this finder on, with its sizes, not a new one."),
     ] = None
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Of the model that run.", show_default="14")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Of the model that run.", show_default="14"),
     ] = None
     first: Annotated[
         int | None,
-        typer.Option(min=0, help="Of them that the adapter changes.", show_default="8"),
+        typer.Option(
+            metavar="N", min=0, help="Of them that the adapter changes.", show_default="8"
+        ),
     ] = None
-    rank: Annotated[int | None, typer.Option(min=1, help="Of the adapter.", show_default="32")] = (
-        None
-    )
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of the adapter.", show_default="32")
+    ] = None
     dim: Annotated[
         int | None,
-        typer.Option(min=1, help="Numbers of a token's reduced key.", show_default="128"),
+        typer.Option(
+            metavar="N", min=1, help="Numbers of a token's reduced key.", show_default="128"
+        ),
     ] = None
     lr: Annotated[
         float,
-        typer.Option(min=0.0, help="The highest learning rate; that of the maps is twice it."),
+        typer.Option(
+            metavar="RATE", min=0.0, help="The highest learning rate; that of the maps is twice it."
+        ),
     ] = 5e-4
-    batch: Annotated[int, typer.Option(min=2, help="Passages a step; they compete.")] = 40
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Passages a step; they compete.")
+    ] = 40
     held_out: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Score by this text, do not train on it. Repeatable."),
@@ -60,7 +70,9 @@ class FinderTrainingRequest:
             min=0.0, metavar="MINUTES", help="Score before the training and so often, too."
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Other crops, other order.")] = 1
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**31, help="Other crops, other order.")
+    ] = 1
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
     ] = False

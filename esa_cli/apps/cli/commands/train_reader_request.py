@@ -23,15 +23,18 @@ class ReaderTrainingRequest:
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Where the adapter goes; needed."),
     ] = None
-    minutes: Annotated[float, typer.Option(min=0.0, help="Of training.")] = 60.0
+    minutes: Annotated[float, typer.Option(metavar="MINUTES", min=0.0, help="Of training.")] = 60.0
     examples: Annotated[
-        int | None, typer.Option(min=1, help="Train on so many, however long that takes.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Train on so many, however long that takes."),
     ] = None
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Of a new adapter.", show_default="16")
+        int | None, typer.Option(metavar="N", min=1, help="Of a new adapter.", show_default="16")
     ] = None
-    lr: Annotated[float, typer.Option(min=0.0, help="The highest learning rate.")] = 6e-4
-    batch: Annotated[int, typer.Option(min=1, help="Examples a step.")] = 16
+    lr: Annotated[
+        float, typer.Option(metavar="RATE", min=0.0, help="The highest learning rate.")
+    ] = 6e-4
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Examples a step.")] = 16
     held_out: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Score by this text, do not train on it. Repeatable."),
@@ -52,7 +55,9 @@ class ReaderTrainingRequest:
             metavar="FOLDER", help="Windows that a finder ranks first: NAME.jsonl, not BM25's."
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Other examples, other order.")] = 1
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**31, help="Other examples, other order.")
+    ] = 1
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
     ] = False
