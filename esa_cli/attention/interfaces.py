@@ -97,7 +97,7 @@ class KVStore(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use, reduced keys included."""
+        """Bytes that its rows and reduced keys take, where they are."""
         ...
 
     @property

@@ -28,11 +28,8 @@ from esa_cli.qa.prompt import PromptTokens
 from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
 from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
+from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.system.progress import Progress
-
-BEHIND = 2048
-"""Tokens that there is room for behind a document, for questions and answers."""
-
 
 def feed(
     model: Any,
@@ -46,8 +43,6 @@ def feed(
     Args:
         cache: of an attachment; it gets the keys and values. done: called after every piece.
     """
-    if not cache.get_seq_length():
-        cache.expect(len(ids) + BEHIND)
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -167,12 +162,15 @@ class Prefill:
         ids: list[int],
         done: PrefilledDocument | None = None,
         method: Method | None = None,
+        reserve: int = RESERVE,
     ) -> None:
         """Sets the ids to prefill; `resume` runs them.
 
         Args:
             ids: of `prompt.document`. done: what was read of them before, by the same method; its
                 stores are read on into. method: prefills in place of the one that answers.
+            reserve: tokens that there is room for behind them; 0 where they will be opened, which
+                makes room of its own.
 
         Raises:
             UsageError: rows are to be on disk, and `done` has no stores there.
@@ -182,7 +180,8 @@ class Prefill:
         self._todo, self._head = ids, len(self.prompt.head())
         if done is None:
             check_in_memory(self.placement.cache)
-            self.cache = self.attachment.new_cache(self.placement.stores(len(ids) + BEHIND))
+            self.cache = self.attachment.new_cache(self.placement.stores(len(ids)))
+            self.cache.expect(len(ids) + reserve)
         else:
             self._ids = ids[: len(done.ids)]
             states = [done.layer_states(i) for i in range(len(done.stores))]

@@ -133,7 +133,7 @@ class RowIngest(PartIngest):
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
         try:
-            session.begin(ids)
+            session.begin(ids, reserve=0)
             session.resume(hear)
         except BaseException:
             session.clear()

@@ -1,9 +1,9 @@
 """A matrix that grows by rows.
 
-On the processor it is a list of segments (1,024 rows, then doubling up to 16,384), none of which is
-ever copied, so a 300k-token document never needs twice its memory. On a GPU it is one segment, as
-finding the segment of a row there would wait for the GPU in every layer: of as many rows as are
-expected, or else copied into one a quarter longer when it is full.
+On the processor it is a list of segments, none of which is ever copied, so a 300k-token document
+never needs twice its memory. On a GPU it is one segment, as finding the segment of a row there
+would wait for the GPU in every layer: of as many rows as are expected, and copied into a longer one
+when it is full. `row_allocation` has the sizes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-FIRST_SEGMENT = 1024
-LAST_SEGMENT = 16384
-GROWTH = 1.25
-"""Length of a copied segment, in that of the full one."""
-
-
-def in_one_segment(device: torch.device) -> bool:
-    """Whether rows on this device are one segment."""
-    return device.type == "cuda"
+from esa_cli.storage.row_allocation import (
+    in_one_segment,
+    next_segment,
+    one_segment,
+    pinned_bytes,
+)
 
 
 def as_index(places: Sequence[int]) -> slice | list[int]:
@@ -53,8 +50,12 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows in use; the system does not allocate the untouched rest."""
-        return self.length * self.width * self.dtype.itemsize
+        """Bytes allocated; on the processor those of the rows in use, as the system gives no
+        memory for what was not written to."""
+        row = self.width * self.dtype.itemsize
+        if self.pinned:
+            return sum(pinned_bytes(one.shape[0] * row) for one in self._segments)
+        return (self.capacity if self._whole else self.length) * row
 
     def expect(self, length: int) -> None:
         """Says how many rows there will be. Nothing is allocated before they are appended."""
@@ -63,15 +64,15 @@ class GrowingRows:
     def _grow(self, need: int, kept: int) -> None:
         """Makes room for `need` rows; the first `kept` of those there are in use."""
         if self._whole and self.capacity < need:
-            longer = max(need, self._expected, int(GROWTH * self.capacity), FIRST_SEGMENT)
-            segment = self._new_segment(longer)
+            segment = self._new_segment(one_segment(need, self._expected, self.capacity))
             for at, view in self._pieces(0, kept):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < need:
-            start = self.capacity
-            self._segments.append(self._new_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, start))))
-            self._starts.append(start)
+            segment = self._new_segment(next_segment(self.capacity))
+            # In one statement without calls, between whose halves no interruption (Ctrl-C) comes.
+            before, starts = self._segments, [*self._starts, self.capacity]
+            self._segments, self._starts = [*before, segment], starts
 
     def _new_segment(self, rows: int) -> Tensor:
         # Outside inference mode, so that rows appended there can be extended outside of it.
@@ -138,6 +139,7 @@ class GrowingRows:
     def after(self, start: int) -> GrowingRows:
         """A copy of the rows from `start` on."""
         rest = GrowingRows(self.width, self.dtype, self.device)
+        rest.expect(self._expected)
         rest.append(self.span(start, self.length))
         return rest
 

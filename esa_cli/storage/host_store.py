@@ -62,8 +62,8 @@ class HostStore(ReducedRows):
 
     @property
     def nbytes(self) -> int:
-        rows = len(self._host) * len(self) * self.heads * self.dim * self.dtype.itemsize
-        return rows + (self._features.nbytes if self._features else 0)
+        matrices = [*self._host, *([self._features] if self._features else [])]
+        return sum(one.nbytes for one in matrices) + self._recent.nbytes
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> None:

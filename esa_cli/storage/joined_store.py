@@ -42,6 +42,7 @@ class JoinedStore:
         self.heads, self.dim, self.shared = first.heads, first.dim, first.shared
         self.tail = tail
         self._parts = list(parts)
+        self._prefetched: tuple[Tensor, list[tuple[KVStore, Tensor]]] | None = None
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + part.high - part.low)
@@ -75,10 +76,29 @@ class JoinedStore:
         return all(part.store.resident for part in self._parts)
 
     def prefetch(self, at: Tensor) -> None:
-        """Nothing: what a question selects in several documents is fetched when it is gathered."""
+        """Begins to fetch, in all parts, what `gather(at)` with the same tensor will return."""
+        self._prefetched = at, self._divided(at)
+        for store, own in self._prefetched[1]:
+            store.prefetch(own)
+
+    def _divided(self, at: Tensor) -> list[tuple[KVStore, Tensor]]:
+        """Each store's part of ascending positions (K,), counted in it; the empty ones left out."""
+        edges = torch.tensor(self._starts[1:], device=at.device)
+        cuts = [0, *torch.searchsorted(at, edges).tolist(), at.shape[0]]
+        first = [start - part.low for start, part in zip(self._starts, self._parts, strict=False)]
+        stores = [*(part.store for part in self._parts), self.tail]
+        each = zip(stores, [*first, self.stored], pairwise(cuts), strict=True)
+        return [(store, at[low:high] - start) for store, start, (low, high) in each if low < high]
+
+    def _forget(self) -> None:
+        """Drops what was prefetched and, after an interruption, not gathered."""
+        prefetched, self._prefetched = self._prefetched, None
+        for store, own in prefetched[1] if prefetched else ():
+            store.prefetch(own[:0])
 
     def release(self) -> None:
         """Frees the parts' copies of rows."""
+        self._prefetched = None
         for part in self._parts:
             part.store.release()
 
@@ -95,18 +115,9 @@ class JoinedStore:
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        edges = torch.tensor(self._starts[1:], device=at.device)
-        cuts = [0, *torch.searchsorted(at, edges).tolist(), at.shape[0]]
-        found = []
-        for i, (low, high) in enumerate(pairwise(cuts)):
-            if low == high:
-                continue
-            if i < len(self._parts):
-                part = self._parts[i]
-                found.append(part.store.gather(at[low:high] - self._starts[i] + part.low))
-            else:
-                found.append(self.tail.gather(at[low:high] - self.stored))
-        return _together(found or [self.tail.span(0, 0)])
+        prefetched, self._prefetched = self._prefetched, None
+        own = prefetched[1] if prefetched and prefetched[0] is at else self._divided(at)
+        return _together([store.gather(one) for store, one in own] or [self.tail.span(0, 0)])
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
@@ -139,6 +150,7 @@ class JoinedStore:
 
     def extend_last_part(self, count: int) -> None:
         """Drops the tail's first `count` tokens, which the last part has from now on."""
+        self._forget()
         last = self._parts[-1]
         self._parts[-1] = last._replace(high=last.high + count)
         self._starts[-1] += count
@@ -148,6 +160,7 @@ class JoinedStore:
         """Removes the last -tokens tokens of the tail. Raises ValueError if it has fewer."""
         if -tokens > len(self.tail):
             raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
+        self._forget()
         self.tail.crop(tokens)
 
 

@@ -11,6 +11,7 @@ from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
 from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.row_allocation import RESERVE
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def concatenate(
         ]
         keys, _ = first.span(0, 1)
         tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
+        tail.expect(RESERVE)
         stores.append(JoinedStore(parts, tail))
         maps = [document.projections[layer] for document in documents]
         fitted = [one for one in maps if one is not None]

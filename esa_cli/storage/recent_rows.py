@@ -35,6 +35,11 @@ class RecentRows:
         self.start = self.stop = 0
         self._rows: Tensor | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return 0 if self._rows is None else self._rows.nbytes
+
     def fits(self, count: int) -> bool:
         """Whether so many tokens can be appended to this buffer."""
         return self._rows is not None and self.stop - self.start + count <= self.capacity

@@ -21,8 +21,10 @@ from esa_cli.qa.cache_placement import CachePlacement
 from esa_cli.qa.planning import cache_places, costs, model_shape, plan
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
+from esa_cli.storage.growing_rows import GrowingRows
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.library import Library
+from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.storage.store_places import StorePlaces
 from esa_cli.system import machine
 
@@ -154,6 +156,39 @@ def written(folder: Any) -> Any:
     path = folder / "text.txt"
     path.write_text(TEXT, "utf-8")
     return path
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_what_is_counted_is_what_a_gpu_allocates(
+    loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked where it was read, or as a book, which is opened with a tail of its own."""
+    monkeypatch.setattr("esa_cli.storage.growing_rows.in_one_segment", lambda device: True)
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.begin(session.prompt.document(TEXT), reserve=0 if opened else RESERVE)
+        session.resume()
+        if opened:
+            session.open([session.prefilled_document()])
+        session.ask(QUESTION, max_new_tokens=2)
+        made, tokens = costs_of(loaded), session.document_tokens
+        allocated = session.cache.nbytes
+        if opened:  # no reduced keys of so few tokens are needed
+            allocated += RESERVE * made.rank * 4
+    assert made.keys_values(tokens, 4) + made.reduced_keys(tokens, 4) == allocated
+
+
+def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **more: empty(*size, **more))
+    rows = GrowingRows(48, torch.bfloat16, CPU, pinned=True)
+    rows.append(torch.zeros(1500, 48))
+    assert rows.nbytes == 2 * (128 << 10), "two segments of 96 KiB"
+    shape = replace(model_shape.shape_of(SHAPE), groups=4, dim=12)
+    made = costs.Costs(shape, resolve(preset.load("tiny-random")).method, 0, on_gpu=True)
+    assert cache_places.row_places(made, 1500, 2, 3).on_host == 3 * 2 * rows.nbytes
 
 
 # Plans

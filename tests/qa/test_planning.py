@@ -243,15 +243,3 @@ def test_peak_memory_is_this_process() -> None:
 def test_config_without_a_size_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="hidden_size"):
         model_shape.shape_of({"num_attention_heads": 2})
-
-
-def test_rows_are_counted_as_the_store_allocates_them() -> None:
-    from esa_cli.qa.resolved_preset import resolve
-    from esa_cli.storage.growing_rows import GrowingRows
-
-    method = resolve(preset.load("tiny-random")).method
-    gpu = costs.Costs(model_shape.shape_of(TINY), method, 8, on_gpu=True)
-    for tokens in (1, 1024, 1025, 20_000, 40_000):
-        rows = GrowingRows(1, torch.float32, torch.device("cpu"))
-        rows.append(torch.zeros(tokens, 1))
-        assert gpu.stored(tokens) == rows.capacity

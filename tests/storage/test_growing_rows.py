@@ -9,6 +9,7 @@ import torch
 
 from esa_cli.storage import growing_rows as rows_module
 from esa_cli.storage.growing_rows import GrowingRows
+from esa_cli.storage.row_allocation import LAST_SEGMENT, RESERVE
 
 WIDTH = 3
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def test_random_operations_match_a_list(
         assert rows.length == len(model)
         assert rows.capacity >= rows.length
         assert len(rows._segments) <= 1 or not whole
-        assert rows.nbytes == len(model) * WIDTH * 4
+        assert rows.nbytes == (rows.capacity if whole else len(model)) * WIDTH * 4
         low, high = sorted(draw.randint(0, len(model)) for _ in range(2))
         assert torch.equal(rows.span(low, high), as_tensor(model[low:high]))
         most = draw.choice([1, 5, 1000])
@@ -105,8 +106,16 @@ def test_expected_rows_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> No
     rows.append(numbered(10, 4990))
     assert (rows.capacity, rows.span(0, 1).data_ptr()) == (5000, first)
     rows.append(numbered(5000, 1))
-    assert rows.capacity == 6250
+    assert rows.capacity == 5000 + RESERVE
     assert torch.equal(rows.span(4990, 5001), numbered(4990, 11))
+
+
+def test_rows_that_nobody_expected_grow_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "in_one_segment", lambda device: True)
+    rows = filled(5000)
+    assert rows.capacity == 5000
+    rows.append(numbered(5000, 1))
+    assert rows.capacity == 6250
 
 
 def test_segments_double_up_to_the_largest() -> None:
@@ -114,7 +123,7 @@ def test_segments_double_up_to_the_largest() -> None:
     rows.append(torch.zeros(70000, 1))
     sizes = [segment.shape[0] for segment in rows._segments]
     assert sizes[:6] == [1024, 1024, 2048, 4096, 8192, 16384]
-    assert max(sizes) == rows_module.LAST_SEGMENT
+    assert max(sizes) == LAST_SEGMENT
 
 
 def test_span_inside_one_segment_is_a_view_and_across_is_a_copy() -> None:

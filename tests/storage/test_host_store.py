@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from esa_cli.storage.host_copies import HostCopies
 from esa_cli.storage.host_store import HostStore
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.recent_rows import RecentRows
 
@@ -98,7 +99,6 @@ def test_it_does_what_a_memory_store_does(steps: list[tuple[str, int, int]], nea
             host.release()
         assert len(host) == len(plain)
         assert host.reduced == plain.reduced
-        assert host.nbytes == plain.nbytes
     assert_equal(host.span(0, len(plain)), plain.span(0, len(plain)))
 
 
@@ -152,6 +152,38 @@ def test_only_selected_rows_are_copied() -> None:
     assert copies.rows == 8, "fetched beforehand"
 
 
+def joined(copies: DelayedCopies) -> JoinedStore:
+    """Two documents of 60 tokens, of which the device has the last 12, and a tail."""
+    parts = []
+    for _ in range(2):
+        host = HostStore(HEADS, DIM, torch.float32, copies, NEAR)
+        host.append(*torch.randn(2, HEADS, 60, DIM))
+        parts.append(StoreSlice(host, 0, 60))
+    made = JoinedStore(parts, MemoryStore(HEADS, DIM, torch.float32, CPU))
+    made.append(*torch.randn(2, HEADS, 5, DIM))
+    return made
+
+
+def test_concatenated_documents_are_fetched_beforehand() -> None:
+    copies = DelayedCopies()
+    both, at = joined(copies), torch.tensor([0, 7, 58, 62, 70, 122])
+    want = both.gather(at)
+    before, made = copies.begun, copies.made
+    both.prefetch(at)
+    assert (copies.begun - before, copies.made) == (2, made), "none is waited for"
+    assert_equal(both.gather(at), want)
+    assert copies.begun - before == 2
+    assert_equal(both.gather(at), want)
+
+
+def test_what_an_interrupted_question_prefetched_is_dropped() -> None:
+    both = joined(DelayedCopies())
+    both.prefetch(torch.tensor([0, 7, 62]))
+    both.crop(-5)
+    kept: list[Any] = [part.store for part in both._parts]
+    assert not any(one._fetch.at.numel() for one in kept)
+
+
 def test_layers_share_the_memory_that_rows_are_collected_in() -> None:
     copies, layers = DelayedCopies(), []
     for _ in range(4):
@@ -195,6 +227,8 @@ def test_the_device_keeps_the_near_tokens_and_reduced_keys_alone() -> None:
     assert recent.stop - recent.start <= recent.capacity < 2 * NEAR
     assert recent._rows is not None
     assert recent._rows.shape == (2, recent.capacity, HEADS * DIM)
+    written = sum(one.length for one in pair[0]._host)
+    assert pair[0].nbytes == (written + 2 * recent.capacity) * HEADS * DIM * 4
     pair[0].release()
     assert recent._rows is None
     assert_equal(pair[0].span(490, 500), pair[1].span(490, 500))

@@ -90,6 +90,7 @@ def collect(
     if shards.tokens < len(ids):
         _check_disk(attachment, shards, len(ids) - shards.tokens)
         cache = attachment.new_cache()
+        cache.expect(len(ids))
         collector = _ActivationCollector(attachment)
         cache.begin(QueryState(Phase.PREFILL, trace=collector))
         _refill(cache, shards, attachment)

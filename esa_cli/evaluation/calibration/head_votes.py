@@ -23,6 +23,7 @@ from esa_cli.models.attachment.attach import Attachment
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.qa.prefill import feed
 from esa_cli.qa.prompt import PromptTokens
+from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.system.progress import Progress
 
 ALL: HeadSet = ()
@@ -127,6 +128,7 @@ class PrefilledText:
 def prefill(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
     """A new cache, prefilled with these ids by the attached method."""
     cache = attachment.new_cache()
+    cache.expect(len(ids) + RESERVE)
     cache.begin(QueryState(Phase.PREFILL))
     feed(attachment.model, ids, cache, done=progress)
     return cache

@@ -150,7 +150,7 @@ class EsaCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values, reduced keys and states in use, all layers."""
+        """Bytes that keys, values, reduced keys and states of all layers take."""
         stores = [layer.memory.store for layer in self.own if layer.memory]
         return sum(store.nbytes for store in stores) + self.states.nbytes
 

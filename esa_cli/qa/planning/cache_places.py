@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from esa_cli.attention.window import Window
-from esa_cli.qa.planning.costs import FEED, Costs, segments
+from esa_cli.qa.planning.costs import FEED, Costs
 from esa_cli.storage.recent_rows import capacity
+from esa_cli.storage.row_allocation import RESERVE, pinned_bytes, segments
 
 STORED_AT_ONCE = 8192
 """Most tokens whose rows are in memory while a document is stored in the library."""
@@ -35,9 +36,9 @@ def row_places(costs: Costs, tokens: int, size: int, host_layers: int) -> RowPla
     shape = costs.shape
     there = costs.keys_values(tokens, size) // shape.rows * (shape.rows - host_layers)
     kinds, width = 1 if shape.shared else 2, shape.groups * shape.dim * size
-    near = capacity(near_tokens(costs.method.window)) * shape.row * size
-    # torch takes pinned memory in powers of two.
-    pinned = kinds * sum(1 << (rows * width - 1).bit_length() for rows in segments(tokens))
+    # What is asked about an opened document is on the device.
+    near = (capacity(near_tokens(costs.method.window)) + RESERVE) * shape.row * size
+    pinned = kinds * sum(pinned_bytes(rows * width) for rows in segments(tokens))
     return RowPlaces(host_layers, there + host_layers * near, host_layers * pinned)
 
 

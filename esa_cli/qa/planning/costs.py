@@ -21,7 +21,7 @@ from esa_cli.attention.scoring import KEEP_ELEMENTS
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import PresetError
 from esa_cli.qa.planning.model_shape import Shape
-from esa_cli.storage.growing_rows import FIRST_SEGMENT, LAST_SEGMENT
+from esa_cli.storage.row_allocation import with_reserve
 
 FEED = 1024
 """Tokens handed to the model at once in prefill; the method cuts them into its chunks. Measured on
@@ -30,15 +30,6 @@ LIBRARIES = 400 << 20
 """Bytes of torch, transformers and Python themselves."""
 TOKEN_BYTES = 64
 """Bytes of a token beside its rows: text, id and offsets, and their copies when they are stored."""
-
-
-def segments(tokens: int) -> list[int]:
-    """Rows of each segment that is allocated for so many."""
-    found, capacity = list[int](), 0
-    while capacity < tokens:
-        found.append(min(LAST_SEGMENT, max(FIRST_SEGMENT, capacity)))
-        capacity += found[-1]
-    return found
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class Costs:
 
     def stored(self, tokens: int) -> int:
         """Rows allocated for `tokens`; RAM that was never written to is not taken."""
-        return sum(segments(tokens)) if self.on_gpu else tokens
+        return with_reserve(tokens) if self.on_gpu else tokens
 
     def keys_values(self, tokens: int, size: int) -> int:
         shape = self.shape

@@ -76,6 +76,8 @@ class Writer:
             )
             for one in self._stored
         ]
+        for layer in self.layers:
+            layer.tail.expect(layout.segment)
 
     def flush(self, projections: Projections | None = None) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory.
