@@ -12,10 +12,14 @@ from esa_cli.attention.kernels.dispatch import choose
 from esa_cli.attention.method import Method
 from esa_cli.attention.moments import Moments
 from esa_cli.errors import PresetError
-from esa_cli.models.attachment.supported_families import family_of
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attachment.method_layers import method_layers
+from esa_cli.models.attachment.supported_families import FAMILIES, family_of
 from esa_cli.models.fingerprint import check_maps
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage.prefilled_document import PrefilledDocument
+
+HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
 
 
 def check_same_fit(old: Method | None, new: Method) -> None:
@@ -63,8 +67,17 @@ def check_fits_model(method: Method, model: Any) -> None:
     if last is not None and last >= layers:
         raise PresetError(
             f"score.heads must name layers below the model's {layers}, got {last}",
-            "the heads were found for another model; set score.heads=[]",
+            HEADS_HINT,
         )
+    if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
+        running = method_layers(model.config)
+        others = [layer for layer, _ in method.score.heads if layer not in running]
+        if others:
+            raise PresetError(
+                "score.heads must be in layers that attend to all tokens "
+                f"({', '.join(map(str, running))}), got layer {others[0]}",
+                HEADS_HINT,
+            )
 
 
 def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:

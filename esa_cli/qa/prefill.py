@@ -31,6 +31,7 @@ from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.system.progress import Progress
 
+
 def feed(
     model: Any,
     ids: Sequence[int],

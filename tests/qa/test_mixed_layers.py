@@ -9,11 +9,13 @@ import pytest
 from conftest import HYBRID, build_model
 
 from esa_cli import models
-from esa_cli.errors import UsageError
+from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.calibration_pipeline import open_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
+from esa_cli.qa.method_fit import check_fits_model
+from esa_cli.qa.resolved_preset import resolve
 from esa_cli.storage.library import Library
 
 pytestmark = pytest.mark.families
@@ -67,6 +69,17 @@ def test_a_stored_book_answers_as_one_in_memory(
         weights = [round(one.weight, 5) for one in reply.evidence]
         answers.append((reply.text, [one.start for one in reply.evidence], weights))
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "lfm2"])
+def test_heads_in_layers_that_run_no_method_are_refused(kind: str) -> None:
+    model: Any = build_model(kind, vocab_size=259)
+    own = ["selector.name=consensus", "score.name=vote"]
+    running = preset.load("tiny-random", [*own, "score.heads=[[1, 2]]"])
+    check_fits_model(resolve(running).method, model)
+    wrong = preset.load("tiny-random", [*own, "score.heads=[[1, 2], [0, 1]]"])
+    with pytest.raises(PresetError, match=r"attend to all tokens \(1\), got layer 0"):
+        check_fits_model(resolve(wrong).method, model)
 
 
 def test_maps_are_not_fitted_to_layers_with_windows(

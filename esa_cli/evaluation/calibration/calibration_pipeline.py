@@ -17,7 +17,7 @@ from esa_cli.evaluation.calibration.activations import collect, whole_key_method
 from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.layer_traits import layer_windows
+from esa_cli.models.attachment.method_layers import layer_windows
 from esa_cli.models.attachment.supported_families import keeps_state
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
 from esa_cli.models.loading.load import LoadedModel

@@ -20,6 +20,7 @@ from esa_cli.attention.temperature import Temperature
 from esa_cli.attention.weighted_rope import WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.kv_cache import Keeps
+from esa_cli.models.attachment.method_layers import ATTENTION_TYPES, layer_windows
 from esa_cli.models.attachment.supported_families import (
     HYBRID_SLIDING_ROTATE,
     IDLE_TYPES,
@@ -33,8 +34,6 @@ from esa_cli.models.attachment.supported_families import (
     layer_types,
 )
 
-FULL_TYPES = ("full_attention", *MIXED_TYPES)
-ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
 FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose rotary embedding has fixed frequencies where it has an alpha."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
@@ -80,41 +79,6 @@ def _rope_types(config: Any) -> list[str]:
         return ["default"]
     nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
     return [str(one.get("rope_type", "default")) for one in nested or [parameters]]
-
-
-def layer_windows(config: Any) -> list[int | None]:
-    """The window of each layer; None where it attends to all tokens, or has no attention.
-
-    A window that no text within the model's limit is longer than counts as none.
-
-    Raises:
-        ModelError: a layer is of another type, or none attends to all tokens.
-    """
-    types, window = layer_types(config), getattr(config, "sliding_window", None)
-    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
-        raise ModelError(
-            f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
-            "full or sliding attention",
-            "use a model of another family",
-        )
-    if not set(types) & {*ATTENTION_TYPES}:
-        raise ModelError(
-            f"no layer of this {config.model_type} model has attention, so that nothing can be "
-            "selected",
-            "use a model with full attention in some layers",
-        )
-    longest = getattr(config, "max_position_embeddings", None)
-    if window is None or (longest is not None and window >= longest):
-        return [None] * len(types)
-    windows = [window if one == "sliding_attention" else None for one in types]
-    if {*FULL_TYPES}.isdisjoint(types):
-        raise ModelError(
-            f"all layers of this {config.model_type} model attend to a window of {window} tokens "
-            "only, so that nothing can be selected",
-            "use a model with full attention in some layers (Mistral from v0.2 on), or "
-            "--set answer.from=text",
-        )
-    return windows
 
 
 def layer_traits(
