@@ -17,6 +17,7 @@ import threading
 from types import FrameType
 from typing import TextIO
 
+from esa_cli.apps.cli.wrapped_lines import wrapped
 from esa_cli.errors import (
     BUG,
     INTERRUPTED,
@@ -183,9 +184,9 @@ def _one_line(text: str) -> str:
 def _say(message: str, hint: str = "") -> None:
     _settle(sys.stdout)
     with contextlib.suppress(OSError, ValueError):
-        print(f"esa: {_one_line(message)}", file=sys.stderr)
+        print(wrapped(f"esa: {_one_line(message)}", sys.stderr), file=sys.stderr)
         if hint:
-            print(f"     {_one_line(hint)}", file=sys.stderr)
+            print(wrapped(f"     {_one_line(hint)}", sys.stderr), file=sys.stderr)
     _settle(sys.stderr)
 
 

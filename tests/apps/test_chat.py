@@ -156,10 +156,13 @@ def test_answers_go_to_stdout_and_passages_below(
     assert lines.take("one")
     out, err = capsys.readouterr()
     assert out == "You asked: one\n"
-    assert err.splitlines() == [
+    passages = [
         f"  book{n}.txt, page {n + 1}, line {10 * n + 1} (50%): passage {n} of alpha"
         for n in range(3)
     ]
+    assert err.splitlines() == ["  passages, with how much each counts for the answer:", *passages]
+    assert lines.take("two")
+    assert capsys.readouterr().err.splitlines() == passages, "it is explained once"
 
 
 def test_no_evidence_is_said(
@@ -496,7 +499,7 @@ def test_quiet_shows_what_was_asked_for_and_what_is_to_be_known(
     asker.found = False
     result = command(monkeypatch, asker, b"one\n", "a.txt", "--max-new-tokens", "1", *words)
     assert result.stdout == "You\n"
-    assert result.stderr.count("passage") == count
+    assert result.stderr.count(": passage ") == count
     assert "may not contain the answer" in result.stderr
     assert "was cut off" in result.stderr
 

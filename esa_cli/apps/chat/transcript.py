@@ -45,7 +45,7 @@ def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange
         if not one.found and not says_not_told(one.answer):
             lines += ["", "*(the documents may not contain the answer)*"]
         if one.evidence:
-            lines += ["", "Evidence:", ""]
+            lines += ["", "Passages, with how much each counts for the answer:", ""]
         for rank, passage in enumerate(one.evidence, 1):
             words = " ".join(passage.text.split())
             lines.append(f"{rank}. {place(passage)} ({passage.weight:.0%}): {words}")

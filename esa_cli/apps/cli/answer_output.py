@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Passages under an answer unless --evidence says how many."""
 NOT_FOUND = "the documents may not contain the answer"
+WEIGHTS = "  passages, with how much each counts for the answer:"
 PIPE_WIDTH = 160
 
 
@@ -90,6 +91,8 @@ def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
     if reply.cut:
         reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
     width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
+    if reply.evidence[:count]:
+        reporter.explain(WEIGHTS)
     for passage in reply.evidence[:count]:
         reporter.warn(passage_line(passage, max(width, 40), reply.quotation))
 

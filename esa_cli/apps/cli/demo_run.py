@@ -76,7 +76,7 @@ class DemoRun:
         asked = f"{count} questions are" if count > 1 else "One question is"
         self._say(
             f"3. {asked} asked in other words than the text's. Below each answer: whether it is "
-            "right, and the passage it rests on.\n"
+            "right, and the passage it rests on, with how much that counts.\n"
         )
         since = time.perf_counter()
         for one in self.questions:

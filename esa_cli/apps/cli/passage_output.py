@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.apps.cli.answer_output import asked_documents
-from esa_cli.apps.cli.terminal import clean, one_line, print_indented
+from esa_cli.apps.cli.terminal import NARROW, clean, make_console, one_line
 from esa_cli.documents.document import LeftOut
 from esa_cli.documents.text_builder import first_names
 from esa_cli.qa.books import Book, place_books
@@ -107,13 +108,27 @@ def print_passages(passages: Sequence[Passage], question: str) -> None:
         body = Text(clean(passage.text.strip()))
         for start, end in matched_words(body.plain, question):
             body.stylize(MATCH, start, end)
-        print_indented(_heading(passage), body)
+        _print_indented(_heading(passage), body)
 
 
 def print_files(files: Sequence[FileMatch]) -> None:
     """The path of each document."""
     for one in files:
         print(one_line(_file(one)))
+
+
+def _print_indented(heading: Any, text: Any) -> None:
+    """A line, and below it a text, indented, on standard output; both of rich. On a terminal with
+    their styles and links, the text wrapped; in a pipe as they are.
+    """
+    console = make_console(sys.stdout)
+    if not console.is_terminal:
+        print(heading.plain, *(f"  {line}".rstrip() for line in text.plain.split("\n")), sep="\n")
+        return
+    console.print(heading, soft_wrap=True)
+    for line in text.wrap(console, max(console.width - 2, NARROW)):
+        line.rstrip()
+        console.print("  ", line, sep="", soft_wrap=True)
 
 
 def _as_json(found: Passage | FileMatch) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
+from esa_cli.apps.cli.wrapped_lines import wrapped
 from esa_cli.system.machine import size_text
 
 LINE_EVERY_S = 10.0
@@ -63,20 +64,6 @@ def room() -> int:
     """Columns of standard output; in a pipe more than any table needs."""
     console = make_console(sys.stdout)
     return int(console.width) if console.is_terminal else 1000
-
-
-def print_indented(heading: Any, text: Any) -> None:
-    """A line, and below it a text, indented, on standard output; both of rich. On a terminal with
-    their styles and links, the text wrapped; in a pipe as they are.
-    """
-    console = make_console(sys.stdout)
-    if not console.is_terminal:
-        print(heading.plain, *(f"  {line}".rstrip() for line in text.plain.split("\n")), sep="\n")
-        return
-    console.print(heading, soft_wrap=True)
-    for line in text.wrap(console, max(console.width - 2, NARROW)):
-        line.rstrip()
-        console.print("  ", line, sep="", soft_wrap=True)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -188,6 +175,7 @@ class Reporter:
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
         self._stage, self._shown = "", 0.0
+        self._explained = set[str]()
 
     def note(self, text: str, dim: bool = True) -> None:
         """One line, whatever is in the text."""
@@ -198,8 +186,15 @@ class Reporter:
         """One line that is worth knowing even where progress is not."""
         self._print(text, None)
 
+    def explain(self, text: str) -> None:
+        """A note that makes others clear, the first time alone."""
+        if text not in self._explained:
+            self._explained.add(text)
+            self.note(text)
+
     def _print(self, text: str, style: str | None) -> None:
-        self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
+        lines = wrapped(one_line(text), self.console.file)
+        self.console.print(lines, style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""

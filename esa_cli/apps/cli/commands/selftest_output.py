@@ -48,7 +48,7 @@ def _print(summary: Summary, journal: Journal) -> None:
     console = make_console(sys.stdout)
     console.print(report(summary, min(console.width, 120)))
     for line in _readings(journal.rows):
-        console.print(Text(line, style="dim"), soft_wrap=True)
+        console.print(Text(line, style="dim"), soft_wrap=not console.is_terminal)
 
 
 def _readings(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -121,7 +121,7 @@ function passageButton(turn, passage, number) {
   const share = Math.round(passage.weight * 100);
   const head = make("span", { class: "head" },
     make("span", { class: "number" }, String(number + 1)), make("bdi", { class: "name" }, name),
-    make("span", { class: "soft" }, place.join(" · ")), make("span", { class: "share soft", title: "Share of the weight" }, `${share} %`));
+    make("span", { class: "soft" }, place.join(" · ")), make("span", { class: "share soft", title: "How much it counts for the answer" }, `${share} %`));
   const button = make("button", { type: "button", class: "passage" }, head, make("span", { class: "words", dir: "auto" }, ...quotedWords(turn, passage)));
   button.addEventListener("click", () => choosePassage(turn, number));
   return button;
