@@ -127,13 +127,13 @@ def test_an_unsupported_architecture_is_refused_before_loading(
     from esa_cli.models import resolve
 
     config = json.loads((resolve("random:llama") / "config.json").read_text())
-    config |= {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}
+    config |= {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
     (tmp_path / "other").mkdir()
     (tmp_path / "other/config.json").write_text(json.dumps(config))
     tokenizer = (resolve("random:llama") / "tokenizer.json").read_bytes()
     (tmp_path / "other/tokenizer.json").write_bytes(tokenizer)
     result = esa("ask", note, "What?", *TINY, "--model", "./other")
-    fail(result, 5, "gpt_neox", "llama")
+    fail(result, 5, "bloom", "llama")
 
 
 def test_a_document_that_does_not_fit(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
