@@ -30,8 +30,8 @@ class Evidence:
         document: the document's name. page: from 1, where the document has pages.
         line: from 1, in the document's extracted text. chapter: its heading, where there are any.
         start, end: character offsets into the document's extracted text; `text` lies between them.
-        weight: from 0 to 1, the share of all attention to the documents; in answers from text, of the
-            passages, by their scores.
+        weight: from 0 to 1: the share of all attention to the documents; in answers from text, of
+            the scores of all passages.
     """
 
     document: str
