@@ -66,7 +66,7 @@ class TextAnswers:
     """
 
     def __init__(self, lazy: LazySession, search: PassageSearch | None = None) -> None:
-        model, settings, context = lazy.text_model, lazy.preset.answer, lazy.preset.context
+        model, settings, context = lazy.text_model, lazy.preset.answer, lazy.window
         self.settings, self._lazy, self._prompt = settings, lazy, lazy.prompt
         self.search = search or PassageSearch()
         self._context = context

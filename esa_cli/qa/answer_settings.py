@@ -106,6 +106,11 @@ class AnswerSettings(BaseModel):
         return self.source == "rows" or self.votes > 0
 
     @property
+    def says_source(self) -> bool:
+        """Whether `from` is set; else it is the default."""
+        return "source" in self.model_fields_set
+
+    @property
     def by_words(self) -> bool:
         """Whether the model only reads passages that are found by their words, as it is."""
         return not self.needs_rows and self.finder is None

@@ -106,6 +106,13 @@ class LazySession:
         """See `model_facts`, which take a moment: only what looks in a library needs them."""
         return model_facts(self.text_model, self.tokenizer)
 
+    @property
+    def window(self) -> int:
+        """Tokens that the model is given at once: the preset's `context`, or fewer where the model
+        has fewer positions, as one may that only reads passages."""
+        longest = getattr(self.text_model.config, "max_position_embeddings", None)
+        return min(self.preset.context, longest or self.preset.context)
+
     def check_asked_together(self) -> None:
         """Raises UsageError where several documents cannot be asked at once."""
         config = self.text_model.config

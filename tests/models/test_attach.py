@@ -493,9 +493,8 @@ def test_beams_are_refused(attached: Attachment, name: str) -> None:
 
 def test_unsupported_architecture() -> None:
     model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=VOCABULARY))
-    with pytest.raises(ModelError, match="'gpt2' are not supported") as caught:
+    with pytest.raises(ModelError, match="cannot run in models of type 'gpt2'"):
         attach(model, selective())
-    assert "llama" in caught.value.hint
 
 
 @pytest.mark.parametrize(

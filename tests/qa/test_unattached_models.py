@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import torch
 
 from esa_cli import models
 from esa_cli.__main__ import main
+from esa_cli.apps.cli.commands import mcp_command
+from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.terminal import Reporter
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.loading.text_part import language_settings
@@ -80,38 +85,78 @@ def test_quoted_and_free_answers(folder: Path, book: Path) -> None:
         with esa.interruptible(lambda: calls.append(1)):
             esa.ask(QUESTION, [found])
         assert calls
-        with pytest.raises(ModelError, match="not supported"):
+        with pytest.raises(ModelError, match="methods cannot run"):
             esa.session  # noqa: B018
 
 
 def test_what_needs_a_method_is_refused(folder: Path) -> None:
     for settings in ([], [*BY_WORDS, "answer.votes=0.5"]):
-        with pytest.raises(ModelError, match="not supported") as caught:
+        with pytest.raises(ModelError, match="methods cannot run") as caught:
             Esa.load("tiny-random", [f"model={folder}", *settings], device="cpu")
-        assert caught.value.hint.index("--set answer.from=text") < caught.value.hint.index("llama")
+        assert "(answer.from=text)" in caught.value.hint
 
 
+@pytest.mark.parametrize("settings", [[], ["--set", "answer.from=text"]])
 def test_asked_from_the_command_line(
-    folder: Path, book: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, book: Path, capsys: pytest.CaptureFixture[str], settings: list[str]
 ) -> None:
-    asked = ["ask", str(book), QUESTION, "--preset", "tiny-random", "--model", str(folder)]
-    assert main(asked) == 5
-    told = capsys.readouterr().err
-    assert "are not supported" in told
-    assert "--set answer.from=text" in told
-    assert main([*asked, "--set", "answer.from=text"]) == 0
+    """The default preset's window of 8,192 tokens is longer than the model's."""
+    assert main(["ask", str(book), QUESTION, "--model", str(folder), *settings]) == 0
     out = capsys.readouterr()
     assert "lamp" in out.out + out.err
-    assert out.err.count("found by words alone, as methods cannot run in it: models of type") == 1
+    assert out.err.count("answers come from passages found by their words: ESA's methods") == 1
 
 
-def test_keeping_rows_and_comparing_methods_are_refused(
-    folder: Path, book: Path, capsys: pytest.CaptureFixture[str]
+def test_questions_of_a_file_are_answered(folder: Path, book: Path, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"question": QUESTION, "documents": [str(book)]}))
+    out = tmp_path / "answers.jsonl"
+    assert main(["batch", str(questions), "--out", str(out), "--model", str(folder)]) == 0
+    assert "lamp" in json.loads(out.read_text())["evidence"][0]["text"]
+
+
+def test_an_assistant_asks(folder: Path, book: Path) -> None:
+    model = ModelOptions("tiny-random", str(folder), device="cpu")
+    with ExitStack() as stack:
+        esa = mcp_command._loader(model.load_preset(), model, None, Reporter(quiet=True), stack)()
+        assert "lamp" in esa.ask(QUESTION, [esa.ingest(str(book))]).evidence[0].text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ingest"],
+        ["compare"],
+        ["ask", "--keep"],
+        ["ask", "--method", "infllm"],
+        ["ask", "--set", "answer.from=rows"],
+        ["ask", "--set", "answer.votes=0.5"],
+    ],
+)
+def test_what_a_model_cannot_do_names_what_it_can(
+    folder: Path, book: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    given = ["--preset", "tiny-random", "--model", str(folder), "--set", "answer.from=text"]
-    for command in (["ingest", str(book)], ["compare", str(book), QUESTION]):
-        assert main([*command, *given]) == 5
-        assert "are not supported" in capsys.readouterr().err
+    name, *given = command
+    documents = [str(book)] if name == "ingest" else [str(book), QUESTION]
+    model = ["--preset", "tiny-random", "--model", str(folder)]
+    assert main([name, *documents, *model, *given]) == 5
+    told = capsys.readouterr().err
+    assert "methods cannot run in models of type" in told
+    assert "as `esa ask` does where no --method, --keep or answer.votes" in told
+    assert len(told) < 500
+
+
+def test_a_plan_has_no_rows(folder: Path, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", str(book), "--model", str(folder), "--device", "cpu"]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "keys" not in shown
+    assert "nothing is read before it is asked" in shown
+    assert main([*asked, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["seconds"], made["seconds_from"], made["stored_bytes"]) == (0, None, None)
+    memory = made["memory_bytes"]
+    assert memory["needed"] == memory["weights"] + memory["working"]
 
 
 def test_memory_is_planned_by_the_models_own_sizes(folder: Path) -> None:

@@ -63,10 +63,10 @@ class DemoRun:
         book = esa.ingest(self.document)
         self.read_s = book.read_s
         window = esa.preset.context
-        length = f"{book.tokens:,} tokens, {book.tokens / window:.1f} times the model's window of "
+        times = f", {book.tokens / window:.1f} times the model's window of {window:,}"
         how = f"read in {time_text(book.read_s)}" if book.read_s else "read before"
-        how = how if book.read else "nothing is read in advance"
-        self._say(f"   {length}{window:,}; {how}.")
+        rest = f"{times}; {how}" if book.read else "; nothing is read in advance"
+        self._say(f"   {book.tokens:,} tokens{rest}.")
         return book
 
     def ask_all(self, esa: Esa, book: Book) -> None:

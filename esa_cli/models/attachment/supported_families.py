@@ -1,7 +1,6 @@
 """The model families ESA can be attached to and what distinguishes their attention: one entry each.
 
-`layer_traits.py` reads an entry together with a model's configuration. Importing this costs
-nothing.
+`layer_traits.py` reads an entry together with a model's configuration.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from esa_cli.models.attachment.refused_families import LIMITS
 
 if TYPE_CHECKING:
     from esa_cli.attention.rope import Pairs
-
 
 SLIDING_ROTATE = "layers with a window"
 HYBRID_SLIDING_ROTATE = "layers with a window, if there are any"
@@ -187,15 +185,18 @@ FAMILIES: dict[str, Family] = {
 """By `model_type`. Their logits are tested against stock attention."""
 
 
-def check_type(kind: object) -> None:
+INSTEAD = (
+    "it answers from passages found by their words (answer.from=text), as `esa ask` does where no "
+    "--method, --keep or answer.votes asks for more; methods run in the types of docs/models.md"
+)
+"""The hint where methods cannot run in a model."""
+
+
+def check_type(kind: str | None) -> None:
     """Raises ModelError when models of this `model_type` cannot be attached."""
     if kind not in FAMILIES:
-        why = f": {LIMITS[kind]}" if isinstance(kind, str) and kind in LIMITS else ""
-        raise ModelError(
-            f"models of type {kind!r} are not supported{why}",
-            "to ask it about passages found by their words, as any causal language model: "
-            f"--set answer.from=text; methods run in {', '.join(FAMILIES)}",
-        )
+        why = f": {LIMITS[kind]}" if kind in LIMITS else ""
+        raise ModelError(f"ESA's methods cannot run in models of type {kind!r}{why}", INSTEAD)
 
 
 def latent_block(config: Any) -> int:

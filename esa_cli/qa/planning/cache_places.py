@@ -58,3 +58,8 @@ def fewest_host_layers(
     if lacking <= 0 or saved <= 0:
         return 0
     return min(own, -(-lacking // saved))
+
+
+def tokens_at_once(tokens: int, cache: str) -> int:
+    """Tokens whose rows are in memory at once."""
+    return min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens

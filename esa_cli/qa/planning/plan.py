@@ -18,15 +18,16 @@ from esa_cli.qa.archive import storable
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.cache_places import (
-    STORED_AT_ONCE,
     RowPlaces,
     fewest_host_layers,
     row_places,
+    tokens_at_once,
 )
 from esa_cli.qa.planning.costs import Costs, rank_of
 from esa_cli.qa.planning.index_costs import IndexCosts
 from esa_cli.qa.planning.machine_probe import probe
 from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.passage_costs import PassageCosts
 from esa_cli.qa.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 
@@ -43,6 +44,7 @@ class Planner:
         device: of torch, or "balanced"; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
         index: the sizes of the finder whose index is computed instead of rows; see `index_sizes`.
+        by_words: passages are found by their words, and no document is read.
         cache: where rows are: device, host, auto or disk; see `storage.cache_choice`.
         packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
@@ -60,17 +62,20 @@ class Planner:
         device: str,
         memory: int | None = None,
         index: FinderSizes | None = None,
+        by_words: bool = False,
         cache: str = "auto",
         packing: str = "",
     ) -> None:
         method, shape = resolved.method, shape_of(config)
         shape = replace(shape, packed=packed_bytes(packing, dtype.itemsize) / dtype.itemsize)
         given = shape, method, rank_of(method, shape), device not in ("cpu", "mps")
-        self.costs = Costs(*given) if index is None else IndexCosts(*given, index)
+        of_rows = PassageCosts if by_words else Costs
+        self.costs = of_rows(*given) if index is None else IndexCosts(*given, index)
+        reads_rows = index is None and not by_words
         self.dtype, self.device = dtype, device
         self.memory = machine.available_memory(device) if memory is None else memory
-        self.cache = cache if index is None else "device"
-        self.may_store_rows = index is None and storable(method)
+        self.cache = cache if reads_rows else "device"
+        self.may_store_rows = reads_rows and storable(method)
         self.host_memory = machine.available_memory("cpu") if self.costs.on_gpu else 0
         model, threads = resolved.preset.model, torch.get_num_threads()
         how = method.reading if index is None else "index"
@@ -99,7 +104,7 @@ class Planner:
         """Args: size: bytes of a number."""
         costs = self.costs
         weights, working = costs.shape.weights * size, costs.working(tokens, size)
-        reduced = costs.reduced_keys(_at_once(tokens, cache), size)
+        reduced = costs.reduced_keys(tokens_at_once(tokens, cache), size)
         rows = self._rows(tokens, size, cache, self.memory - weights - working - reduced)
         return Plan(
             tokens=tokens,
@@ -119,7 +124,7 @@ class Planner:
 
     def _rows(self, tokens: int, size: int, cache: str, room: int) -> RowPlaces:
         """Where the rows are when the device has `room` bytes for them."""
-        count = _at_once(tokens, cache)
+        count = tokens_at_once(tokens, cache)
         layers = 0
         if self.costs.on_gpu and cache == "host":
             layers = self.costs.shape.rows
@@ -187,7 +192,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return self.operations / self.planner.rate
+        return self.operations / self.planner.rate if self.operations else 0.0
 
     @property
     def rate_from(self) -> Literal["measured", "probe"]:
@@ -218,11 +223,6 @@ class Plan:
             f"{has} {machine.size_text(have)}",
             "; or ".join(self.remedies),
         )
-
-
-def _at_once(tokens: int, cache: str) -> int:
-    """Tokens whose rows are in memory at once."""
-    return min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
 
 
 def _capped(device: str) -> bool:

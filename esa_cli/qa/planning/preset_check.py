@@ -10,7 +10,6 @@ import torch
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.supported_families import check_type
 from esa_cli.qa.finding.load_encoder import index_sizes
-from esa_cli.qa.planning.costs import TOKEN_BYTES
 from esa_cli.qa.planning.plan import Plan, Planner
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.resolved_preset import ResolvedPreset
@@ -67,10 +66,7 @@ class PresetMemory:
 
     def needed(self, length: str) -> int:
         """Bytes of everything: weights, what is read, and working memory."""
-        plan = self.plans[length]
-        if self.reads == "nothing":  # passages of one prompt each, whatever the document's length
-            return plan.weights + plan.working + LENGTHS[length] * TOKEN_BYTES
-        return plan.needed
+        return self.plans[length].needed
 
     @property
     def text(self) -> str:
@@ -114,10 +110,9 @@ def check_sizes(resolved: ResolvedPreset, config: dict[str, Any], model: str) ->
             f"got {index.layers}",
             "it is another model's; use --set answer.finder=null",
         )
-    planner = Planner(resolved, config, dtype=torch.bfloat16, device="cpu", memory=0, index=index)
+    planner = Planner(
+        resolved, config, dtype=torch.bfloat16, device="cpu", memory=0,
+        index=index, by_words=preset.answer.by_words,
+    )  # fmt: skip
     reads = "rows" if preset.answer.needs_rows else "nothing" if index is None else "index"
-    plans = {
-        length: planner.plan(0 if reads == "nothing" else tokens)
-        for length, tokens in LENGTHS.items()
-    }
-    return PresetMemory(reads, plans)
+    return PresetMemory(reads, {length: planner.plan(count) for length, count in LENGTHS.items()})

@@ -78,6 +78,7 @@ def ask(
 
 def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     """Answers on standard output; the exit code. Raises EsaError."""
+    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.document_search import document_search
     from esa_cli.apps.cli.output_paths import spare
     from esa_cli.documents.sources import source_files
@@ -89,6 +90,7 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     chosen = request.answer.load_preset(request.model, ways.overrides)
     files, library = source_files(request.documents), Library()
     spare("--report", ways.report, files.paths)
+    chosen = chosen if ways.method else answerable(chosen, reporter)
     if chosen.answer.source == "rows" or ways.method is not None:
         return _answer(request, chosen, files, library, None, reporter, timing)
     read_ahead(parse_reference(chosen.model))

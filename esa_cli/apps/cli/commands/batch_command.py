@@ -81,16 +81,19 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
+    from esa_cli.apps.cli.by_words import answerable
+
     engines.check()
     chosen = answer.load_preset(model, method=method)
     asking = {**generation.arguments(), "evidence": evidence}
     reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
-    depends = _dependencies(chosen, {**asking, **answer.dependencies})
-    found = check(questions, out, documents or [], depends, reporter)
-    found, limit = _of_shard(found, limit, shard, reporter)
-    request = BatchRequest(chosen, model, keep, reader, asking, found, reporter)
-    ask = request.answer_here if engines.local else partial(request.answer_by, engines)
     try:
+        chosen = chosen if method else answerable(chosen, reporter)
+        depends = _dependencies(chosen, {**asking, **answer.dependencies})
+        found = check(questions, out, documents or [], depends, reporter)
+        found, limit = _of_shard(found, limit, shard, reporter)
+        request = BatchRequest(chosen, model, keep, reader, asking, found, reporter)
+        ask = request.answer_here if engines.local else partial(request.answer_by, engines)
         code = run(
             ask, found, out, reporter,
             limit=limit, retry=retry_failed, joined=shards.join or (), as_json=as_json,

@@ -46,6 +46,7 @@ def chat(
     an error in place of an answer.
     """
     from esa_cli.apps.cli.answer_output import passage_count
+    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.request import no_keep_hint
     from esa_cli.apps.cli.terminal import Reporter
@@ -58,6 +59,7 @@ def chat(
     reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
     found = inputs.read(named, reporter).documents
     try:
+        chosen = chosen if method else answerable(chosen, reporter)
         with no_keep_hint(keep), opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
             run(asker, found, reporter, generation.arguments(), shown, on_terminal=on_terminal)
     finally:

@@ -33,6 +33,7 @@ def demo(
 
     Nothing is left behind. Works in any folder. The first use fetches the model.
     """
+    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.demo_run import DemoRun
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter
@@ -42,6 +43,7 @@ def demo(
     try:
         chosen = model.load_preset()
         run.introduce(chosen)
+        chosen = answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=keep) as esa:
             run.ask_all(esa, run.read(esa))
     except KeyboardInterrupt:

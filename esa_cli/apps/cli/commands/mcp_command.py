@@ -95,12 +95,14 @@ def _loader(
     from esa_cli.storage.library import Library
 
     def load() -> Esa:
+        from esa_cli.apps.cli.by_words import answerable, runs_methods
         from esa_cli.apps.cli.open_esa import opened
 
-        library = Library()
-        keep = True if library.writable else None
+        library, preset = Library(), answerable(chosen, reporter)
+        reads = not preset.answer.by_words or runs_methods(preset, reporter)
+        keep = True if reads and library.writable else None
         return stack.enter_context(
-            opened(chosen, model, reporter, keep=keep, library=library, reader=reader)
+            opened(preset, model, reporter, keep=keep, library=library, reader=reader)
         )
 
     return load

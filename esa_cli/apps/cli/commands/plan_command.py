@@ -28,6 +28,7 @@ def plan(
 
     And whether they fit, before a model is loaded."""
     from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.preflight import prepare
     from esa_cli.apps.cli.terminal import Reporter, print_json, print_table
 
@@ -35,6 +36,7 @@ def plan(
     try:
         chosen = model.load_preset()
         found = inputs.read(documents, reporter).documents
+        chosen = answerable(chosen, reporter)
         ready = prepare(chosen, model, reporter)
         counts = [ready.model.count_tokens(one.text) for one in found]
         made, stored = ready.planner.plan(sum(counts)), _stored_bytes(ready, counts)
@@ -67,25 +69,33 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
 
 
 def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
-    from esa_cli.system.machine import size_text, time_text
+    from esa_cli.system.machine import size_text
 
-    how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
     kind = "rows" if plan.planner.may_store_rows else "index"
     rows = [
         ("model", f"{models.parse_reference(preset.model).name} ({plan.dtype} on {plan.device})"),
         ("tokens", f"{plan.tokens:,}"),
         ("memory needed", size_text(plan.needed)),
         ("  weights", size_text(plan.weights)),
-        ("  keys and values", size_text(plan.keys_values)),
+        *([("  keys and values", size_text(plan.keys_values))] if plan.keys_values else []),
         *_host_rows(plan),
-        ("  reduced keys", size_text(plan.reduced_keys)),
+        *([("  reduced keys", size_text(plan.reduced_keys))] if plan.reduced_keys else []),
         ("  working memory", size_text(plan.working)),
         ("memory available", size_text(plan.available)),
         *([] if stored is None else [(f"{kind} in the library", size_text(stored))]),
-        ("reading time", f"{time_text(plan.seconds)} ({how})"),
+        ("reading time", _reading_time(plan)),
         ("fits", f"yes, up to {plan.most_tokens:,} tokens" if plan.fits else "no"),
     ]
     return rows + [("  to make it fit" if i == 0 else "", r) for i, r in enumerate(plan.remedies)]
+
+
+def _reading_time(plan: Any) -> str:
+    from esa_cli.system.machine import time_text
+
+    if not plan.operations:
+        return "none: nothing is read before it is asked, passages are found by their words"
+    how = "as measured here before" if plan.rate_from == "measured" else "a rough guess"
+    return f"{time_text(plan.seconds)} ({how})"
 
 
 def _host_rows(plan: Any) -> list[tuple[str, str]]:
@@ -119,7 +129,7 @@ def _as_dict(preset: Any, plan: Any) -> dict[str, Any]:
             "host_available": plan.host_available,
         },
         "seconds": round(plan.seconds, 1),
-        "seconds_from": plan.rate_from,
+        "seconds_from": plan.rate_from if plan.operations else None,
         "fits": plan.fits,
         "most_tokens": plan.most_tokens,
         "remedies": list(plan.remedies),

@@ -101,6 +101,7 @@ def serve(
     On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
     it is ready; Ctrl-C ends it.
     """
+    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.system.machine import parse_size
@@ -116,6 +117,7 @@ def serve(
     reporter = Reporter(quiet)
     found = inputs.read(wanted.documents, reporter).documents
     try:
+        chosen = answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=bool(keep), reader=reader) as asker:
             run(asker, wanted, found, reporter)
     finally:
