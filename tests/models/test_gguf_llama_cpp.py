@@ -25,6 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "phi": {"num_key_value_heads": 6},
     "nemotron": {"head_dim": 16},
     "exaone4": {"head_dim": 16},
+    "cohere2": {"head_dim": 16},
     "cohere": {"use_qk_norm": False},
     "stablelm": {"use_qkv_bias": True},
 }

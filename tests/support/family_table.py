@@ -85,11 +85,12 @@ def tables() -> dict[str, str]:
 
 def kinds(family: GgufFamily) -> str:
     """What files of an architecture become."""
-    more = [
-        f"`{kind}` {when}"
-        for kind, when in ((family.experts, "with experts"), (family.shared, "with shared ones"))
-        if kind
-    ]
+    others = {
+        "with experts": family.experts,
+        "with shared ones": family.shared,
+        "with windows": family.windowed,
+    }
+    more = [f"`{kind}` {when}" for when, kind in others.items() if kind]
     return ", ".join([f"`{family.kind}`", *more])
 
 

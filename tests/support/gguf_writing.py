@@ -18,8 +18,8 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "19", 
 ARCHITECTURES = {
     kind: (name, family)
     for name, family in GGUF_FAMILIES.items()
-    for kind in (family.kind, family.experts, family.shared)
-    if kind
+    for kind in (family.kind, family.experts, family.shared, family.windowed)
+    if kind and not name.endswith(("vl", "vlmoe"))
 }
 """llama.cpp's name, and the entry, by `model_type`."""
 SIZES = {
@@ -31,7 +31,14 @@ SIZES = {
     "attention.head_count_kv": "num_key_value_heads",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-EXPERTS = ("num_experts", "num_local_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+YARN = {
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "llama_4_scaling_beta": "attention.temperature_scale",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
 SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
 
@@ -53,13 +60,15 @@ def write_model(
     name, family = ARCHITECTURES[model.config.model_type]
     out = GGUFWriter(str(path), architecture or name)
     for key, value in (settings(model.config, family) | entries).items():
-        key = f"{name}.{key.replace('__', '.')}"
+        key = f"{architecture or name}.{key.replace('__', '.')}"
         if isinstance(value, bool):
             out.add_bool(key, value)
         elif isinstance(value, str):
             out.add_string(key, value)
         elif isinstance(value, int):
             out.add_uint32(key, value)
+        elif isinstance(value, list):
+            out.add_array(key, value)
         elif value is not None:
             out.add_float32(key, value)
     add_tokenizer(out, TOKENS)
@@ -77,7 +86,7 @@ def write_model(
 def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
     """The metadata of a model's configuration."""
     found = {key: getattr(config, name, None) for key, name in SIZES.items()}
-    found |= {key: getattr(config, name) for key, name in family.settings.items()}
+    found |= {key: getattr(config, name, None) for key, name in family.settings.items()}
     for name in EXPERTS:
         if count := getattr(config, name, None):
             found |= {"expert_count": count, "expert_used_count": config.num_experts_per_tok}
@@ -90,8 +99,10 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
     for name in ("layer_norm_eps", "norm_epsilon"):
         if hasattr(config, name):
             found["attention.layer_norm_epsilon"] = getattr(config, name)
-    if hasattr(config, "rms_norm_eps"):
-        found["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    for name in ("rms_norm_eps", "norm_eps"):
+        if hasattr(config, name):
+            found["attention.layer_norm_rms_epsilon"] = getattr(config, name)
+    found |= of_kind(config)
     if config.model_type in ("olmo", "nemotron"):
         found["attention.layer_norm_epsilon"] = getattr(config, "norm_eps", 1e-5)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -102,6 +113,39 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
     found["rope.freq_base"] = float(rope["rope_theta"])
     if rope.get("rope_type") in ("linear", "yarn"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope.get("rope_type") == "yarn":
+        found |= {key: rope.get(name) for name, key in YARN.items()}
+    return found
+
+
+def of_kind(config: Any) -> dict[str, Any]:
+    """What one kind of model has besides."""
+    kind, found = config.model_type, dict[str, Any]()
+    types = getattr(config, "layer_types", None) or []
+    if "conv" in types or kind == "granitemoehybrid":
+        heads = config.num_key_value_heads
+        found["attention.head_count_kv"] = [heads * (one == "full_attention") for one in types]
+    if kind == "gpt_oss":
+        found["expert_feed_forward_length"] = config.intermediate_size
+    if kind.startswith("qwen3_5"):
+        found["rope.dimension_sections"] = [1, 1, 0, 0]
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        found["full_attention_interval"] = types.index("full_attention") + 1
+        heads = config.linear_num_value_heads
+        found["ssm.inner_size"] = heads * config.linear_value_head_dim
+    if kind == "granitemoehybrid":
+        found["ssm.inner_size"] = config.mamba_n_heads * config.mamba_d_head
+        found["rope.scaling.finetuned"] = False
+    if kind == "lfm2_moe":
+        found |= {"expert_gating_func": 2, "leading_dense_block_count": config.num_dense_layers}
+    if kind == "glm4_moe":
+        found |= {
+            "expert_gating_func": 2,
+            "leading_dense_block_count": config.first_k_dense_replace,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+        }
     return found
 
 
@@ -114,7 +158,7 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         numbers = value.float().numpy().copy()
-        if family.raised and key.endswith("norm.weight"):
+        if family.raised and key.endswith("norm.weight") and "linear_attn" not in key:
             numbers = numbers + 1
         if family.pairs and (match := re.search(r"self_attn\.([qk])_proj", key)):
             query = match[1] == "q"
@@ -126,8 +170,83 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
                 -1, len(numbers)
             )
         else:
-            found |= placed(key, numbers, names)
+            found |= arranged(key, numbers, config) or placed(key, numbers, names)
     return found
+
+
+def arranged(key: str, numbers: Any, config: Any) -> dict[str, Any]:
+    """Tensors in another form than the weight; none: it stays as it is."""
+    block, end = "blk." + (key.split(".") + [""] * 3)[2], key.split(".")[-1]
+    if config.model_type == "gpt_oss" and "experts" in key:
+        part = "bias" if end.endswith("bias") else "weight"
+        rows = numbers if part == "bias" else numbers.swapaxes(1, 2)
+        if "down" in end:
+            return {f"{block}.ffn_down_exps.{part}": rows}
+        each = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+        return {f"{block}.ffn_{name}_exps.{part}": one for name, one in each.items()}
+    if "linear_attn" in key:
+        return delta(block, key.split("linear_attn.")[1], numbers, config)
+    names = {
+        "sinks": "attn_sinks.weight",
+        "expert_bias": "exp_probs_b.bias",
+        "e_score_correction_bias": "exp_probs_b.bias",
+        "dt_bias": "ssm_dt.bias",
+        "D": "ssm_d",
+        "A_log": "ssm_a",
+    }
+    if ".mamba." in key and end in ("D", "A_log"):
+        return {f"{block}.{names[end]}": (numbers if end == "D" else -numpy.exp(numbers))[:, None]}
+    if end in names:
+        return {f"{block}.{names[end]}": numbers}
+    if key.endswith("conv.conv.weight"):
+        return {f"{block}.shortconv.conv.weight": numbers[:, 0]}
+    if key.endswith("mamba.conv1d.weight"):
+        return {f"{block}.ssm_conv1d.weight": numbers[:, 0]}
+    if key.endswith("mamba.norm.weight"):
+        return {f"{block}.ssm_norm.weight": numbers.reshape(config.mamba_n_groups, -1)}
+    if "shared_mlp" in key and not config.num_local_experts:
+        if "output" in key:
+            return {f"{block}.ffn_down.weight": numbers}
+        gate, up = numpy.split(numbers, 2)
+        return {f"{block}.ffn_gate.weight": gate, f"{block}.ffn_up.weight": up}
+    return {}
+
+
+def delta(block: str, key: str, numbers: Any, config: Any) -> dict[str, Any]:
+    """Of linear attention. Value heads are in transformers' order in Qwen3-Next alone; in Qwen3.5
+    those come first that are the first of their key head."""
+    heads, values = config.linear_num_key_heads, config.linear_num_value_heads
+    width, size = config.linear_key_head_dim, config.linear_value_head_dim
+    order = numpy.arange(values)
+    if config.model_type != "qwen3_next":
+        order = numpy.concatenate(
+            [order[first :: values // heads] for first in range(values // heads)]
+        )
+    rows = (order[:, None] * size + numpy.arange(size)).ravel()
+    behind = numpy.concatenate([numpy.arange(2 * heads * width), 2 * heads * width + rows])
+    if key == "in_proj_qkvz.weight":
+        each = [width, width, size * values // heads, size * values // heads]
+        cuts = numpy.cumsum(each)[:-1]
+        parts = numpy.split(numbers.reshape(heads, sum(each), -1), cuts, 1)
+        kinds = [one.reshape(-1, numbers.shape[1]) for one in parts]
+        return {
+            f"{block}.attn_qkv.weight": numpy.concatenate(kinds[:3]),
+            f"{block}.attn_gate.weight": kinds[3],
+        }
+    return {
+        "in_proj_qkv.weight": lambda: {f"{block}.attn_qkv.weight": numbers[behind]},
+        "in_proj_z.weight": lambda: {f"{block}.attn_gate.weight": numbers[rows]},
+        "in_proj_b.weight": lambda: {f"{block}.ssm_beta.weight": numbers[order]},
+        "in_proj_a.weight": lambda: {f"{block}.ssm_alpha.weight": numbers[order]},
+        "conv1d.weight": lambda: {
+            f"{block}.ssm_conv1d.weight": numbers[
+                behind if config.model_type != "qwen3_next" else slice(None), 0
+            ]
+        },
+        "dt_bias": lambda: {f"{block}.ssm_dt.bias": numbers[order]},
+        "A_log": lambda: {f"{block}.ssm_a": -numpy.exp(numbers[order])},
+        "out_proj.weight": lambda: {f"{block}.ssm_out.weight": numbers[:, rows]},
+    }.get(key, dict)()
 
 
 def permuted(numbers: Any, heads: int) -> Any:

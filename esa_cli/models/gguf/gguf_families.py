@@ -24,7 +24,12 @@ class GgufFamily:
         windows: every how many layers one attends to all; 0: all do.
         local_theta: the rotary base of layers with windows, where it is one of their own.
         large: layers of the model whose queries are scaled by the hidden size over the heads.
-        experts, shared: `model_type` of files with experts, and with shared ones.
+        experts, shared, windowed: `model_type` of files with experts, with shared ones, and with
+            layers that attend to a window.
+        implied: settings that must have this value, which transformers' model has in its code.
+        states: the type of layers that have no key heads.
+        rope: what the rotary embedding has besides.
+        rotates: setting that says whether there is one at all: "rope" or "nope".
     """
 
     kind: str
@@ -37,6 +42,11 @@ class GgufFamily:
     large: int = 0
     experts: str = ""
     shared: str = ""
+    windowed: str = ""
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    states: str = ""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    rotates: str = ""
 
 
 _SCALES = {
@@ -51,6 +61,24 @@ _CAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 _CLAMP = {"attention.clamp_kqv": "clip_qkv"}
+_DELTA = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "linear_value_head_dim",
+}
+_MAMBA = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.inner_size": "mamba_d_head",
+}
+DIVIDED = {"linear_value_head_dim": "linear_num_value_heads", "mamba_d_head": "mamba_n_heads"}
+"""Sizes of a head, which GGUF has for all heads together, and the number of heads."""
+_SHORT_CONVOLUTION = {"shortconv.l_cache": "conv_L_cache"}
+_SIGMOID = {"expert_gating_func": 2}
 _UNSCALED: Mapping[str, Any] = {"norm_topk_prob": False}
 
 GGUF_FAMILIES: dict[str, GgufFamily] = {
@@ -62,7 +90,7 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "granite": GgufFamily("granite", _SCALES, pairs=True),
     "granitemoe": GgufFamily("granitemoe", _SCALES, pairs=True, shared="granitemoeshared"),
     "olmo": GgufFamily("olmo", _CLAMP, pairs=True),
-    "olmo2": GgufFamily("olmo2"),
+    "olmo2": GgufFamily("olmo2", _WINDOW, windowed="olmo3", windows=4),
     "olmoe": GgufFamily("olmoe", _CLAMP, _UNSCALED),
     "phi2": GgufFamily("phi"),
     "phi3": GgufFamily("phi3", _WINDOW),
@@ -81,7 +109,33 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
         "gemma3_text", _WINDOW | _CAPS, raised=True, windows=6, local_theta=10000.0, large=62
     ),
     "exaone4": GgufFamily(
-        "exaone4", fixed={"sliding_window": None, "sliding_window_pattern": None}
+        "exaone4",
+        _WINDOW,
+        {"sliding_window": None, "sliding_window_pattern": None},
+        windows=4,
     ),
+    "gpt-oss": GgufFamily("gpt_oss", _WINDOW, windows=2, rope={"truncate": False}),
+    "lfm2": GgufFamily(
+        "lfm2", _SHORT_CONVOLUTION, {"block_auto_adjust_ff_dim": False}, states="conv"
+    ),
+    "lfm2moe": GgufFamily("lfm2_moe", _SHORT_CONVOLUTION, implied=_SIGMOID, states="conv"),
+    "qwen3next": GgufFamily("qwen3_next", _DELTA, raised=True),
+    "qwen35": GgufFamily("qwen3_5_text", _DELTA, raised=True),
+    "qwen35moe": GgufFamily("qwen3_5_moe_text", _DELTA, raised=True),
+    "qwen2vl": GgufFamily("qwen2"),
+    "qwen3vl": GgufFamily("qwen3"),
+    "qwen3vlmoe": GgufFamily("qwen3_moe", fixed={"norm_topk_prob": True}),
+    "granitehybrid": GgufFamily(
+        "granitemoehybrid",
+        _SCALES | _MAMBA,
+        {"num_local_experts": 0},
+        pairs=True,
+        states="linear_attention",
+        rotates="position_embedding_type",
+    ),
+    "glm4moe": GgufFamily("glm4_moe", implied=_SIGMOID),
+    "mistral3": GgufFamily("ministral3", pairs=True),
+    "cohere2": GgufFamily("cohere2", {**_WINDOW, "logit_scale": "logit_scale"}, windows=4),
+    "hunyuan-dense": GgufFamily("hunyuan_v1_dense"),
 }
 """By llama.cpp's name of the architecture."""

@@ -56,12 +56,27 @@ class GgufRotary:
         if kind == "linear" and attention == 1:
             return {"rope_type": "linear", "factor": factor}
         if kind == "yarn" and attention == 1 and original:
-            return {
-                "rope_type": "yarn",
-                "factor": factor,
-                "original_max_position_embeddings": original,
-            }
+            return self._yarn(factor, original)
         raise refused(self._file, "a rotary embedding", f"scaled by {kind}")
+
+    def _yarn(self, factor: float, original: int) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
+        names = {
+            "rope.scaling.yarn_beta_fast": "beta_fast",
+            "rope.scaling.yarn_beta_slow": "beta_slow",
+            "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+            "attention.temperature_scale": "llama_4_scaling_beta",
+        }
+        found |= {
+            name: value for key, name in names.items() if (value := self._get(key)) is not None
+        }
+        if "mscale_all_dim" in found:
+            found["mscale"] = found["mscale_all_dim"]
+        return found
 
     def _longrope(self, tensors: dict[str, str]) -> dict[str, Any]:
         if _SHORT not in tensors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf.gguf_families import GgufFamily
+from esa_cli.models.gguf.gguf_families import DIVIDED, GgufFamily
 from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_rotary import GgufRotary, refused
 
@@ -26,7 +26,10 @@ _ANY_OF = {
     # what one architecture or other calls it in config.json
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps", None),
-    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "expert_shared_count": ("n_shared_experts",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
     "expert_feed_forward_length": ("moe_intermediate_size", None),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
@@ -51,9 +54,19 @@ _ELSEWHERE = {
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
     "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier",
+    "rope.dimension_sections",
+    "attention.temperature_scale",
+    "attention.sliding_window_pattern",
+    "full_attention_interval",
+    "nextn_predict_layers",
+    "n_deepstack_layers",
     "tensor_data_layout",
 }
-"""Settings that are read by name, or that change nothing."""
+"""Settings that are read by name, or that change nothing: parts of the rotary embedding are for
+places in an image, and so are layers of `n_deepstack_layers`."""
 
 
 class GgufSettings:
@@ -72,14 +85,14 @@ class GgufSettings:
         found: dict[str, Any] = dict(self._family.fixed)
         found |= self._named(default) | self._tokens() | self._tensors(default)
         head = self._head(found)
-        found["rope_parameters"] = self._rope(default, head, found["max_position_embeddings"])
+        rope = self._rope(default, head, found["max_position_embeddings"])
+        found["rope_parameters"] = {**rope, **self._family.rope}
         name = "original_max_position_embeddings"
         if name in found["rope_parameters"] and hasattr(default, name):
             found[name] = found["rope_parameters"][name]
         if hasattr(default, "head_dim") or head != _even_head(found):
             found["head_dim"] = head
-        if self._family.windows and self._get("attention.sliding_window"):
-            found |= self._windows(found)
+        found |= self._layers(default, found)
         if self._family.large:
             scalar = _even_head(found) if found["num_hidden_layers"] == self._family.large else head
             found["query_pre_attn_scalar"] = scalar
@@ -95,6 +108,8 @@ class GgufSettings:
             return family.shared
         if family.experts and self._get("expert_count"):
             return family.experts
+        if family.windowed and self._get("attention.sliding_window"):
+            return family.windowed
         return family.kind
 
     def _named(self, default: Any) -> dict[str, Any]:
@@ -105,8 +120,9 @@ class GgufSettings:
             name = key.removeprefix(self._prefix)
             if name == key or name in _ELSEWHERE:
                 continue
-            if isinstance(value, list) and value and value.count(value[0]) == len(value):
-                value = value[0]
+            if name in self._family.implied and value == self._family.implied[name]:
+                continue
+            value = self._of_all_layers(value)
             target = known.get(name)
             if name in _ANY_OF:
                 names = [one for one in _ANY_OF[name] if one is None or hasattr(default, one)]
@@ -124,11 +140,23 @@ class GgufSettings:
                 "convert the model again with a newer llama.cpp",
             )
         found.setdefault("num_key_value_heads", found["num_attention_heads"])
+        found["num_hidden_layers"] -= self._get("nextn_predict_layers", 0)
+        if "mamba_d_head" in found:
+            found["mamba_expand"] = found["mamba_d_head"] // found["hidden_size"]
+        for size in DIVIDED.keys() & found.keys():
+            found[size] //= found[DIVIDED[size]]
         if not (found.get("sliding_window") or self._family.fixed.get("sliding_window", 1)):
             found["sliding_window"] = None
             if hasattr(default, "layer_types"):
                 found["layer_types"] = ["full_attention"] * found["num_hidden_layers"]
         return found
+
+    def _of_all_layers(self, value: Any) -> Any:
+        """A setting that is listed for each layer, where it is the same in all that have it."""
+        if not isinstance(value, list):
+            return value
+        found = {*value} - ({0} if self._family.states else set())
+        return found.pop() if len(found) == 1 else value
 
     def _tokens(self) -> dict[str, Any]:
         metadata = self._file.metadata
@@ -172,18 +200,41 @@ class GgufSettings:
         )
         return base.parameters(partial)
 
-    def _windows(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _layers(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
+        """What the layers are, where they are not all alike, and what follows from it."""
+        count, family = found["num_hidden_layers"], self._family
+        more: dict[str, Any] = {}
+        if family.rotates:
+            more[family.rotates] = "rope" if self._get("rope.scaling.finetuned", True) else "nope"
+        if family.states:
+            heads = self._get("attention.head_count_kv")
+            each = heads if isinstance(heads, list) else [heads] * count
+            more["layer_types"] = ["full_attention" if one else family.states for one in each]
+        if every := self._get("full_attention_interval"):
+            kinds = ["linear_attention"] * (every - 1) + ["full_attention"]
+            more["layer_types"] = [kinds[layer % every] for layer in range(count)]
+        if family.windows and self._get("attention.sliding_window"):
+            more |= self._windows(default, found)
+        if hasattr(default, "shared_intermediate_size") and "shared_intermediate_size" not in found:
+            more["shared_intermediate_size"] = found["intermediate_size"]
+        return more
+
+    def _windows(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
         """Of families whose layers attend to a window, but for the last of each few."""
         every, layers = self._family.windows, range(1, found["num_hidden_layers"] + 1)
-        kinds = ["sliding_attention" if layer % every else "full_attention" for layer in layers]
-        if not self._family.local_theta:
+        listed = self._get("attention.sliding_window_pattern")
+        slides = listed if isinstance(listed, list) else [layer % every for layer in layers]
+        kinds = ["sliding_attention" if one else "full_attention" for one in slides]
+        if "full_attention" not in default.rope_parameters:
             return {"layer_types": kinds}
-        local = float(self._get("rope.freq_base_swa", self._family.local_theta))
-        rope = {
-            "full_attention": found["rope_parameters"],
+        rope = found["rope_parameters"]
+        local = self._family.local_theta or rope["rope_theta"]
+        local = float(self._get("rope.freq_base_swa", local))
+        both = {
+            "full_attention": rope,
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
-        return {"layer_types": kinds, "rope_parameters": rope}
+        return {"layer_types": kinds, "rope_parameters": both}
 
     def _refused(self, what: str, got: Any) -> ModelError:
         return refused(self._file, what, got)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,18 @@ from torch import Tensor
 from esa_cli.errors import ModelError
 from esa_cli.models.gguf.gguf_families import GgufFamily
 from esa_cli.models.gguf.gguf_file import GgufFile
+from esa_cli.models.gguf.gguf_layouts import COMMON, LAYOUTS, WeightLayout, alone
 
 SHARD_BYTES = 4 << 30
 """After so many bytes of weights another file is begun."""
 _READ_AS_SETTINGS = re.compile(r"rope_(freqs|factors_long|factors_short)(\.weight)?")
-_JOINED = {
-    # weights of transformers that are two of GGUF's, one above the other
-    "experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    "shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-}
-_RENAMED = {
-    "experts.down_proj": "ffn_down_exps.weight",
-    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
-}
-"""Weights of layers whose names the package gguf does not have."""
+_SHORT = {torch.bfloat16: ("BF16", "MXFP4"), torch.float16: ("F16",)}
+"""Types of GGUF whose numbers 16 bits hold; gpt-oss has MXFP4."""
 _ROWS = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.norms\.(\d+)\.weight")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_RAISED = re.compile(r"(?<!linear_attn\.)norm\.weight$")
+"""Norms that may be stored with one added; those of linear attention are not."""
 
 
 class GgufWeights:
@@ -43,6 +40,7 @@ class GgufWeights:
         from transformers import AutoModelForCausalLM
 
         self._file, self._family, self._config = file, family, config
+        self._layouts = (*LAYOUTS.get(config.model_type, ()), *COMMON)
         known = {name: key for key, name in MODEL_ARCH_NAMES.items()}
         if file.architecture not in known:
             raise ModelError(
@@ -87,24 +85,29 @@ class GgufWeights:
             path = folder / "model.safetensors.index.json"
             path.write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
-    def _sources(self, name: str) -> tuple[str, ...]:
-        """The tensors of the file, one above the other, that a weight is made of."""
+    def _layout(self, name: str) -> WeightLayout:
+        """The tensors of the file that a weight is made of, and how."""
         if match := _ROWS.fullmatch(name):
-            return (f"blk.{match[1]}.attn_{match[2]}_norm.weight",)
+            row = int(match[3])
+            source = f"blk.{match[1]}.attn_{match[2]}_norm.weight"
+            return WeightLayout(name, (source,), lambda parts, config: parts[0][row])
         if match := _LAYER.fullmatch(name):
-            for end, parts in _JOINED.items():
-                if match[2].endswith(end):
-                    return tuple(f"blk.{match[1]}.{part}" for part in parts)
-            for end, part in _RENAMED.items():
-                if match[2].endswith(end):
-                    return (f"blk.{match[1]}.{part}",)
+            found = [one for one in self._layouts if match[2].endswith(one.end)]
+            placed = [self._placed(one, match[1]) for one in found]
+            whole = [one for one in placed if self._file.tensors.keys() >= {*one.sources}]
+            if placed:
+                return (whole or placed)[0]
         base, _, suffix = name.rpartition(".")
-        return (f"{self._names.get_name(base) or base}.{suffix}",)
+        return WeightLayout(name, (f"{self._names.get_name(base) or base}.{suffix}",), alone)
+
+    @staticmethod
+    def _placed(layout: WeightLayout, layer: str) -> WeightLayout:
+        return replace(layout, sources=tuple(f"blk.{layer}.{one}" for one in layout.sources))
 
     def _check(self) -> None:
         wanted: set[str] = set()
         for name, shape in self._shapes.items():
-            sources = self._sources(name)
+            sources = self._layout(name).sources
             if lacking := [one for one in sources if one not in self._file.tensors]:
                 raise ModelError(
                     f"{self._file.path.name} lacks the weights {lacking[0]} of a "
@@ -112,43 +115,61 @@ class GgufWeights:
                     "it may be of another kind than it says, or be converted by an old llama.cpp",
                 )
             wanted.update(sources)
-            found = self._shape(name, sources)
+            found = self._shape(name)
             if found != shape:
                 raise ModelError(
                     f"{sources[0]} of {self._file.path.name} must be of size {shape}, got {found}",
                     "it may be converted by an old llama.cpp; use the model's safetensors files",
                 )
         for name in self._file.tensors:
-            if name not in wanted and not _READ_AS_SETTINGS.fullmatch(name):
+            if name not in wanted and not self._needless(name):
                 raise ModelError(
                     f"{self._file.path.name} has the weights {name}, which a "
                     f"{self._config.model_type} model of transformers has not",
                     "use the model's safetensors files",
                 )
 
-    def _shape(self, name: str, sources: tuple[str, ...]) -> tuple[int, ...]:
-        shapes = [self._file.tensors[one].shape for one in sources]
-        if _ROWS.fullmatch(name):
-            return shapes[0][1:]
-        if len(shapes) > 1:
-            return (*shapes[0][:-2], shapes[0][-2] + shapes[1][-2], shapes[0][-1])
-        wanted = self._shapes[name]
-        if wanted[:1] == (1,) and wanted[1:] == shapes[0]:
-            return wanted  # llama.cpp drops the first dimension of a gate
-        return shapes[0]
+    def _needless(self, name: str) -> bool:
+        """Whether a tensor says something about the rotary embedding, or is of a layer that drafts
+        tokens, behind the model's own."""
+        if _READ_AS_SETTINGS.fullmatch(name):
+            return True
+        match = _BLOCK.match(name)
+        drafts = self._file.metadata.get(f"{self._file.architecture}.nextn_predict_layers")
+        return bool(drafts and match and int(match[1]) >= self._config.num_hidden_layers)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """What a weight's size would be; that of its first tensor where they do not fit."""
+        layout = self._layout(name)
+        parts = [
+            torch.empty(self._file.tensors[one].shape, device="meta") for one in layout.sources
+        ]
+        try:
+            return tuple(layout.make(parts, self._config).shape)
+        except (RuntimeError, IndexError, ValueError):
+            return tuple(parts[0].shape)
 
     def _weight(self, name: str) -> Tensor:
-        sources = self._sources(name)
-        parts = [torch.from_numpy(self._file.read(one).copy()) for one in sources]
-        if match := _ROWS.fullmatch(name):
-            return parts[0][int(match[3])].clone()
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+        layout = self._layout(name)
+        parts = [torch.from_numpy(self._file.read(one).copy()) for one in layout.sources]
+        found = layout.make(parts, self._config)
         if self._family.pairs and re.search(r"\.self_attn\.[qk]_proj\.", name):
             heads = self._config.num_attention_heads
             if ".k_proj." in name:
                 heads = self._config.num_key_value_heads
             rows = found.reshape(heads, -1, 2, *found.shape[1:])
             found = rows.transpose(1, 2).reshape(found.shape)
-        if self._family.raised and name.endswith("norm.weight"):
+        if self._family.raised and _RAISED.search(name):
             found = found - 1
-        return found.reshape(self._shapes[name]).contiguous()
+        return self._in_fewest_bytes(found, layout).contiguous()
+
+    def _in_fewest_bytes(self, found: Tensor, layout: WeightLayout) -> Tensor:
+        """In 16 bits where these hold the very numbers of the file."""
+        from gguf import GGMLQuantizationType
+
+        kinds = {self._file.tensors[one].kind for one in layout.sources}
+        for dtype, names in _SHORT.items():
+            if kinds <= {GGMLQuantizationType[name] for name in names}:
+                short = found.to(dtype)
+                return short if torch.equal(short.float(), found) else found
+        return found
