@@ -19,13 +19,13 @@ _read = LOAD.read_pretrained
 _read_once = functools.cache(lambda files, *given: _read(*given))
 
 
-def read_once(folder: Path, place: str, dtype: Any, packing: str = "") -> Any:
+def read_once(folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False) -> Any:
     """A small model is read from the same files once; each command has its own copy."""
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     if sum(stat.st_size for _, stat in stats) > SMALL:
-        return _read(folder, place, dtype, packing)
+        return _read(folder, place, dtype, packing, kept)
     files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    return copy.deepcopy(_read_once(files, folder, place, dtype, packing))
+    return copy.deepcopy(_read_once(files, folder, place, dtype, packing, kept))
 
 
 @pytest.fixture(scope="session")

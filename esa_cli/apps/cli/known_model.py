@@ -16,6 +16,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.attachment.supported_families import check_type
 from esa_cli.models.files.resolve import count_tokens, peek
 from esa_cli.models.loading.load import check_loadable
+from esa_cli.models.loading.packed_formats import check_loadable_format, stored_as
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
 from esa_cli.qa.preset import Preset
@@ -42,6 +43,12 @@ class KnownModel:
     """Bytes of memory there were before anything was loaded: all that is needed is held to it."""
     attaches: bool = True
     """Whether ESA's methods must be able to run in it; else it only reads passages."""
+
+    @property
+    def stored_as(self) -> str:
+        """What becomes of quantised files, in words; "": the weights are plain."""
+        place = self.place
+        return stored_as(self.config, place.device, place.packing, place.dtype_name)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, without importing transformers. Raises ModelError."""
@@ -117,6 +124,9 @@ class KnownModel:
             reporter.note(f"esa: {found}: {error.message}", dim=False)
         loaded = models.load(self.ref, **self._how(reporter))
         collect_again()
+        if files := self.stored_as:
+            size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
+            reporter.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
 
     def load_for_text(self, reporter: Reporter) -> models.LoadedModel | models.DeferredModel:
@@ -156,6 +166,7 @@ def inspect_model(
         check_type(config.get("model_type"))
         check_context(chosen, config, ref.name)
         check_heads(chosen, config, ref.name)
+    check_loadable_format(config, place.device, ref.name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 

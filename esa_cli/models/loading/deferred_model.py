@@ -23,6 +23,7 @@ from esa_cli.models.loading.load import (
     into_memory,
     load,
 )
+from esa_cli.models.loading.packed_formats import quantization_in
 from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.models.loading.text_part import has_text_part
 from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
@@ -94,14 +95,14 @@ def load_deferred(
     cache: str = "auto",
 ) -> DeferredModel | None:
     """A model whose loading by transformers is deferred; None: transformers has not loaded it on
-    this machine before, it is a part of a checkpoint, or `FusedForward` cannot compute it.
-    Arguments and errors: as `load`."""
+    this machine before, it is a part of a checkpoint or quantised, or `FusedForward` cannot
+    compute it. Arguments and errors: as `load`."""
     report, ref = progress or silent, as_reference(ref)
     folder = resolve(ref, progress=progress, offline=offline)
     config = read_config(folder)
     check_tokenizer(folder)
     report("import", 0, None)
-    if dtype in QUANTIZATIONS or has_text_part(config):
+    if dtype in QUANTIZATIONS or has_text_part(config) or quantization_in(config):
         return None
     if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
         return None
@@ -110,7 +111,7 @@ def load_deferred(
     if not is_plain(settings):
         return None
     chosen = choose_dtype(dtype, place)
-    check_memory(bytes_needed(folder, chosen.itemsize, "", place), place, ref)
+    check_memory(bytes_needed(folder, chosen.itemsize), place, ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None

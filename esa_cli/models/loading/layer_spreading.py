@@ -28,11 +28,9 @@ def gpu_rooms() -> dict[str, int]:
     return {name: torch.cuda.mem_get_info(name)[0] - KEPT_FREE for name in names}
 
 
-def overflows(need: int, config: Mapping[str, Any]) -> bool:
-    """Whether weights of so many bytes have no room on all GPUs together; packed ones, which a
-    processor does not compute with, must have."""
-    room = sum(max(0, one) for one in gpu_rooms().values())
-    return need > room and "quantization_config" not in config
+def overflows(need: int) -> bool:
+    """Whether weights of so many bytes have no room on all GPUs together."""
+    return need > sum(max(0, one) for one in gpu_rooms().values())
 
 
 def layer_places(sizes: Sequence[int], other: int, rooms: Mapping[str, int]) -> list[str]:

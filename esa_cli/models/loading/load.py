@@ -18,6 +18,7 @@ from esa_cli.models.files.config_cache import cache_config
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
 from esa_cli.models.loading.layer_spreading import overflows, read_spread
+from esa_cli.models.loading.packed_formats import check_loadable_format, kept_format
 from esa_cli.models.loading.pretrained_reading import SMALLER, load_error, read_pretrained
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
@@ -96,14 +97,18 @@ def load(
     place = choose_device(device)
     chosen = choose_dtype(dtype, place)
     packing = packing_of(dtype)
+    check_loadable_format(config, place, ref.name)
     if packing:
         check_unpacked(packing, config, ref.name)
-    need = bytes_needed(folder, chosen.itemsize, packing, place)
-    spread = place == "balanced" and not packing and overflows(need, config)
+    kept = not packing and kept_format(config, place) is not None
+    need = bytes_needed(folder, chosen.itemsize, packing, kept)
+    spread = place == "balanced" and not packing and not kept and overflows(need)
     check_memory(need, "cpu" if spread else place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    read = read_spread if spread else partial(read_pretrained, place=place, packing=packing)
+    read = (
+        read_spread if spread else partial(read_pretrained, place=place, packing=packing, kept=kept)
+    )
     model = into_memory(ref, config, place, lambda: read(folder, dtype=chosen))
     if not packing:
         cache_config(folder, model.config)

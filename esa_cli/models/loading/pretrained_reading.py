@@ -7,35 +7,38 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
+from esa_cli.models.files.checkpoint_files import read_config, stored_weights
 from esa_cli.models.files.model_reference import ModelRef
+from esa_cli.models.loading.packed_formats import settings_in
+from esa_cli.models.loading.packed_layouts import packed_weights
 from esa_cli.models.loading.quantization import QUANTIZATIONS, packing_error, settle
-from esa_cli.models.loading.text_part import reading_options
+from esa_cli.models.loading.text_part import language_config, reading_options
 
 SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 
 
-def read_pretrained(folder: Path, place: str, dtype: Any, packing: str = "") -> Any:
+def read_pretrained(
+    folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False
+) -> Any:
     """The model in a folder, on a device of `choose_device`.
 
     Args:
-        dtype: of torch. packing: of `QUANTIZATIONS`; "": the weights stay as they are.
+        dtype: of torch. packing: of `QUANTIZATIONS`; "": the weights are not packed here.
+        kept: whether the weights of quantised files stay as they are; else they are unpacked.
 
     Raises:
-        ModelError: the files lack some of the weights. Others: see `load_error`.
+        ModelError: the files lack some of the weights, or have some that cannot be unpacked.
+            Others: see `load_error`.
     """
-    from transformers import AutoModelForCausalLM
-
     # It reports each cast, and kernels that it does without.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
         options["quantization_config"] = QUANTIZATIONS[packing].config(dtype)
-    options |= reading_options(folder)
-    automatic: Any = AutoModelForCausalLM
-    model, found = automatic.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, output_loading_info=True,
-        trust_remote_code=False, local_files_only=True, **options,
-    )  # fmt: skip
+    options |= reading_options(folder) | {"dtype": dtype, "output_loading_info": True}
+    quantised = settings_in(read_config(folder)) or packed_weights(stored_weights(folder))
+    read = _unpacked if quantised and not kept else _as_stored
+    model, found = read(folder, options)
     if missing := sorted(found["missing_keys"]):
         raise ModelError(
             f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}",
@@ -44,6 +47,33 @@ def read_pretrained(folder: Path, place: str, dtype: Any, packing: str = "") -> 
         )
     settle(model)
     return model
+
+
+def _as_stored(folder: Path, options: dict[str, Any]) -> Any:
+    """The model and what transformers says of its loading."""
+    from transformers import AutoModelForCausalLM
+
+    automatic: Any = AutoModelForCausalLM
+    return automatic.from_pretrained(
+        folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **options
+    )
+
+
+def _unpacked(folder: Path, options: dict[str, Any]) -> Any:
+    """As `_as_stored`, with the plain weights of quantised files, one at a time."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+
+    from esa_cli.models.loading.unpacking import unpacked_weights
+
+    config = options.pop("config", None) or language_config(folder)
+    weights = unpacked_weights(folder, settings_in(config.to_dict()), options["dtype"])
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    if (folder / "generation_config.json").is_file():
+        generation: Any = GenerationConfig
+        options["generation_config"] = generation.from_pretrained(folder)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return kind.from_pretrained(None, config=config, state_dict=weights, **options)
 
 
 def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaError:

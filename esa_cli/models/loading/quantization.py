@@ -1,4 +1,4 @@
-"""Quantised weights: packed by torchao or bitsandbytes on loading, or as the model's files are.
+"""Weights that torchao or bitsandbytes packs while a model is loaded.
 
 Of a model that is packed here the matrices of the layers are, and embeddings, norms and the head
 are not. Mixtures of experts keep their experts as they are: neither package packs these.
@@ -14,6 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError, first_line
+from esa_cli.models.files.checkpoint_files import read_config
+from esa_cli.models.loading.packed_formats import (
+    FORMATS,
+    PLAIN_INSTEAD,
+    quantization_in,
+    settings_in,
+)
+from esa_cli.models.loading.packed_layouts import PLAIN, plain_weights
 from esa_cli.models.loading.text_part import language_weights
 
 
@@ -71,10 +79,8 @@ def _llm_int8(dtype: Any) -> Any:
     return config(load_in_8bit=True)
 
 
-PLAIN = ("F64", "F32", "F16", "BF16")
-"""Types in safetensors files that are made the type that is computed in."""
 WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-"""Bytes of others, with more than one."""
+"""Bytes of a number of types that are not made the one that is computed in; others have one."""
 
 QUANTIZATIONS: dict[str, Quantization] = {
     "int8": Quantization("torchao", 1.01, _int8),
@@ -117,32 +123,32 @@ def check_quantization(name: str, device: str) -> None:
         )
 
 
-def bytes_needed(folder: Path, size: int, packing: str, device: str) -> int:
-    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights`.
+def bytes_needed(folder: Path, size: int, packing: str = "", kept: bool = False) -> int:
+    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights` and
+    `plain_weights`.
 
     Args:
         size: of a number of the type that is computed in. packing: of `QUANTIZATIONS`; "": none.
-        device: of `choose_device`. Processors get weights of 8 bits unpacked.
+        kept: whether quantised files stay as they are; else their weights are unpacked.
     """
-    total = 0.0
-    for name, kind, shape in language_weights(folder):
+    weights = language_weights(folder)
+    plain, unpacked = (weights, {}) if kept else plain_weights(weights)
+    settings = settings_in(read_config(folder))
+    total = sum(
+        one.count(settings) * _bytes_of(name, True, size, packing) for name, one in unpacked.items()
+    )
+    for name, kind, shape in plain:
         count = math.prod(shape)
-        if packing and ".layers." in name and len(shape) == 2:
-            total += count * packed_bytes(packing, size)
-        elif kind in PLAIN or (kind.startswith("F8") and device == "cpu"):
-            total += count * size
+        if kind in PLAIN or (kind.startswith("F8") and not kept):
+            total += count * _bytes_of(name, len(shape) == 2, size, packing)
         else:
             total += count * WIDTHS.get(kind, 1)
     return int(total)
 
 
-def quantization_in(config: Mapping[str, Any]) -> str:
-    """What a config.json says its weights are packed by; "": they are not."""
-    found = config.get("quantization_config")
-    if not isinstance(found, dict):
-        return ""
-    method = found.get("quant_method")
-    return str(getattr(method, "value", method) or "an unknown method")
+def _bytes_of(name: str, matrix: bool, size: int, packing: str) -> float:
+    packs = packing and matrix and ".layers." in name
+    return packed_bytes(packing, size) if packs else size
 
 
 def settle(model: Any) -> None:
@@ -156,8 +162,10 @@ def settle(model: Any) -> None:
 
 
 def check_unpacked(name: str, config: Mapping[str, Any], ref: str) -> None:
-    """Raises UsageError when weights are to be packed that are packed already."""
-    if method := quantization_in(config):
+    """Raises UsageError when weights are to be packed that are packed already, and that esa cannot
+    unpack."""
+    method = quantization_in(config)
+    if method and not FORMATS[method].unpacked:
         raise UsageError(
             f"{ref} is quantised by {method} already, and its weights cannot be made {name}",
             "leave --dtype out, or use the model's plain weights",
@@ -173,9 +181,9 @@ def packing_error(ref: str, config: Mapping[str, Any], error: Exception) -> Mode
         return ModelError(
             f"{ref} is quantised by {method}, and what loads that is not installed: "
             f"{first_line(error)}",
-            "install it, or use the model's plain weights or a GGUF file",
+            f"install it, or {PLAIN_INSTEAD}",
         )
     return ModelError(
         f"{ref} is quantised by {method} and cannot be loaded here: {first_line(error)}",
-        "use the model's plain weights or a GGUF file",
+        PLAIN_INSTEAD,
     )

@@ -44,7 +44,9 @@ class Shape:
     """Weights of a layer's projections where they are not those of queries, keys, values and
     output alone: they go through latents, or there is a gate."""
     packed: float = 1.0
-    """Bytes of a weight of the layers, of those of a number; experts are not packed."""
+    """Bytes of a weight of the layers, of those of a number."""
+    packed_experts: float = 1.0
+    """The same of the MLPs of a model with experts."""
     keyless: int = 0
     """Layers that keep no keys."""
     stateful: int = 0
@@ -79,9 +81,10 @@ class Shape:
     @property
     def weights(self) -> int:
         """All weights, embeddings and experts included."""
-        experts = self._mlps * 3 * self.hidden * self.idle
-        body = self.body if self.idle else int(self.body * self.packed)
-        return body + experts + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        mlps = self._mlps * 3 * self.hidden * (self.inner + self.idle)
+        maps = self.body - self._mlps * 3 * self.hidden * self.inner
+        layers = maps * self.packed + mlps * (self.packed_experts if self.idle else self.packed)
+        return int(layers) + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
 def shape_of(config: dict[str, Any]) -> Shape:

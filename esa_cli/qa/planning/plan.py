@@ -1,19 +1,18 @@
 """The plan of an ingest: memory and time, estimated before anything is loaded.
 
-`costs` counts bytes and operations; here they are held to the machine: its memory, and its
+`costs` counts bytes and operations; here they are compared with the machine's memory, and its
 operations per second, as measured at the last ingest or by a short matrix product.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.loading.quantization import packed_bytes
 from esa_cli.qa.archive import storable
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning import measured_speed
@@ -28,6 +27,7 @@ from esa_cli.qa.planning.index_costs import IndexCosts
 from esa_cli.qa.planning.machine_probe import probe
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.passage_costs import PassageCosts
+from esa_cli.qa.planning.weight_bytes import with_packing
 from esa_cli.qa.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 
@@ -66,8 +66,8 @@ class Planner:
         cache: str = "auto",
         packing: str = "",
     ) -> None:
-        method, shape = resolved.method, shape_of(config)
-        shape = replace(shape, packed=packed_bytes(packing, dtype.itemsize) / dtype.itemsize)
+        shape = with_packing(shape_of(config), config, device, packing, dtype.itemsize)
+        method = resolved.method
         given = shape, method, rank_of(method, shape), device not in ("cpu", "mps")
         of_rows = PassageCosts if by_words else Costs
         self.costs = of_rows(*given) if index is None else IndexCosts(*given, index)
@@ -77,9 +77,8 @@ class Planner:
         self.cache = cache if reads_rows else "device"
         self.may_store_rows = reads_rows and storable(method)
         self.host_memory = machine.available_memory("cpu") if self.costs.on_gpu else 0
+        self.packing, how = packing, method.reading if index is None else "index"
         model, threads = resolved.preset.model, torch.get_num_threads()
-        how = method.reading if index is None else "index"
-        self.packing = packing
         self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
 
     @property

@@ -43,9 +43,10 @@ def plan(
     finally:
         reporter.settle()
     if as_json:
-        print_json({**_as_dict(chosen, made), "stored_bytes": stored})
+        weights = {"weights": ready.model.stored_as or "plain"}
+        print_json({**_as_dict(chosen, made), **weights, "stored_bytes": stored})
     else:
-        print_table(("", ""), _rows(chosen, made, stored))
+        print_table(("", ""), _rows(chosen, made, stored, ready.model.stored_as))
 
 
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
@@ -68,7 +69,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     return sum(library.size_of(tokens, layout) for tokens in counts)
 
 
-def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
+def _rows(preset: Any, plan: Any, stored: int | None, files: str) -> list[tuple[str, str]]:
     from esa_cli.system.machine import size_text
 
     kind = "rows" if plan.planner.may_store_rows else "index"
@@ -76,7 +77,7 @@ def _rows(preset: Any, plan: Any, stored: int | None) -> list[tuple[str, str]]:
         ("model", f"{models.parse_reference(preset.model).name} ({plan.dtype} on {plan.device})"),
         ("tokens", f"{plan.tokens:,}"),
         ("memory needed", size_text(plan.needed)),
-        ("  weights", size_text(plan.weights)),
+        ("  weights", size_text(plan.weights) + (f" ({files})" if files else "")),
         *([("  keys and values", size_text(plan.keys_values))] if plan.keys_values else []),
         *_host_rows(plan),
         *([("  reduced keys", size_text(plan.reduced_keys))] if plan.reduced_keys else []),
