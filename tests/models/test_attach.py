@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
+from stock_attention import LENGTH, close, everything, in_pieces, tokens
 from transformers import (
     DynamicCache,
     GPT2Config,
@@ -22,9 +23,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-from esa_cli.models.attachment.kv_cache import EsaCache
 
-LENGTH = 70
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 SCALED = {
     "llama3": {
@@ -45,32 +44,9 @@ SCALED = {
 }
 
 
-def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(1, VOCABULARY, (1, count), generator=generator)
-
-
-def everything(chunk: int, dense: int | None) -> Method:
-    """True positions and a budget that holds all tokens; `dense=0` takes the split path."""
-    window = Window(initial=5, selected=1000, local=11, chunk=chunk, dense=dense)
-    return Method(window=window, position=TruePositions())
-
-
 def selective(chunk: int = 8, **options: Any) -> Method:
     window = Window(initial=4, selected=12, local=8, chunk=chunk)
     return Method(window=window, **{"position": FixedDistance(40), **options})
-
-
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
-    """Logits of these models have a standard deviation of about 1.4."""
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-
-
-def in_pieces(
-    model: PreTrainedModel, cache: EsaCache, ids: torch.Tensor, size: int
-) -> torch.Tensor:
-    pieces = [model(piece, past_key_values=cache).logits for piece in ids.split(size, dim=1)]
-    return torch.cat(pieces, dim=1)
 
 
 @pytest.mark.parametrize("dense", [None, 0])

@@ -10,12 +10,13 @@ from typing import Any, cast
 import family_table
 import pytest
 import torch
-from conftest import HYBRID, KINDS, PARTIAL, VOCABULARY, build_model
+from conftest import HYBRID, KINDS, PARTIAL, build_model
+from stock_attention import LENGTH, close, everything, in_pieces, tokens
 from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import Contiguous, TruePositions
+from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
@@ -41,7 +42,6 @@ from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.families
 
-LENGTH = 70
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -134,28 +134,6 @@ def family_model(kind: str, **changes: Any) -> PreTrainedModel:
 def case(name: str) -> PreTrainedModel:
     kind, changes = ODD.get(name, (name, {}))
     return family_model(kind, **changes)
-
-
-def tokens(count: int = LENGTH) -> torch.Tensor:
-    return torch.randint(1, VOCABULARY, (1, count), generator=torch.Generator().manual_seed(7))
-
-
-def everything(chunk: int, dense: int | None = 0) -> Method:
-    """True positions and a budget that holds all tokens; `dense=0` takes the split path."""
-    window = Window(initial=5, selected=1000, local=11, chunk=chunk, dense=dense)
-    return Method(window=window, position=TruePositions())
-
-
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
-    """Logits of these models have a standard deviation of 0.4 to 1.7."""
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-
-
-def in_pieces(
-    model: PreTrainedModel, cache: EsaCache, ids: torch.Tensor, size: int
-) -> torch.Tensor:
-    pieces = [model(piece, past_key_values=cache).logits for piece in ids.split(size, dim=1)]
-    return torch.cat(pieces, dim=1)
 
 
 def test_the_tiny_models_are_those_of_the_table() -> None:

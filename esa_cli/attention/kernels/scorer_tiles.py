@@ -46,6 +46,19 @@ def multiply(q, k, sums, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
+def multiply_parts(
+    queries, query, keys, token, inside, sums, width, numbers, stride,
+    NUMBERS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """sums + q k of keys that are wider than a tile, NUMBERS of each at a time."""
+    for first in range(0, width, NUMBERS):
+        q = load_queries(queries, query, first, width, NUMBERS)
+        k = load_keys(keys, token, inside, first, numbers, stride, NUMBERS, EVEN)
+        sums = multiply(q, k, sums, PRECISION, WIDEN)
+    return sums
+
+
+@triton.jit
 def block_keys(table, block, element: tl.constexpr, ALIGNED: tl.constexpr):
     """The address of a block's first key."""
     keys = tl.load(table + block).to(tl.pointer_type(element))
@@ -78,10 +91,10 @@ def query_maxima(
             k = load_keys(keys, token, inside, 0, numbers, stride, NUMBERS, EVEN)
             sums = multiply(q, k, sums, PRECISION, WIDEN)
         else:
-            for first in range(0, width, NUMBERS):
-                part = load_queries(queries, query, first, width, NUMBERS)
-                k = load_keys(keys, token, inside, first, numbers, stride, NUMBERS, EVEN)
-                sums = multiply(part, k, sums, PRECISION, WIDEN)
+            sums = multiply_parts(
+                queries, query, keys, token, inside, sums, width, numbers, stride,
+                NUMBERS, EVEN, PRECISION, WIDEN,
+            )  # fmt: skip
         best = tl.maximum(best, tl.where(inside[None, :], sums, float("-inf")))
     maxima = tl.max(best, axis=1)
     if SCALED:
@@ -114,10 +127,10 @@ def chunk_maxima(
             q = load_queries(queries, query, 0, width, NUMBERS)
             sums = multiply(q, k, sums, PRECISION, WIDEN)
         else:
-            for first in range(0, width, NUMBERS):
-                q = load_queries(queries, query, first, width, NUMBERS)
-                part = load_keys(keys, token, inside, first, numbers, stride, NUMBERS, EVEN)
-                sums = multiply(q, part, sums, PRECISION, WIDEN)
+            sums = multiply_parts(
+                queries, query, keys, token, inside, sums, width, numbers, stride,
+                NUMBERS, EVEN, PRECISION, WIDEN,
+            )  # fmt: skip
         if SCALED:
             sums *= tl.load(scales + query)[:, None]
         best = tl.maximum(best, sums - tl.load(maxima + query)[:, None])
