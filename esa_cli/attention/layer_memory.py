@@ -60,11 +60,11 @@ class LayerMemory:
         missing = method.compressor.fit_tokens - moments.count
         if missing > 0 and q.shape[1]:
             q = q[:, :missing]
-            moments.seen = start + q.shape[1]
+            stop = start + q.shape[1]
             if method.score.rotates:
                 q = rope().rotate(q, torch.full((q.shape[1],), method.position.distance))
-            keys, _ = self.store.span(start, start + q.shape[1])
-            moments.add(fold(q, self.store.heads), flatten_keys(keys))
+            keys, _ = self.store.span(start, stop)
+            moments.add(fold(q, self.store.heads), flatten_keys(keys), stop)
 
     def selection(self, initial: Tensor, picked: Tensor, keep: bool) -> Tensor:
         """Positions (I + K,) of the initial tokens (I,), 0 and up, and of those picked behind them.
@@ -117,9 +117,9 @@ class LayerMemory:
     def crop(self, tokens: int) -> None:
         """Removes the last -tokens tokens (negative); the fitted projection stays."""
         self.fetched = None
-        self.store.crop(tokens)
         for state in self.states.values():
-            state.crop(len(self.store))
+            state.crop(max(0, len(self.store) + tokens))
+        self.store.crop(tokens)  # last: `len` tells whether the crop was interrupted
 
     def release(self) -> None:
         """Frees copies of rows."""

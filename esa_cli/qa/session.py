@@ -123,7 +123,7 @@ class Session(Prefill):
         streamer = Streamer(self.tokenizer, on_text)
         text = self.text.turn(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
-        self.cache.begin(query, self.method)
+        self._begin(query)
         try:
             self._process(asked.before)
             query.question = asked.span
@@ -159,7 +159,7 @@ class Session(Prefill):
         asked.check(self.method.window, self.preset.context, 1)
         text = self.text.turn(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, text=text)
-        self.cache.begin(query, self.method)
+        self._begin(query)
         try:
             query.question = asked.span
             query.answer_start = length + len(asked.ids_before_answer)
@@ -210,6 +210,12 @@ class Session(Prefill):
                 "call resume() to read on, or read(text) with the part you want",
             )
         check_same_fit(self._read_by, self.method)
+
+    def _begin(self, query: QueryState) -> None:
+        """Begins a turn behind the document, also where a second Ctrl-C came while the rows of the
+        turn before were taken back."""
+        self.cache.truncate(len(self._ids))
+        self.cache.begin(query, self.method)
 
     def _process(self, ids: list[int]) -> None:
         """Runs tokens through the model. Earlier turns have a forward call of their own, so that

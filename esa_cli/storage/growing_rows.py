@@ -61,11 +61,11 @@ class GrowingRows:
         """Says how many rows there will be. Nothing is allocated before they are appended."""
         self._expected = length
 
-    def _grow(self, need: int, kept: int) -> None:
-        """Makes room for `need` rows; the first `kept` of those there are in use."""
+    def _grow(self, need: int) -> None:
+        """Makes room for `need` rows."""
         if self._whole and self.capacity < need:
             segment = self._new_segment(one_segment(need, self._expected, self.capacity))
-            for at, view in self._pieces(0, kept):
+            for at, view in self._pieces(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < need:
@@ -93,14 +93,20 @@ class GrowingRows:
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         """Appends rows (C, width), without gradients."""
-        for at, view in self.extend(rows.shape[0]):
+        for at, view in self.room(rows.shape[0]):
             view.copy_(rows[at : at + view.shape[0]])
+        self.lengthen(rows.shape[0])
 
-    def extend(self, count: int) -> list[tuple[int, Tensor]]:
-        """Appends `count` rows for the caller to write: (offset into them, view) of each piece."""
-        start, self.length = self.length, self.length + count
-        self._grow(self.length, start)
-        return [(at - start, view) for at, view in self._pieces(start, self.length)]
+    def room(self, count: int) -> list[tuple[int, Tensor]]:
+        """Room for `count` more rows: (offset into them, view) of each piece. `lengthen` makes them
+        rows of the matrix once they are written, so that an interruption leaves none unwritten."""
+        self._grow(self.length + count)
+        pieces = self._pieces(self.length, self.length + count)
+        return [(at - self.length, view) for at, view in pieces]
+
+    def lengthen(self, count: int) -> None:
+        """Appends `count` rows that were written into their room."""
+        self.length += count
 
     def span(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) as (stop - start, width); a view when they lie in one segment."""

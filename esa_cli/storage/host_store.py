@@ -80,15 +80,19 @@ class HostStore(ReducedRows):
 
     def _write(self) -> None:
         """Writes what the host lacks; the buffer on the device is not used again afterwards."""
-        done, stop = self._host[0].length, len(self)
+        # After an interruption one of two matrices may be longer.
+        done, stop = min(one.length for one in self._host), len(self)
         if done == stop:
             return
         rows = self._recent.span(done, stop)
         pairs: list[tuple[Tensor, Tensor]] = []
         for matrix, source in zip(self._host, rows, strict=True):
-            for low, view in matrix.extend(stop - done):
+            matrix.truncate(done)
+            for low, view in matrix.room(stop - done):
                 pairs.append((view, source[low : low + view.shape[0]]))
         self._written = self._copies.to_host(pairs)
+        for matrix in self._host:
+            matrix.lengthen(stop - done)
 
     def _refill(self) -> None:
         """Fetches those of the last `near` tokens that the device lacks: after a crop, mostly."""
@@ -178,9 +182,9 @@ class HostStore(ReducedRows):
         """Removes the last -tokens tokens (negative)."""
         self._fetch = None
         length = max(0, len(self) + tokens)
-        self._recent.crop(length)
         for matrix in (*self._host, *([self._features] if self._features else [])):
             matrix.truncate(length)
+        self._recent.crop(length)  # last: `len` tells whether the crop was interrupted
 
     def release(self) -> None:
         """Frees the rows on the device, which come back when the last tokens are wanted."""

@@ -87,9 +87,9 @@ class MemoryStore(ReducedRows):
     def crop(self, tokens: int) -> None:
         """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""
         length = len(self) + tokens
-        self._rows.truncate(length)
         if self._features is not None:
             self._features.truncate(length)
+        self._rows.truncate(length)  # last: `len` tells whether the crop was interrupted
 
     def first(self, count: int) -> tuple[Tensor, Tensor | None]:
         """The first tokens' rows, see `split_rows`, and their reduced keys (count, R) if any."""

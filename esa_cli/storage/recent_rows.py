@@ -83,8 +83,7 @@ class RecentRows:
 
     def crop(self, stop: int) -> None:
         """Drops tokens from `stop` on."""
-        self.stop = stop
-        self.start = min(self.start, stop)
+        self.start, self.stop = min(self.start, stop), stop
 
     def release(self) -> None:
         """Drops all rows, and frees their memory."""

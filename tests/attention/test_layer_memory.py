@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
+from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -42,3 +45,22 @@ def test_rows_are_fetched_again_where_positions_differ(memory: LayerMemory) -> N
     assert torch.equal(values, memory.store.gather(at)[1])
     memory.crop(-2)
     assert memory.fetched is None
+
+
+def test_a_crop_that_was_interrupted_is_made_again(memory: LayerMemory) -> None:
+    """`EsaCache.truncate` crops what is too long: until states are cropped, rows are."""
+
+    class State(LayerState):
+        lengths: ClassVar[list[int]] = []
+
+        def crop(self, length: int) -> None:
+            self.lengths.append(length)
+            if len(self.lengths) == 1:
+                raise KeyboardInterrupt
+
+    memory.states[State] = State()
+    with pytest.raises(KeyboardInterrupt):
+        memory.crop(-2)
+    assert len(memory.store) == 30
+    memory.crop(-2)
+    assert (State.lengths, len(memory.store)) == ([28, 28], 28)

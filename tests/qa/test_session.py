@@ -120,6 +120,25 @@ def test_interrupted_answer_is_taken_back(session: Session) -> None:
     assert session.ask(QUESTION).text == want
 
 
+def test_a_second_interruption_leaves_nothing_behind(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the rows of the turn are taken back, after the first layer's."""
+    session.read(TEXT)
+    want = session.ask(QUESTION).text
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.cache.own[1], "crop", stop)
+        with pytest.raises(KeyboardInterrupt):
+            session.ask("What closes?", max_new_tokens=2)
+    assert session.ask(QUESTION).text == want
+    lengths = {len(one.store) for one in session.cache.memories}
+    assert lengths == {session.document_tokens}
+
+
 def test_sampling_is_repeatable(session: Session) -> None:
     session.read(TEXT)
     asked = [session.ask(QUESTION, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
