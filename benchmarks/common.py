@@ -43,6 +43,21 @@ def tokens(text: str) -> int:
     return int(text) if factor is None else round(float(text[:-1]) * factor)
 
 
+def named_device(name: str) -> tuple[Any, str]:
+    """A torch device and what it is called. Ends the program where torch finds no such GPU."""
+    import torch
+
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device, "processor"
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            f"device {name} must be a CUDA GPU, and torch {torch.__version__} finds none; "
+            "--device cpu runs the same, slowly"
+        )
+    return device, torch.cuda.get_device_name(device)
+
+
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
     """A function that counts the tokens of a text, special ones not added."""
     return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import append_line, tokens
+from common import append_line, named_device, tokens
 from torch.nn.attention.bias import causal_lower_right
 
 from esa_cli.attention.kernels import KERNELS, attend
@@ -41,8 +41,8 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.partial_forward import hidden_states
 from esa_cli.qa import preset
 from esa_cli.qa.planning.model_shapes import known_shapes
-from esa_cli.qa.prefill import BEHIND
 from esa_cli.qa.resolved_preset import resolve
+from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.storage.store_places import StorePlaces
 
 WAYS = ("dense", "esa", "host", "index")
@@ -177,7 +177,7 @@ class Reader:
             places = StorePlaces(self.method.window.local + 2 * self.piece)
             layers = range(len(attachment.traits)) if way == "host" else ()
             cache = attachment.new_cache(places.stores(layers))
-            cache.expect(ids.shape[1] + BEHIND)
+            cache.expect(ids.shape[1] + RESERVE)
             cache.begin(QueryState(Phase.PREFILL))
 
             def ask(cache: Any, last: int) -> None:
@@ -275,12 +275,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1 << 40, help="cuts every text to this length")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
-    device = torch.device(arguments.device)
+    device, name = named_device(arguments.device)
     cuda = device.type == "cuda"
-    where = {
-        "device": torch.cuda.get_device_name(device) if cuda else "processor",
-        "torch": torch.__version__,
-    }
+    where = {"device": name, "torch": torch.__version__}
     with torch.inference_mode():
         rows = [ceilings(device, cuda)]
         made = kernel_rows(device, 32, 8, 128) if arguments.part == "kernels" else None

@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from common import append_line, tokens
+from common import append_line, named_device, tokens
 from torch import Tensor
 
 from esa_cli.attention import scoring
@@ -56,8 +56,8 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time tiles of the kernels")
     parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
     args = parser.parse_args()
-    device = torch.device(args.device)
-    facts = {"device": device_name(device), "dtype": args.dtype, "torch": torch.__version__}
+    device, name = named_device(args.device)
+    facts = {"device": name, "dtype": args.dtype, "torch": torch.__version__}
     sizes = (args.middles.split(","), args.chunks.split(","), args.ranks.split(","))
     for middle, chunk, rank in product(*(map(tokens, one) for one in sizes)):
         step = random_step(middle, chunk, rank, TYPES[args.dtype], device)
@@ -66,10 +66,6 @@ def main() -> None:
         for row in rows:
             print(json.dumps(facts | size | row), flush=True)
             append_line(args.out, facts | size | row)
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def random_step(

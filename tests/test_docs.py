@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,29 @@ def test_pages_that_the_code_names_exist() -> None:
     ]:
         for page in names(path, r"\bdocs/[\w-]+\.md"):
             assert (ROOT / page).is_file(), f"{path.name} names {page}"
+
+
+def test_names_that_benchmarks_import_exist() -> None:
+    """Nobody runs all of them: those of a GPU never here."""
+    lacking = []
+    for path in ROOT.glob("benchmarks/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("esa_cli"):
+                module = import_module(str(node.module))
+                for name in [one.name for one in node.names]:
+                    if not hasattr(module, name) and not find_spec(f"{node.module}.{name}"):
+                        lacking.append(f"{path.name}: {name}")
+    assert not lacking
+
+
+@pytest.mark.parametrize("command", [["gpu", "kernels"], ["gpu", "texts"], ["gpu_scoring"]])
+def test_benchmarks_of_a_gpu_say_that_there_is_none(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="device cuda must be a CUDA GPU"):
+        import_module(command[0]).main()

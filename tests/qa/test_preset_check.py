@@ -155,3 +155,12 @@ def row(name: str) -> str:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_docs_have_each_preset(name: str) -> None:
     assert row(name) in DOCS.read_text("utf-8").splitlines()
+
+
+def test_the_table_has_configurations_of_transformers() -> None:
+    """Benchmarks of a GPU make random models of them."""
+    from transformers import AutoConfig
+
+    for name, sizes in known_shapes().items():
+        config: Any = AutoConfig.for_model(**sizes)
+        assert config.num_hidden_layers == sizes["num_hidden_layers"], name
