@@ -48,11 +48,11 @@ def test_presets_are_checked_against_their_models_sizes(esa: Esa) -> None:
     large = esa("presets", "check", "qwen3-8b")
     assert large.code == 0
     assert large.out.splitlines()[-1].split() == [
-        "1M", "tokens", "15.3", "GiB", "137", "GiB", "153", "GiB",
+        "qwen3-8b", "yes", "rows", "15.3", "GiB", "29.7", "GiB", "153", "GiB",
     ]  # fmt: skip
-    assert "nothing is read" in esa("presets", "check", "mistral-7b").out
+    assert "nothing" in esa("presets", "check", "mistral-7b").out
     other = ("presets", "check", "qwen3-8b", "--set", "model=org/other")
-    assert "memory is not known without the sizes of org/other" in esa(*other).out
+    assert "not known" in esa(*other).out
     heads = ("--set", "score.heads=[[36, 0]]")
     fail(esa("presets", "check", "qwen3-8b", *heads), 4, "score.heads must be below the 36 layers")
     tiny = ("--set", "score={name: vote, heads: [[0, 4]]}", "--set", "selector.name=consensus")
@@ -66,6 +66,23 @@ def test_a_broken_preset_of_ones_own_does_not_hide_the_others(esa: Esa, tmp_path
     out = esa("presets", "list").out
     assert "broken" in out
     assert "tiny-random" in out
+
+
+def test_several_presets_are_checked_in_one_table(esa: Esa, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: tiny-random\nwindow: {selected: 9999}\n")
+    (tmp_path / "other.yaml").write_text("extends: tiny-random\nmodel: some/other\n")
+    broken = esa("presets", "check", "mine.yaml", "tiny-random", "other.yaml")
+    assert broken.code == 4
+    assert [line.split()[:3] for line in broken.out.splitlines()[1:]] == [
+        ["mine.yaml", "no"],
+        ["tiny-random", "yes", "rows"],
+        ["other", "yes", "not"],
+    ]
+    assert "selected + local + chunk must be at most" in broken.err
+    assert "`esa plan` fetches a model's sizes" in broken.err
+    every = esa("presets", "check")
+    assert every.code == 0
+    assert {"gemma3-1b", "smollm2-135m"} < {line.split()[0] for line in every.out.splitlines()}
 
 
 def test_plugins_commands(esa: Esa, tmp_path: Path) -> None:

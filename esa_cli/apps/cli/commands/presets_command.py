@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,6 +15,17 @@ Name = Annotated[
     str,
     typer.Argument(metavar="NAME", help="A preset's name, or a YAML file.", autocompletion=presets),
 ]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...", help="Names, or YAML files; else all.", autocompletion=presets
+    ),
+]
+UNKNOWN = "not known"
+EXPLAINED = (
+    "esa: memory in bfloat16 on a processor: the weights, and all with documents of so many tokens. "
+    "Before it is asked, a document is read into rows (keys and values) or an index, or is not"
+)
 
 
 @app.command("list")
@@ -52,16 +64,45 @@ def show(
 
 @app.command("check")
 def check(
-    name: Name,
+    names: Names = None,
     settings: options.Set = None,
     plugins: options.Plugin = None,
 ) -> None:
-    """Check a preset, its adapter and its model's sizes.
+    """Check presets, their adapters and their models' sizes.
 
-    And plan its memory, without the model.
+    And plan the memory that documents take, without the models. All presets, where none is
+    named. Exit code 4: some do not hold.
     """
     options.load_plugins(plugins)
-    from esa_cli.apps.cli.terminal import one_line, print_table
+    from esa_cli.apps.cli.terminal import Reporter, print_table
+    from esa_cli.errors import EsaError
+    from esa_cli.qa.planning.preset_check import LENGTHS
+    from esa_cli.qa.preset_files import available
+
+    rows, errors = list[tuple[str, ...]](), list[EsaError]()
+    for name in names or sorted(available()):
+        try:
+            rows.append(_checked(name, settings or []))
+        except EsaError as error:
+            if names is not None and len(names) == 1:
+                raise
+            errors.append(error)
+            rows.append((name, "no", *[""] * (2 + len(LENGTHS))))
+    lengths = [f"with {length}" for length in LENGTHS]
+    print_table(("preset", "holds", "reads", "weights", *lengths), rows)
+    reporter = Reporter()
+    for error in errors:
+        reporter.warn(f"esa: {error.message}")
+        reporter.warn(f"     {error.hint}")
+    reporter.note(EXPLAINED)
+    if any(UNKNOWN in row for row in rows):
+        reporter.note("esa: `esa plan` fetches a model's sizes, which are not known here")
+    if errors:
+        raise typer.Exit(errors[0].exit_code)
+
+
+def _checked(name: str, settings: Sequence[str]) -> tuple[str, ...]:
+    """The row of a preset that holds. Raises EsaError where it does not."""
     from esa_cli.models import parse_reference
     from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.planning.model_shapes import config_without_model
@@ -69,21 +110,12 @@ def check(
     from esa_cli.qa.resolved_preset import resolve
     from esa_cli.system.machine import size_text
 
-    resolved = resolve(name, settings or [])
+    resolved = resolve(name, settings)
     chosen = resolved.preset
     check_adapter(chosen.answer)
     model, config = parse_reference(chosen.model).name, config_without_model(chosen.model)
-    memory = None if config is None else check_sizes(resolved, config, model)
-    print(one_line(f"preset {chosen.name} holds: {chosen.description or chosen.model}"))
-    if memory is None:
-        print(one_line(f"memory is not known without the sizes of {model}: see `esa plan`"))
-        return
-    reads = "nothing is read" if memory.reads == "nothing" else memory.reads
-    print_table(
-        ("memory in bfloat16", "weights", reads, "in all"),
-        [
-            (f"{length} tokens", *map(size_text, figures))
-            for length in LENGTHS
-            for figures in [(memory.weights, memory.stored(length), memory.needed(length))]
-        ],
-    )
+    if config is None:
+        return (chosen.name, "yes", "", *[UNKNOWN] * (1 + len(LENGTHS)))
+    memory = check_sizes(resolved, config, model)
+    sizes = [memory.weights, *(memory.needed(length) for length in LENGTHS)]
+    return (chosen.name, "yes", memory.reads, *map(size_text, sizes))
