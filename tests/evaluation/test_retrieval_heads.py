@@ -411,6 +411,12 @@ def test_presets_whose_heads_do_not_vote_are_refused(settings: list[str], words:
     assert "--set" in error.value.hint
 
 
+def test_all_missing_settings_are_named_at_once() -> None:
+    with pytest.raises(UsageError, match=r"must be vote, got sum; and .* got topk") as error:
+        voting(preset.load("tiny-random"))
+    assert error.value.hint == "use --set score.name=vote --set selector.name=consensus"
+
+
 def test_a_shortlist_does_not_hide_what_heads_find(loaded: Loaded) -> None:
     sample = planted(loaded)
     found = find(loaded, tiny("window.ending=0"), sample)

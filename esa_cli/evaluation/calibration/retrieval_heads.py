@@ -100,23 +100,20 @@ def voting(preset: Preset) -> Method:
     """The preset's method with all heads voting. Raises UsageError: its settings have no use for
     chosen heads."""
     method = build.method(preset)
-    if not isinstance(method.score, VoteScore):
-        raise UsageError(
-            f"score.name must be vote to choose heads, got {preset.score['name']}",
-            "use --set score.name=vote",
-        )
-    if method.score.rule != "softmax":
-        raise UsageError(
-            f"score.rule must be softmax to compare heads, got {method.score.rule}",
-            "use --set score.rule=softmax",
-        )
+    score, selector = method.score, preset.selector["name"]
+    wrong = dict[str, str]()
+    if not isinstance(score, VoteScore):
+        wrong["score.name=vote"] = f"score.name must be vote, got {preset.score['name']}"
+    elif score.rule != "softmax":
+        wrong["score.rule=softmax"] = f"score.rule must be softmax, got {score.rule}"
     if not method.selector.sums_layers:
-        raise UsageError(
-            "the selector must sum votes over layers to use chosen heads, got "
-            f"{preset.selector['name']}, by which each layer selects for itself",
-            "use --set selector.name=consensus",
-        )
-    return replace(method, score=replace(method.score, heads=ALL))
+        needed = "the selector must sum votes over layers"
+        wrong["selector.name=consensus"] = f"{needed}, got {selector}, which selects in each layer"
+    if wrong:
+        given = " ".join(f"--set {setting}" for setting in wrong)
+        raise UsageError(f"to choose heads, {'; and '.join(wrong.values())}", f"use {given}")
+    assert isinstance(score, VoteScore)
+    return replace(method, score=replace(score, heads=ALL))
 
 
 @torch.inference_mode()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from esa_cli.models.files.checkpoint_files import check_tokenizer, read_config
@@ -23,6 +22,7 @@ from esa_cli.models.loading.load import (
     into_memory,
     load,
 )
+from esa_cli.models.loading.model_in_memory import ModelInMemory
 from esa_cli.models.loading.packed_formats import quantization_in
 from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.models.loading.text_part import has_text_part
@@ -30,18 +30,12 @@ from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, 
 from esa_cli.system.progress import StageProgress, silent
 
 
-@dataclass(frozen=True)
-class DeferredModel:
+@dataclass(frozen=True, kw_only=True)
+class DeferredModel(ModelInMemory):
     """As `LoadedModel`; `text_model` is a `PlainDecoder`, and `tokenizer`, where that can be, a
     `PlainTokenizer`."""
 
     text_model: Any
-    tokenizer: Any
-    ref: str
-    folder: Path
-    dtype: Any
-    device: Any
-    cache: str = "auto"
 
     @cached_property
     def model(self) -> Any:
@@ -116,4 +110,7 @@ def load_deferred(
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
     tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
-    return DeferredModel(model, tokenizer, ref.text, folder, model.dtype, model.device, cache)
+    return DeferredModel(
+        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
+        device=model.device, cache=cache,
+    )  # fmt: skip

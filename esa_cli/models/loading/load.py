@@ -18,6 +18,7 @@ from esa_cli.models.files.config_cache import cache_config
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
 from esa_cli.models.loading.layer_spreading import overflows, read_spread
+from esa_cli.models.loading.model_in_memory import ModelInMemory
 from esa_cli.models.loading.packed_formats import check_loadable_format, kept_format
 from esa_cli.models.loading.pretrained_reading import SMALLER, load_error, read_pretrained
 from esa_cli.models.loading.quantization import (
@@ -37,21 +38,11 @@ from esa_cli.system.progress import StageProgress, silent
 DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory: `model` and `tokenizer` are transformers' own objects, in eval mode.
-
-    `dtype` is a torch.dtype; `device` is the torch.device of the first weights (with the device
-    "balanced", later layers may be on others). `cache`: where keys and values will be.
-    """
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(ModelInMemory):
+    """A model in memory: `model` and `tokenizer` are transformers' own objects, in eval mode."""
 
     model: Any
-    tokenizer: Any
-    ref: str
-    folder: Path
-    dtype: Any
-    device: Any
-    cache: str = "auto"
 
     @property
     def text_model(self) -> Any:
@@ -113,7 +104,10 @@ def load(
     if not packing:
         cache_config(folder, model.config)
     weight = next(model.parameters())
-    return LoadedModel(model, tokenizer, ref.text, folder, weight.dtype, weight.device, cache)
+    return LoadedModel(
+        model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
+        device=weight.device, cache=cache,
+    )  # fmt: skip
 
 
 def hindrance(config: Any) -> str:

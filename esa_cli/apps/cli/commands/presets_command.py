@@ -23,8 +23,9 @@ Names = Annotated[
 ]
 UNKNOWN = "not known"
 EXPLAINED = (
-    "esa: memory in bfloat16 on a processor: the weights, and all with documents of so many tokens. "
-    "Before it is asked, a document is read into rows (keys and values) or an index, or is not"
+    "esa: memory in bfloat16 on a processor: the weights, and all with documents of so many "
+    "tokens. Before it is asked, a document is read into rows (keys and values) or an index, or "
+    "is not"
 )
 
 
@@ -91,9 +92,9 @@ def check(
     lengths = [f"with {length}" for length in LENGTHS]
     print_table(("preset", "holds", "reads", "weights", *lengths), rows)
     reporter = Reporter()
-    for error in errors:
-        reporter.warn(f"esa: {error.message}")
-        reporter.warn(f"     {error.hint}")
+    for one in errors:
+        reporter.warn(f"esa: {one.message}")
+        reporter.warn(f"     {one.hint}")
     reporter.note(EXPLAINED)
     if any(UNKNOWN in row for row in rows):
         reporter.note("esa: `esa plan` fetches a model's sizes, which are not known here")
