@@ -27,11 +27,16 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
     import torch
 
-    stages: list[str] = []
+    stages: dict[str, tuple[int, int | None]] = {}
     loaded = models.load(
-        str(tiny_gguf), device="cpu", dtype="float32", progress=lambda s, d, t: stages.append(s)
+        str(tiny_gguf),
+        device="cpu",
+        dtype="float32",
+        progress=lambda stage, done, total: stages.update({stage: (done, total)}),
     )
-    assert list(dict.fromkeys(stages)) == ["import", "convert", "save", "load"]
+    assert list(stages) == ["import", "convert", "save", "load"]
+    numbers = sum(one.numel() for one in loaded.model.parameters())
+    assert stages["save"] == (4 * numbers, 4 * numbers)
     assert loaded.dtype == torch.float32
     assert loaded.device.type == "cpu"
     assert not loaded.model.training

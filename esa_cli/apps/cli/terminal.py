@@ -26,7 +26,7 @@ _STAGES = {
     "extract": "unpacking the model",
     "wait": "waiting for another esa that prepares the same model",
     "import": "starting",
-    "convert": "preparing the model, once (half a minute)",
+    "convert": "preparing the model, once",
     "save": "saving the prepared model",
     "load": "loading the model",
 }

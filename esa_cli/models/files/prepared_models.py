@@ -197,8 +197,12 @@ def build(
     if read_marker(folder) is not None:
         return folder
     lock = _lock(folder)
-    hint = "free some space, or point the environment variable ESA_HOME to another folder"
-    with writing_errors(f"the models in {models_folder()}", hint, hint, failed=ModelError):
+    elsewhere = "point the environment variable ESA_HOME to a folder"
+    room, other = (
+        f"free some space, or {elsewhere} on another disk",
+        f"{elsewhere} that can be written",
+    )
+    with writing_errors(f"the models in {models_folder()}", room, other, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)

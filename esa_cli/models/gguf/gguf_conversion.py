@@ -88,8 +88,7 @@ def _convert(file: GgufFile, folder: Path, report: StageProgress) -> None:
     family = GGUF_FAMILIES[file.architecture]
     config = GgufSettings(file, family).config()
     weights = GgufWeights(file, family, config)
-    report("save", 0, None)
-    weights.write(folder)
+    weights.write(folder, report)
     config.architectures, config.dtype = [weights.architecture], torch.float32
     config.save_pretrained(folder)
     generation: Any = GenerationConfig.from_model_config(config)

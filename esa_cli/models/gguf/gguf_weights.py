@@ -15,6 +15,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.gguf.gguf_families import GgufFamily
 from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_layouts import COMMON, LAYOUTS, WeightLayout, alone
+from esa_cli.system.progress import StageProgress
 
 SHARD_BYTES = 4 << 30
 """After so many bytes of weights another file is begun."""
@@ -58,14 +59,18 @@ class GgufWeights:
             self._shapes.pop("lm_head.weight", None)
         self._check()
 
-    def write(self, folder: Path) -> None:
-        """Writes safetensors files; one at a time is in memory. Raises OSError."""
+    def write(self, folder: Path, report: StageProgress) -> None:
+        """Writes safetensors files; one at a time is in memory. Raises OSError.
+
+        Args:
+            report: called with the stage "save" and the bytes of the weights converted so far.
+        """
         from safetensors.torch import save_file
 
         shards: list[list[str]] = [[]]
-        held = 0
-        for name, shape in self._shapes.items():
-            size = 4 * torch.Size(shape).numel()
+        sizes = {name: 4 * torch.Size(shape).numel() for name, shape in self._shapes.items()}
+        held = done = 0
+        for name, size in sizes.items():
             if held and held + size > SHARD_BYTES:
                 shards.append([])
                 held = 0
@@ -77,7 +82,11 @@ class GgufWeights:
             file = "model.safetensors" if single else (
                 f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             )  # fmt: skip
-            weights = {name: self._weight(name) for name in names}
+            weights = dict[str, Tensor]()
+            for name in names:
+                weights[name] = self._weight(name)
+                done += sizes[name]
+                report("save", done, sum(sizes.values()))
             save_file(weights, folder / file, metadata={"format": "pt"})
             places |= dict.fromkeys(names, file)
         if len(shards) > 1:
