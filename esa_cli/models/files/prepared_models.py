@@ -2,8 +2,8 @@
 
 The folder is $ESA_HOME/models, or `models` in the platform's cache folder for esa. Each model
 converted from a GGUF file or a wheel is one folder there, named by a slug, with a marker file
-`esa.json` that says what it was made from and the size of each file. A folder without a marker, or
-with files of other sizes, is not a model; the contents are not checked again.
+`esa.json` that says what it was made from, how, and the size of each file. A folder without a
+marker, or with files of other sizes, is not a model; the contents are not checked again.
 
 Models of the Hugging Face hub stay in huggingface_hub's own cache: they are listed from there and
 removed, all revisions at once, through it. Models in the user's folders are neither listed nor
@@ -26,7 +26,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
-from esa_cli.models.files.model_reference import ModelRef, as_reference
+from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
@@ -35,6 +35,9 @@ from esa_cli.system.text import text_digest
 MARKER = "esa.json"
 GGUF_FORMAT = 2
 """Raised when a GGUF file is converted to another model than before."""
+UNCHANGED = {DEFAULT_MODEL: 1}
+"""Wheels -> the format since which they have been converted to the same model. Others are fetched
+and converted again when `GGUF_FORMAT` is raised: the GGUF file is not kept."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,16 @@ def path_of(ref: str | ModelRef) -> Path | None:
     if ref.kind == "hub":
         return hub.local_snapshot(ref)
     folder = models_folder() / slug(ref)
-    return folder if read_marker(folder) is not None else None
+    return folder if _is_ready(ref, folder) else None
+
+
+def _is_ready(ref: ModelRef, folder: Path) -> bool:
+    """Whether the folder has the model whole, converted as it would be now."""
+    marker = read_marker(folder)
+    if marker is None or ref.kind != "wheel":  # a GGUF file's folder is named by the format
+        return marker is not None
+    made = marker.get("format", 1)
+    return isinstance(made, int) and made >= UNCHANGED.get(ref.text, GGUF_FORMAT)
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
@@ -194,14 +206,12 @@ def build(
     """
     progress = progress or silent
     folder = models_folder() / slug(ref)
-    if read_marker(folder) is not None:
+    if _is_ready(ref, folder):
         return folder
     lock = _lock(folder)
     elsewhere = "point the environment variable ESA_HOME to a folder"
-    room, other = (
-        f"free some space, or {elsewhere} on another disk",
-        f"{elsewhere} that can be written",
-    )
+    room = f"free some space, or {elsewhere} on another disk"
+    other = f"{elsewhere} that can be written"
     with writing_errors(f"the models in {models_folder()}", room, other, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -210,7 +220,7 @@ def build(
             progress("wait", 0, None)
             lock.acquire()
         try:
-            if read_marker(folder) is None:
+            if not _is_ready(ref, folder):
                 _fill_and_rename(ref, folder, fill)
         finally:
             lock.release()
@@ -225,5 +235,5 @@ def _fill_and_rename(ref: ModelRef, folder: Path, fill: Callable[[Path], dict[st
         marker = {"reference": ref.text, **fill(part)}
         marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
         (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
-        if folder.exists():  # it was damaged, or it would have been used
+        if folder.exists():  # damaged, or converted otherwise: else it would have been used
             shutil.rmtree(folder)

