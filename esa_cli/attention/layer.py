@@ -31,7 +31,7 @@ from esa_cli.attention.plugin_errors import (
     is_builtin,
     near_positions,
 )
-from esa_cli.attention.positions import on_one_device
+from esa_cli.attention.positions import token_positions
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.rope import Rope, Ropes
 from esa_cli.attention.selection import checked_selection
@@ -225,20 +225,12 @@ class Attention:
         """Steps 10-14 for a single query in one kernel call: far keys are moved to where, seen from
         the near query's position, they are as far away as the encoding wants them."""
         rope = self.rope_at(chunk.stop)
-        given = (*near, *far) if selected.shape[0] else near
-        at, positions, *distant = on_one_device(q.device, *given)
-        limit = self.method.position.max_distance
-        if limit is not None:
-            positions = torch.maximum(positions, at - limit)
+        at, positions = token_positions(q.device, near, far, self.method.position.max_distance)
         keys, values = memory.store.span(chunk.start - local, chunk.stop)
         if selected.shape[0]:
             far_keys, far_values = memory.fetch(selected)
-            moved = distant[1] + at - distant[0]
-            positions = torch.cat((moved, positions))
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
-        # Only differences count; subtracting the minimum keeps positions inside the rotary table.
-        base = positions.min()
-        query, keys = rope.rotate(q, at - base), rope.rotate(keys, positions - base)
+        query, keys = rope.rotate(q, at), rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)
 
     def _observe(

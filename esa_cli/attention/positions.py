@@ -37,6 +37,25 @@ def on_one_device(device: torch.device, *positions: Tensor) -> Sequence[Tensor]:
     return [one.to(device, non_blocking=True) for one in positions]
 
 
+def token_positions(
+    device: torch.device, near: Positions, far: Positions, limit: int | None
+) -> tuple[Tensor, Tensor]:
+    """Positions (1,) of a single query and (n + l + 1,) of its far and near keys together: far keys
+    are where, seen from the near query's position, they are as far away as the encoding wants them.
+    The smallest is 0, as only differences count and a rotary table has no others below it.
+
+    Args:
+        device: of the query. limit: maximum distance of near keys; None: there is none.
+    """
+    at, positions, *distant = on_one_device(device, *near, *(far if far.key.shape[0] else ()))
+    if limit is not None:
+        positions = torch.maximum(positions, at - limit)
+    if distant:
+        positions = torch.cat((distant[1] + at - distant[0], positions))
+    base = positions.min()
+    return at - base, positions - base
+
+
 @dataclass(frozen=True)
 class FixedDistance(PositionEncoding):
     """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).

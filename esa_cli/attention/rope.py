@@ -39,7 +39,8 @@ class Rope:
         self.module, self.spare, self.pairs = module, spare, pairs
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def _compute(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """As `cos_sin`, computed without reading positions, so without waiting for a GPU."""
         positions = positions.to(like.device, non_blocking=True)
         cos, sin = self.module(like[..., :1, :1], positions[None])
         # A model on several devices has its rotary module on one of them, and computes there.
@@ -60,10 +61,10 @@ class Rope:
             like: any tensor of the wanted dtype and device.
         """
         if positions.is_floating_point() or positions.numel() == 0:
-            return self._compute(positions, like)
+            return self.angles(positions, like)
         lowest, highest = torch.stack(positions.aminmax()).tolist()
         if highest >= TABLE_LIMIT or lowest < 0:
-            return self._compute(positions, like)
+            return self.angles(positions, like)
         cos, sin = self._table(highest + 1, like)
         positions = positions.to(like.device, non_blocking=True)
         return cos[positions], sin[positions]
@@ -74,7 +75,7 @@ class Rope:
         kind = like.device, like.dtype
         if kind not in self._tables or self._tables[kind][0].shape[0] < top:
             size = min(TABLE_LIMIT, max(4096, 2 * top)) if self.spare else top
-            self._tables[kind] = self._compute(torch.arange(size, device=like.device), like)
+            self._tables[kind] = self.angles(torch.arange(size, device=like.device), like)
         return self._tables[kind]
 
     @property
@@ -102,7 +103,10 @@ class Rope:
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D), in the dtype of x;
         see `cos_sin` for where positions lie."""
-        cos, sin = self.cos_sin(positions, x)
+        return self.turn(x, *self.cos_sin(positions, x))
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x (heads, n, D) rotated by cosines and sines (n, R) of `cos_sin` or `angles`."""
         width = cos.shape[-1]
         if width == x.shape[-1]:
             return (x * cos + self._turned(x) * sin).to(x.dtype)
@@ -133,7 +137,13 @@ class NoRope(Rope):
     def gain(self, like: Tensor) -> Tensor:
         return like.new_ones(())
 
+    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return like.new_empty(0), like.new_empty(0)
+
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return x
 
 

@@ -44,7 +44,10 @@ class WeightedRope(Rope):
         return WeightedRope(self._plain.changed(inverse, factor, spare), self._query, self._key)
 
     def cos_sin(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        return self._plain.cos_sin(positions, like)
+        return self._plain.cos_sin(positions, like.float())
+
+    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        return self._plain.angles(positions, like.float())
 
     def as_key(self, q: Tensor) -> Tensor:
         return q * (self._key / self._query).to(q)
@@ -52,6 +55,6 @@ class WeightedRope(Rope):
     def gain(self, like: Tensor) -> Tensor:
         return self._plain.gain(like) * (self._before * self._after).to(like)
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        turned = self._plain.rotate(x.float() * self._before.to(x.device), positions)
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = self._plain.turn(x.float() * self._before.to(x.device), cos, sin)
         return (turned * self._after.to(x.device)).to(x.dtype)

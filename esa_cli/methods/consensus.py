@@ -116,6 +116,10 @@ class LayerSums(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
+    @property
+    def answer_keeps_selection(self) -> bool:
+        return self.answer == "keep"
+
     def new_turn_state(self) -> ConsensusTurn:
         return ConsensusTurn()
 

@@ -31,6 +31,10 @@ from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 class Full(Selector):
     """All middle tokens, whatever the budget."""
 
+    @property
+    def answer_keeps_selection(self) -> bool:
+        return True
+
     def allowance(self, step: Step, budget: int) -> int:
         """All of M."""
         return step.middle
@@ -50,6 +54,10 @@ class Full(Selector):
 @dataclass(frozen=True)
 class Nothing(Selector):
     """No middle token."""
+
+    @property
+    def answer_keeps_selection(self) -> bool:
+        return True
 
     def select(self, step: Step, budget: int) -> Tensor:
         """(0,) offsets."""

@@ -82,6 +82,7 @@ class Preset(_Strict):
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
     scoring: str = "auto"
+    decoding: Literal["auto", "graph", "eager"] = "auto"
     prompt: Prompt = Prompt()
     answer: AnswerSettings = AnswerSettings()
     generation: Generation = Generation()

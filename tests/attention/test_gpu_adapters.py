@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_cases import GROUPS, close, draw, in_loops
+from torch.nn import functional
 from torch.nn.attention import flex_attention as torchs_flex
 from torch.nn.attention import varlen as torchs_varlen
 
@@ -202,7 +203,10 @@ def checked_varlen(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tenso
     for name, largest, x in (("cu_seq_q", "max_q", q), ("cu_seq_k", "max_k", k)):
         assert given[name].dtype == torch.int32
         assert given[name].is_contiguous()
-        assert given[name].tolist() == [0, given[largest]] == [0, x.shape[0]]
+        assert given[largest] == x.shape[0] >= given[name][1]
+    assert given["cu_seq_q"].tolist() == [0, q.shape[0]]
+    start, stop = given["cu_seq_k"].tolist()
+    k, v = k[start:stop], v[start:stop]
     assert given["return_aux"].lse
     assert given["enable_gqa"] or q.shape[1] == k.shape[1]
     causal = {(-1, 0): True, (-1, -1): False}[given["window_size"]]
@@ -231,6 +235,48 @@ def test_varlen_adapter(
     assert alone == ([(q.shape, False)] if single else [])
 
 
+@pytest.mark.parametrize(("heads", "groups"), GROUPS)
+def test_adapters_of_the_first_keys(
+    monkeypatch: pytest.MonkeyPatch, heads: int, groups: int
+) -> None:
+    def efficient(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, scale: float
+    ) -> Any:
+        mask, with_lse, dropout, causal = rest
+        assert q.shape[:2] == k.shape[:2] == v.shape[:2]
+        assert mask.shape == (*q.shape[:3], k.shape[2])
+        assert mask.dtype == q.dtype
+        assert (with_lse, dropout, causal) == (True, 0.0, False)
+        logits = q @ k.transpose(2, 3) * scale + mask
+        lse = functional.pad(logits.logsumexp(-1), (0, -logits.shape[2] % 32), value=torch.inf)
+        return logits.softmax(-1) @ v, lse, 0, 0
+
+    operators = SimpleNamespace(_scaled_dot_product_efficient_attention=efficient)
+    monkeypatch.setattr(cuda, "torch", SimpleNamespace(ops=SimpleNamespace(aten=operators)))
+    monkeypatch.setattr(torchs_varlen, "varlen_attn", checked_varlen)
+    q, k, v = draw(heads, groups, 1, 48)
+    for count in (1, 17, 48):
+        want = reference.attend(q, k[:, :count], v[:, :count], False, 0.3)
+        for module in (cuda, varlen):
+            got = module.attend_first(q, k, v, torch.tensor([0, count]).int(), 0.3)
+            assert (got[0].shape, got[1].shape) == (q.shape, (heads, 1))
+            close(got, want)
+
+
+def test_the_kernel_of_the_first_keys(
+    monkeypatch: pytest.MonkeyPatch, gpu: Callable[[int], None]
+) -> None:
+    """The packages of flash-attn are passed over, where none is named."""
+    install(monkeypatch, *PARAMETERS)
+    half, single = on("cuda", torch.bfloat16), on("cuda", torch.float32)
+    assert dispatch.first_keys_kernel(half) is varlen.attend_first
+    assert dispatch.first_keys_kernel(single) is cuda.attend_first
+    assert dispatch.first_keys_kernel(half, cap=50.0) is reference.attend_first
+    assert dispatch.first_keys_kernel(half, "torch-cuda") is cuda.attend_first
+    assert dispatch.first_keys_kernel(half, "flash-attn-3") is None
+    assert dispatch.first_keys_kernel(half, "torch-varlen", cap=50.0) is None
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_varlen_of_this_torch_without_data(dtype: torch.dtype, causal: bool) -> None:
@@ -239,6 +285,8 @@ def test_varlen_of_this_torch_without_data(dtype: torch.dtype, causal: bool) -> 
     out, lse = varlen.attend(q, k, v, causal, 0.3)
     assert (out.shape, out.dtype) == (q.shape, dtype)
     assert (lse.shape, lse.dtype) == ((6, 5), torch.float32)
+    out, lse = varlen.attend_first(q[:, :1], k, v, torch.empty(2, device="meta").int(), 0.3)
+    assert (out.shape, lse.shape) == ((6, 1, q.shape[2]), (6, 1))
 
 
 def test_varlen_of_this_torch_has_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ MIXED = {*INDEXING, "__get__", "copy_", "to"}
 
 
 class SimulatedDevice(TorchFunctionMode):
-    """Counts waits, by the line of code that waits.
+    """Counts waits, by the line of code that waits, and apart from them copies from the host that
+    are queued.
 
     `put` moves a model or a tensor there; tensors made from such ones, or with their `device`, lie
     there, too.
@@ -38,6 +39,7 @@ class SimulatedDevice(TorchFunctionMode):
         super().__init__()
         self.reads: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
+        self.queued: Counter[str] = Counter()
 
     @property
     def waits(self) -> int:
@@ -71,8 +73,8 @@ class SimulatedDevice(TorchFunctionMode):
         result = func(*args, **kwargs)
         if wanted == DEVICE and not there:
             if tensors or name in ("tensor", "as_tensor"):
-                if not kwargs.get("non_blocking"):
-                    self.copies[_place()] += 1
+                counter = self.queued if kwargs.get("non_blocking") else self.copies
+                counter[_place()] += 1
                 result = tree_map_only(torch.Tensor, torch.Tensor.detach, result)
             return tree_map_only(torch.Tensor, _mark, result)
         if not there:
@@ -102,7 +104,7 @@ class SimulatedDevice(TorchFunctionMode):
             if here or lists:
                 self.copies[_place()] += 1
         elif here and name == "copy_":
-            self.copies[_place()] += 0 if kwargs.get("non_blocking") else 1
+            (self.queued if kwargs.get("non_blocking") else self.copies)[_place()] += 1
         elif here and name not in MIXED:
             raise RuntimeError(f"{name} needs tensors on one device, at {_place()}")
 

@@ -25,15 +25,17 @@ class Kernel(NamedTuple):
     usable: Callable[[Tensor], bool]
     caps: bool = False
     """Whether it computes soft caps."""
+    first: KernelFunction | None = None
+    """`attend_first` (q, k, v, ends, scale), for keys whose number the device alone knows."""
 
 
 KERNELS: dict[str, Kernel] = {
     **{name: Kernel(one.attend, one.usable, caps=True) for name, one in VERSIONS.items()},
-    "torch-varlen": Kernel(varlen.attend, varlen.usable),
-    "torch-cuda": Kernel(cuda.attend, cuda.usable),
+    "torch-varlen": Kernel(varlen.attend, varlen.usable, first=varlen.attend_first),
+    "torch-cuda": Kernel(cuda.attend, cuda.usable, first=cuda.attend_first),
     "torch-flex": Kernel(flex.attend, flex.usable, caps=True),
-    "torch-cpu": Kernel(cpu.attend, cpu.usable),
-    "reference": Kernel(reference.attend, lambda q: True, caps=True),
+    "torch-cpu": Kernel(cpu.attend, cpu.usable, first=cpu.attend_first),
+    "reference": Kernel(reference.attend, lambda q: True, True, reference.attend_first),
 }
 """In order of preference."""
 
@@ -60,6 +62,14 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
             "try --set kernel=auto",
         )
     return name
+
+
+def first_keys_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> KernelFunction | None:
+    """`attend_first` of the kernel `name`, or for `auto` of the first that has it and can run; as
+    `choose`, but None where there is none. With a soft cap it takes `cap=`."""
+    named = KERNELS if name == "auto" else {name: KERNELS[name]}
+    runs = (one for one in named.values() if one.usable(q) and (one.caps or not cap))
+    return next((one.first for one in runs if one.first is not None), None)
 
 
 def available() -> dict[str, bool]:

@@ -32,23 +32,37 @@ def usable(q: Tensor) -> bool:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """See `reference.attend`; also with C < N, causal ends with the last key."""
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
     heads, count, _ = q.shape
     if count == 1 and heads == k.shape[0]:
         # It splits the keys of a single query between multiprocessors only if heads share them.
         return torch_cuda.attend(q, k, v, False, scale)
+    window = (-1, 0) if causal else (-1, -1)
+    return _attend(q, k, v, _ends(k.shape[1], q), scale, window)
+
+
+def attend_first(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """See `reference.attend_first`: one sequence that ends before the last key."""
+    return _attend(q, k, v, ends, scale, (-1, -1))
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float, window: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
     result = varlen_attn(
         q.transpose(0, 1),
         k.transpose(0, 1),
         v.transpose(0, 1),
-        _ends(count, q),
-        _ends(k.shape[1], q),
-        count,
+        _ends(q.shape[1], q),
+        ends,
+        q.shape[1],
         k.shape[1],
         return_aux=AuxRequest(lse=True),
         scale=scale,
-        window_size=(-1, 0) if causal else (-1, -1),
+        window_size=window,
         enable_gqa=True,
     )
     # Its docstring has the lse as (C, H); the operator returns (H, C).

@@ -73,7 +73,7 @@ class Attachment:
         rotary = getattr(self.body, "rotary_emb", None)
         _check_free(self._attending, rotary)
         self.traits = layer_traits(model.config, rotary, self._modules)
-        self.forward_pass: ForwardPass[EsaCache] = ForwardPass()
+        self.forward_pass: ForwardPass = ForwardPass()
         self.method = method
         family = family_of(model.config)
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
@@ -223,7 +223,7 @@ def _attention_function(
     traits = attachment.traits[index]
     assert traits is not None, "a layer without attention calls none"
     q = latent.queries(query[0]) if latent else traits.rope.as_key(query[0])
-    out = attention(cache.memory(index), q, cache.query, kwargs.get("s_aux"))
+    out = cache.attend(attention, index, q, kwargs.get("s_aux"))
     return (latent.outputs(out) if latent else out).transpose(0, 1)[None], None
 
 

@@ -6,16 +6,35 @@ attention function takes the cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Protocol
 
+from torch import Tensor
+
+from esa_cli.attention.method import Method
 from esa_cli.errors import UsageError
 
-C = TypeVar("C")
+
+class AttendingCache(Protocol):
+    """A cache of transformers, to whose tokens the attached model's queries attend.
+
+    Attributes:
+        method: what its layers run, but those that attend to a window.
+    """
+
+    method: Method
+
+    def attend(
+        self, attention: Callable[..., Tensor], layer: int, q: Tensor, sink: Tensor | None
+    ) -> Tensor:
+        """Attention output (H, C, D) of a layer's queries q (H, C, D), unrotated; `attention` is
+        the layer's, `sink` (H,) its attention sink."""
+        ...
 
 
 @dataclass
-class ForwardPass(Generic[C]):
+class ForwardPass:
     """The forward call in progress of one attached model.
 
     Args:
@@ -23,12 +42,15 @@ class ForwardPass(Generic[C]):
             positions of the first and the last token; None: not known (a compiled model), or they
             follow the cached ones.
         cache: that the call appends to. layer: the last layer whose keys were appended.
+        unread: positions are not read, as that would wait for the device; they are then those that
+            follow the cached tokens.
     """
 
     running: bool = False
     span: tuple[int, int] | None = None
-    cache: C | None = None
+    cache: AttendingCache | None = None
     layer: int = -1
+    unread: bool = False
 
     def open(self, span: tuple[int, int] | None) -> None:
         """Begins a forward call."""
@@ -43,11 +65,11 @@ class ForwardPass(Generic[C]):
                 "leave position_ids out, and use_cache on",
             )
 
-    def enter(self, layer: int, cache: C) -> None:
+    def enter(self, layer: int, cache: AttendingCache) -> None:
         """Registers the cache that appended this layer's keys."""
         self.cache, self.layer = cache, layer
 
-    def take(self, layer: int, last: int) -> C | None:
+    def take(self, layer: int, last: int) -> AttendingCache | None:
         """The cache that appended this layer's keys, or None; the `last` layer ends the call.
 
         It is not kept: a cache that is dropped after the call frees its memory.

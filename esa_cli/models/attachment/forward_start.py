@@ -30,7 +30,7 @@ class StartOfForward(RawRotary):
     """
 
     def __init__(
-        self, width: int, forward_pass: ForwardPass[EsaCache], one: bool, replaced: nn.Module
+        self, width: int, forward_pass: ForwardPass, one: bool, replaced: nn.Module
     ) -> None:
         super().__init__(width)
         self.layer_types = getattr(replaced, "layer_types", None)
@@ -38,8 +38,8 @@ class StartOfForward(RawRotary):
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         # A compiled model would be compiled anew for every span.
-        compiled = torch.compiler.is_compiling()
-        self._forward_pass.open(None if compiled else _ends(position_ids))
+        unread = torch.compiler.is_compiling() or self._forward_pass.unread
+        self._forward_pass.open(None if unread else _ends(position_ids))
         cos, sin = super().forward(x, position_ids)
         return torch.complex(cos.float(), sin.float()) if self._one else (cos, sin)
 
@@ -50,7 +50,7 @@ def _ends(positions: Tensor) -> tuple[int, int]:
     return first, last
 
 
-def watch_calls(body: nn.Module, forward_pass: ForwardPass[EsaCache]) -> list[RemovableHandle]:
+def watch_calls(body: nn.Module, forward_pass: ForwardPass) -> list[RemovableHandle]:
     """Hooks that open the `ForwardPass` of a model's body with each call that gets an `EsaCache`,
     and tell the cache of beginning and end. Returns their handles."""
 

@@ -54,7 +54,7 @@ class EsaCache(Cache):
 
     def __init__(
         self,
-        forward: ForwardPass[EsaCache],
+        forward: ForwardPass,
         method: Method,
         layers: Sequence[Keeps],
         make: MakeStore = in_memory,
@@ -108,6 +108,12 @@ class EsaCache(Cache):
         chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self.forward_pass.enter(layer_idx, self)
         return chunk
+
+    def attend(
+        self, attention: Callable[..., Tensor], layer: int, q: Tensor, sink: Tensor | None
+    ) -> Tensor:
+        """See `AttendingCache`."""
+        return attention(self.memory(layer), q, self.query, sink)
 
     def memory(self, layer_idx: int) -> LayerMemory:
         """Of the model's layer with this index, which keeps rows."""

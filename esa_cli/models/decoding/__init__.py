@@ -1,0 +1,1 @@
+"""An answer decoded by a CUDA graph: recorded once, and replayed for every token."""

@@ -1,0 +1,216 @@
+"""An answer's tokens: the first few by forward calls, the others by replaying a recorded one.
+
+The recording has room for some tokens; then their rows go to the stores, and the next recording is
+made. What cannot be recorded is decoded as ever, with the reason in `GraphDecoding.reason`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.answer_keys import (
+    AnswerKeys,
+    KeysChangeError,
+    answer_trace,
+    check_method,
+    selected_keys,
+    window_keys,
+)
+from esa_cli.attention.kernels.dispatch import first_keys_kernel
+from esa_cli.attention.layer import Attention
+from esa_cli.attention.query_state import Phase
+from esa_cli.attention.trace import ChunkTrace
+from esa_cli.errors import UsageError
+from esa_cli.models.attachment.attach import Attachment
+from esa_cli.models.attachment.kv_cache import EsaCache
+from esa_cli.models.decoding.answer_cache import AnswerCache
+from esa_cli.models.decoding.cuda_graph import Graph, MakeGraph
+
+ROOM = 256
+"""Tokens that a recording has room for."""
+FIRST = 8
+"""Tokens decoded by forward calls before the first recording, two at least: a short answer would
+not make up for the time that recording takes."""
+
+
+class RecordedToken:
+    """One forward call of one token, recorded.
+
+    Args:
+        model: attached. cache: that it reads and writes. graph: records it.
+
+    Attributes:
+        count: tokens so far.
+    """
+
+    def __init__(self, model: Any, cache: AnswerCache, graph: Graph) -> None:
+        self.cache, self.count = cache, 0
+        self._model, self._graph = model, graph
+        self._token = torch.zeros(1, 1, dtype=torch.long, device=cache.step.device)
+        cache.forward_pass.unread = True
+        try:
+            self._logits = graph.record(self._forward)
+        finally:
+            cache.forward_pass.unread = False
+
+    def _forward(self) -> Tensor:
+        at = self.cache.begin_token()
+        logits: Tensor = self._model(
+            input_ids=self._token, position_ids=at, past_key_values=self.cache, use_cache=True
+        ).logits
+        return logits
+
+    def __call__(self, token: Tensor) -> Tensor:
+        """Logits (1, 1, V) behind a token (1, 1); they change with the next call."""
+        self._token.copy_(token)
+        self._graph.replay()
+        self.cache.step.add_(1)
+        self.count += 1
+        return self._logits
+
+
+class GraphDecoding:
+    """Decodes one answer; `generate` calls it with each token.
+
+    Args:
+        cache: of the attachment, in a turn whose question was processed. make: makes graphs.
+        required: what cannot be recorded is an error.
+        room, first: see `ROOM` and `FIRST`.
+
+    Attributes:
+        reason: why nothing is recorded, empty where something is or may be. failed: recording was
+            tried.
+        replayed: tokens that were decoded by a recording.
+    """
+
+    def __init__(
+        self, attachment: Attachment, cache: EsaCache, make: MakeGraph, required: bool = False,
+        room: int = ROOM, first: int = FIRST,
+    ) -> None:  # fmt: skip
+        self.attachment, self.cache, self._make, self._required = attachment, cache, make, required
+        self._room, self._first = room, first
+        self.reason, self.failed, self.replayed = "", False, 0
+        self._plain = 0
+        self._far: dict[int, Tensor] = {}
+        self._queries: dict[int, int] = {}
+        self._recorded: RecordedToken | None = None
+
+    def __call__(self, token: Tensor) -> Tensor:
+        """Logits (1, 1, V) behind a token (1, 1) of the answer.
+
+        Raises:
+            UsageError: a recording is required, and cannot be made.
+        """
+        if self._recorded is not None and self._recorded.count == self._room:
+            self.flush()
+        if self._recorded is None and not self.reason and self._plain >= self._first:
+            self._record()
+        if self._recorded is not None:
+            self.replayed += 1
+            return self._recorded(token)
+        self._plain += 1
+        with self._watched() if self._plain == self._first else nullcontext():
+            logits: Tensor = self.attachment.model(
+                input_ids=token, past_key_values=self.cache, use_cache=True
+            ).logits
+        return logits
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Keeps the positions of the far tokens that the next token attends to."""
+        query, asked = self.cache.query, self.cache.query.trace
+
+        def watch(trace: ChunkTrace) -> None:
+            if isinstance(trace.far, Tensor):
+                self._far[trace.layer] = trace.far
+                self._queries[trace.layer] = trace.queries.shape[0]
+            if asked is not None:
+                asked(trace)
+
+        query.trace = watch
+        try:
+            yield
+        finally:
+            query.trace = asked
+
+    def _record(self) -> None:
+        """Makes the next recording, or says why there is none."""
+        try:
+            self._check()
+            cache, traced = self.cache, self.cache.query.trace is not None
+            answer = AnswerCache(
+                self.attachment.forward_pass, cache.method, self._given(), self._heads,
+                cache.get_seq_length(), self._room, traced,
+            )  # fmt: skip
+            graph = self._make(answer.step.device)
+            self._recorded = RecordedToken(self.attachment.model, answer, graph)
+            return
+        except KeysChangeError as error:
+            self.reason = str(error)
+        except RuntimeError as error:
+            self.failed, self.reason = True, f"recording failed: {str(error).splitlines()[0]}"
+        if self._required:
+            raise UsageError(
+                f"this answer cannot be decoded by a CUDA graph: {self.reason}",
+                "try --set decoding=auto",
+            )
+
+    def _check(self) -> None:
+        """Raises KeysChangeError with what this model, device or method has that no recording
+        does."""
+        model, traits = self.attachment.model, self.attachment.traits
+        if len({one.device for one in model.parameters()}) > 1:
+            raise KeysChangeError("the model is on several devices")
+        if self.attachment.latents or any(one is None for one in traits):
+            raise KeysChangeError("its layers keep latents or a state")
+        if any(one is not None and one.temperature is not None for one in traits):
+            raise KeysChangeError("the model scales queries by their positions")
+        if getattr(self.attachment.body, "rotary_emb", None) is None:
+            raise KeysChangeError("the model has no rotary module")
+        if self.cache.query.phase is not Phase.QUESTION:
+            raise KeysChangeError("there is no question")
+        check_method(self.cache.method, self.cache.query)
+
+    def _given(self) -> Iterator[AnswerKeys]:
+        """What the next tokens attend to in each layer."""
+        for memory in self.cache.memories:
+            attention = self.attachment.attention(self.cache.method, memory.layer)
+            if not isinstance(attention, Attention):
+                found = window_keys(attention, memory)
+            elif memory.layer in self._far:
+                far = self._far[memory.layer]
+                found = selected_keys(attention, memory, self.cache.query, far, self._room)
+            else:
+                raise KeysChangeError("each head has a selection of its own")
+            if first_keys_kernel(found.keys, found.kernel, found.cap) is None:
+                raise KeysChangeError(f"kernel {found.kernel} needs the number of keys")
+            yield found
+
+    @property
+    def _heads(self) -> list[int]:
+        """H of each layer."""
+        return [self._queries.get(memory.layer, 0) for memory in self.cache.memories]
+
+    def flush(self) -> None:
+        """Gives the recording's rows to the stores, its traces to the turn, and drops it."""
+        done, self._recorded = self._recorded, None
+        if done is None or not done.count:
+            return
+        query, start = self.cache.query, self.cache.get_seq_length()
+        count = slice(done.count)
+        for layer, held in zip(self.cache.own, done.cache.answer_layers, strict=True):
+            layer.append(*held.fresh[:, :, count])
+        query.stop = start + done.count
+        if query.trace is None:
+            return
+        for memory, held in zip(self.cache.memories, done.cache.answer_layers, strict=True):
+            attention = self.attachment.attention(self.cache.method, memory.layer)
+            if isinstance(attention, Attention) and held.observed is not None:
+                q, lse = (one[:, count] for one in held.observed)
+                far = self._far[memory.layer]
+                query.trace(answer_trace(attention, memory, query, far, q, lse, start))
