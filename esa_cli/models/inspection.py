@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.attachment.supported_families import family_of
+from esa_cli.models.attachment.supported_families import (
+    MIXED_TYPES,
+    STATE_TYPES,
+    family_of,
+    keeps_state,
+    layer_types,
+)
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
 """A hint for weights that cannot be read."""
@@ -40,6 +46,15 @@ def check_in_memory(model: Any) -> None:
 def layer_devices(model: Any) -> list[torch.device]:
     """The device of keys and values, that of the value projection: of each layer that has any."""
     return [_device(part[-1], model.device) for part in projections(model)]
+
+
+def state_devices(model: Any) -> list[torch.device]:
+    """The device of each layer that keeps a state, in place of keys or beside them."""
+    if not keeps_state(model.config):
+        return []
+    kinds = zip(model.base_model.layers, layer_types(model.config), strict=True)
+    keeping = (*STATE_TYPES, *MIXED_TYPES)
+    return [_device(layer, model.device) for layer, kind in kinds if kind in keeping]
 
 
 def attention_modules(model: Any) -> list[Any | None]:

@@ -52,16 +52,11 @@ def check_asked_together(preset: Preset, method: Method, kind: str, stateful: bo
         )
 
 
-def hindrance(method: Method, stateful: bool = False) -> str:
+def hindrance(method: Method) -> str:
     """The reason why a prefilled document cannot be stored; empty where it can.
 
     The first segment is stored with the projections that were fitted on it.
-
-    Args:
-        stateful: layers of the model keep a state in place of rows.
     """
-    if stateful:
-        return "layers of this model keep a state in place of rows, which is not stored"
     if gathers(method):
         return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):
@@ -72,14 +67,14 @@ def hindrance(method: Method, stateful: bool = False) -> str:
     return ""
 
 
-def storable(method: Method, stateful: bool = False) -> bool:
+def storable(method: Method) -> bool:
     """True if a prefilled document can be stored; `hindrance` says why not."""
-    return not hindrance(method, stateful)
+    return not hindrance(method)
 
 
 def layout(
     method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int],
-    latent_block: int = 0,
+    latent_block: int = 0, states: int = 0,
 ) -> Layout:  # fmt: skip
     """The layout of stored rows.
 
@@ -87,7 +82,7 @@ def layout(
         shape: the model's, with the names of `calibrate.fingerprint.Fingerprint`.
         dtype: of keys and values, as "float32". rows: `int8` or `native`.
         selecting: which of the layers with rows run the method; the others have no reduced keys.
-        latent_block: of `latent_block`.
+        latent_block: of `latent_block`. states: the model's layers that keep one.
     """
     ranks = _ranks(method, shape["layers"], shape["groups"] * shape["dim"])
     ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
@@ -102,6 +97,7 @@ def layout(
         segment=SEGMENT,
         shared=latent_block > 0,
         block=latent_block,
+        states=states,
     )
 
 

@@ -24,13 +24,14 @@ from esa_cli.system.progress import Progress, WaitNotice
 
 
 class StoredForm(NamedTuple):
-    """How a document's part is stored: its `identity`, all token `ids`, the `layout`, and each
-    layer's device; (): all on the processor."""
+    """How a document's part is stored: its `identity`, all token `ids`, the `layout`, each layer's
+    device ((): all on the processor), and the bytes of its states."""
 
     identity: str
     ids: Sequence[int]
     layout: Layout
     devices: Sequence[torch.device] = ()
+    states: int = 0
 
 
 class PartIngest(ABC):
@@ -134,13 +135,14 @@ class PartIngest(ABC):
         tokens = len(form.ids)
         waiting = WaitNotice(self.events.waiting, more, tokens)
         with library.write(
-            key, form.identity, form.ids, form.layout, waiting, form.devices
+            key, form.identity, form.ids, form.layout, waiting, form.devices, form.states
         ) as writer:
             if isinstance(writer, Entry):
                 there = self._if_there(document, writer)
                 return there or self.make(text, hear, more, started)
             self.check_memory(tokens)
-            self.events.started(document, tokens, library.size_of(tokens, form.layout))
+            size = library.size_of(tokens, form.layout, form.states)
+            self.events.started(document, tokens, size)
             try:
                 entry = self.store(writer, text, hear)
             finally:

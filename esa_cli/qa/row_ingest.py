@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.supported_families import keeps_state, latent_block
-from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.models.attachment.layer_state import State
+from esa_cli.models.attachment.supported_families import latent_block
+from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.archive import layout, maps, provenance, storable
 from esa_cli.qa.books import Book
 from esa_cli.qa.cache_key import cache_key
 from esa_cli.qa.part_ingest import PartIngest, StoredForm
 from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
+from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.entry_writer import Writer
@@ -55,7 +58,8 @@ class RowIngest(PartIngest):
         dtype = str(kv_dtype(session.model)).removeprefix("torch.")
         block, rows_of = latent_block(session.model.config), session.attachment.row_layers
         selecting = [rows_of.index(layer) for layer in session.attachment.method_layers]
-        return layout(session.method, shape, dtype, rows, selecting, block)
+        states = len(session.cache.states.layers)
+        return layout(session.method, shape, dtype, rows, selecting, block, states)
 
     def _identity(self, layout: Layout) -> str:
         session = self.session
@@ -72,8 +76,7 @@ class RowIngest(PartIngest):
 
     @property
     def _storable(self) -> bool:
-        lazy = self.lazy
-        return lazy.attaches and storable(lazy.method, keeps_state(lazy.text_model.config))
+        return self.lazy.attaches and storable(self.lazy.method)
 
     def keys(self, text: str) -> list[str]:
         if not self._storable:
@@ -89,12 +92,25 @@ class RowIngest(PartIngest):
         layers = stored.layers(layer_devices(self.session.model))
         projections = stored.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
-        held = PrefilledDocument(stored.ids, layers, projections, entry.head, states=states)
+        held = PrefilledDocument(
+            stored.ids, layers, projections, entry.head,
+            states=states, recurrent=self._placed(stored.states),
+        )  # fmt: skip
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
 
     def form(self, text: TokenisedDocument) -> StoredForm:
         layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
-        return StoredForm(self._identity(layout), ids, layout, layer_devices(self.session.model))
+        model = self.session.model
+        states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
+        return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
+
+    def _placed(self, states: Sequence[State]) -> list[State]:
+        """Stored states, each on its layer's device."""
+        devices = state_devices(self.session.model)
+        return [
+            {name: one.to(device) for name, one in state.items()}
+            for state, device in zip(states, devices, strict=True)
+        ]
 
     def check_memory(self, tokens: int) -> None:
         """Rows go to the disk: only those that are not there yet take memory."""
@@ -106,12 +122,15 @@ class RowIngest(PartIngest):
 
     def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
         session, document, ids = self.session, text.document, list(writer.ids)
-        done = PrefilledDocument(ids[: writer.done], writer.layers, writer.projections or [])
+        done = PrefilledDocument(
+            ids[: writer.done], writer.layers, writer.projections or [],
+            recurrent=self._placed(writer.states),
+        )  # fmt: skip
         head = len(ids) - len(text.ids)
 
         def settle(tokens: int) -> None:
             if tokens % SEGMENT == 0:
-                writer.flush(maps(session.project()))
+                writer.flush(maps(session.project()), session.cache.states.taken())
 
         try:
             session.begin(ids, done)
@@ -123,6 +142,7 @@ class RowIngest(PartIngest):
                 head=head,
                 provenance=provenance(document, session.preset, self.rows),
                 projections=maps(session.project()),
+                states=session.cache.states.taken(),
             )
         finally:
             session.clear()

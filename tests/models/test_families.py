@@ -30,7 +30,7 @@ from esa_cli.models.attachment.layer_traits import what_layers_keep
 from esa_cli.models.attachment.refused_families import LIMITS
 from esa_cli.models.attachment.supported_families import FAMILIES
 from esa_cli.models.fingerprint import fingerprint
-from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.models.text_passes.prompt_batch import PromptBatch
 from esa_cli.models.text_passes.text_forward import ModelForward
 from esa_cli.qa.planning.model_shape import shape_of
@@ -185,17 +185,25 @@ def test_stored_and_reopened(name: str, tmp_path: Path) -> None:
         cache = attached.new_cache()
         model(ids[:, :60], past_key_values=cache)
         again = attached.new_cache()
-        rows = stored(cache, ids[0, :60].tolist(), tmp_path)
-        again.hold(rows, None, recurrent=cache.states.taken())
-        close(model(ids[:, 60:], past_key_values=again).logits, want[:, 60:])
+        rows, states = stored(cache, ids[0, :60].tolist(), tmp_path)
+        again.hold(rows, None, recurrent=states)
+        got = model(ids[:, 60:], past_key_values=again).logits
+        close(got, want[:, 60:])
+        assert torch.equal(got, model(ids[:, 60:], past_key_values=cache).logits)
 
 
-def stored(cache: EsaCache, ids: list[int], path: Path) -> list[JoinedStore]:
-    """The cached rows of all layers, from a library on disk, each with an empty tail."""
+def stored(
+    cache: EsaCache, ids: list[int], path: Path
+) -> tuple[list[JoinedStore], list[dict[str, torch.Tensor]]]:
+    """The cached rows of all layers, from a library on disk, each with an empty tail; and the
+    states of those that keep one."""
     kept = [one.store for one in cache.memories]
     first = kept[0]
     shape = first.heads, first.dim
-    layout = Layout(len(kept), *shape, "float32", segment=16, shared=first.shared)
+    states = cache.states.taken()
+    layout = Layout(
+        len(kept), *shape, "float32", segment=16, shared=first.shared, states=len(states)
+    )
     library = Library(path)
     with library.write(library.key("model", "text"), "model", ids, layout) as writer:
         assert isinstance(writer, Writer)
@@ -203,15 +211,20 @@ def stored(cache: EsaCache, ids: list[int], path: Path) -> list[JoinedStore]:
             layer.append(*store.span(0, len(ids)))
         writer.flush(None)
         entry = writer.finish(
-            text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept)
+            text="text",
+            offsets=[(0, 1)] * len(ids),
+            projections=[None] * len(kept),
+            states=states,
         )
-    stores = library.open(entry).layers()
+    opened = library.open(entry)
+    stores = opened.layers()
     place = torch.float32, torch.device("cpu")
     tails = [MemoryStore(*shape, *place, first.shared) for _ in kept]
-    return [
+    joined = [
         JoinedStore([StoreSlice(store, 0, len(ids))], tail)
         for store, tail in zip(stores, tails, strict=True)
     ]
+    return joined, opened.states
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ODD])
@@ -313,6 +326,8 @@ def test_what_a_model_is_made_of(family: str) -> None:
         store = cache.memories[0].store
         assert (store.heads, store.dim) == (found.groups, found.dim)
         assert store.nbytes == 5 * shape_of(before).row * 4
+        assert cache.states.nbytes == shape_of(before).states(4)
+        assert len(state_devices(model)) == len(cache.states.layers)
     assert model.config.to_dict() == before
 
 

@@ -42,10 +42,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind in FAMILIES:
         out[kind] = tmp_path_factory.mktemp(kind)
         layers = {"num_hidden_layers": 4, "layer_types": 2 * KINDS[kind][1]["layer_types"]}
-        ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
-        build_model(kind, vocab_size=259, **layers, **ids).save_pretrained(out[kind])
-        write_tokenizer(out[kind])
+        write_model(out[kind], kind, **layers)
     return out
+
+
+def write_model(folder: Path, kind: str, **changes: Any) -> None:
+    """A tiny random model that reads bytes, in a folder."""
+    ids = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
+    build_model(kind, vocab_size=259, **ids, **changes).save_pretrained(folder)
+    write_tokenizer(folder)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -147,27 +152,6 @@ def test_weights_are_of_the_layers_with_attention(loaded: Any) -> None:
         assert float(weights.weights.sum()) > 0
 
 
-def test_rows_are_not_stored(loaded: Any, tmp_path: Path) -> None:
-    path, library = tmp_path / "gate.txt", Library(tmp_path / "library")
-    path.write_text(TEXT, "utf-8")
-    with Esa(loaded, preset.load("tiny-random"), library=library) as reader:
-        book = reader.ingest(str(path))
-        assert book.entry is None
-        assert reader.find(book.document) is None
-        assert reader.ask(QUESTION, [book]).evidence
-    assert not library.exists
-
-
-def test_ingest_says_why_not(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "gate.txt"
-    path.write_text(TEXT, "utf-8")
-    model = f"model={folders[FAMILIES[0]]}"
-    assert main(["ingest", str(path), "--preset", "tiny-random", "--set", model]) == 2
-    assert "layers of this model keep a state in place of rows" in capsys.readouterr().err
-
-
 def test_several_documents_are_refused_before_they_are_read(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,20 +203,3 @@ def test_an_index_is_stored_and_serves_several_documents(loaded: Any, tmp_path: 
 def test_maps_are_not_fitted(loaded: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="or keep a state"):
         open_job(loaded, preset.load("tiny-random"), TEXT, 2000, tmp_path)
-
-
-@pytest.mark.parametrize("given", [["--keep"], ["--cache", "disk"]])
-def test_rows_on_disk_are_refused_before_the_model_is_loaded(
-    folders: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    given: list[str],
-) -> None:
-    book = tmp_path / "book.txt"
-    book.write_text(TEXT, "utf-8")
-    asked = ["ask", str(book), QUESTION, "--preset", "tiny-random", "--device", "cpu", *given]
-    assert main([*asked, "--model", str(folders["lfm2"])]) == 2
-    told = capsys.readouterr().err
-    assert "layers of this model keep a state" in told
-    assert "or with --set answer.from=text" in told
-    assert "loading" not in told

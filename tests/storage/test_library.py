@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
+WITH_STATES = replace(LAYOUT, states=3)
 WITH = "model x, float32"
 
 
@@ -66,6 +68,20 @@ def fit_of(ids: Sequence[int], layout: Layout = LAYOUT) -> list[Linear | None]:
     return made
 
 
+def states_of(
+    ids: Sequence[int], stop: int, layout: Layout = WITH_STATES
+) -> list[dict[str, torch.Tensor]]:
+    """Of each layer that keeps one, behind token `stop`: a convolution's, and a recurrent one."""
+    draw = torch.Generator().manual_seed(sum(ids[:stop]) + stop)
+    return [
+        {
+            "conv.0": torch.randn(1, 4, 3, generator=draw).bfloat16(),
+            "recurrent.0": torch.randn(1, 2, 4, 4, generator=draw),
+        }
+        for _ in range(layout.states)
+    ]
+
+
 def read(writer: Writer, ids: Sequence[int], *, piece: int = 8, stop: int | None = None) -> None:
     """Reads on from where the writer is, and settles after every piece."""
     layout, projections = writer.layout, writer.projections
@@ -80,7 +96,7 @@ def read(writer: Writer, ids: Sequence[int], *, piece: int = 8, stop: int | None
             if maps is not None:
                 keys = layer.span(layer.reduced, len(layer))[0]
                 layer.append_features(maps.keys(flatten_keys(keys)))
-        writer.flush(projections)
+        writer.flush(projections, states_of(ids, end, layout))
 
 
 def finish(writer: Writer, ids: Sequence[int], **more: Any) -> Entry:
@@ -92,6 +108,7 @@ def finish(writer: Writer, ids: Sequence[int], **more: Any) -> Entry:
         marks=[[0, 1, None]],
         provenance=known,
         projections=fit_of(ids, writer.layout),
+        states=states_of(ids, len(ids), writer.layout),
         **more,
     )
 

@@ -27,6 +27,7 @@ from esa_cli.errors import (
     UsageError,
 )
 from esa_cli.storage.library import (
+    Layout,
     Library,
     checksummed_file,
     export_format,
@@ -134,6 +135,16 @@ def test_documents_come_back_as_they_were(library: Library, other: Library, expo
         assert (stored.text, stored.ids) == (text_of(ids), ids)
         assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(ids)]
         assert_holds(stored.layers(), ids)
+
+
+def test_rows_of_an_unusual_layout_come_back(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    """As those of latents, whose parts have scales of their own."""
+    entry = ingest(library, IDS[:20], Layout(1, 1, 4, "float32", "int8", block=2))
+    export_documents(library, tmp_path / "one.tar", [entry])
+    assert import_documents(other, tmp_path / "one.tar").copied == [entry.key]
+    assert other.entries()[0].layout == entry.layout
 
 
 def test_chosen_documents_and_shared_segments(
@@ -374,18 +385,18 @@ def test_another_version_is_named(
     exported = tmp_path / "books.tar"
     export_documents(library, exported, library.entries())
     given = members(exported)
-    monkeypatch.setattr(checksummed_file, "FORMAT", 2)
+    monkeypatch.setattr(checksummed_file, "FORMAT", 3)
     newer = build(tmp_path / "newer.tar", given)
     monkeypatch.undo()
     error = refused(other, newer)
     assert isinstance(error, ForeignVersionError)
-    assert f"{newer} is of format 2; this esa reads format 1" == error.message
+    assert f"{newer} is of format 3; this esa reads formats 1 to 2" == error.message
     assert error.hint == "use the esa that wrote it"
     name, data = given[0]
-    document = (name, data.replace(b"document 1 ", b"document 2 ", 1))
+    document = (name, data.replace(b"document 1 ", b"document 3 ", 1))
     error = refused(other, build(tmp_path / "mixed.tar", [document, *given[1:]]))
     assert isinstance(error, ForeignVersionError)
-    assert f"mixed.tar cannot be imported: {name} is of format 2" in error.message
+    assert f"mixed.tar cannot be imported: {name} is of format 3" in error.message
 
 
 def test_damaged_documents_are_left_out(library: Library, other: Library, tmp_path: Path) -> None:

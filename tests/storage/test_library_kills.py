@@ -23,6 +23,7 @@ from forked import child, ended, killed, taken
 from test_library import (
     LAYOUT,
     WITH,
+    WITH_STATES,
     assert_holds,
     files,
     finish,
@@ -34,7 +35,7 @@ from test_library import (
 )
 
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.library import Entry, Library, checksummed_file
+from esa_cli.storage.library import Entry, Layout, Library, checksummed_file
 from esa_cli.storage.library.entry_writer import Writer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
@@ -53,22 +54,25 @@ def contents(library: Library) -> dict[str, bytes]:
 
 
 @pytest.mark.process
-def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [LAYOUT, WITH_STATES], ids=["rows", "states"])
+def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
+    tmp_path: Path, layout: Layout
+) -> None:
     draw = random.Random(1)
     whole = Library(tmp_path / "whole")
-    needs = taken(lambda: ingest(whole, IDS))
+    needs = taken(lambda: ingest(whole, IDS, layout))
     wanted = contents(whole)
     library, tries, cut, resumed = Library(tmp_path / "killed"), 0, 0, 0
     while cut < KILLS or resumed < KILLS // 4:
         tries += 1
         assert tries < TRIES * KILLS, "the kills came too early or too late to mean anything"
-        was_at_it = killed(partial(ingest, library, IDS), draw.uniform(0, needs))
+        was_at_it = killed(partial(ingest, library, IDS, layout), draw.uniform(0, needs))
         needs *= 1.1 if was_at_it else 0.8  # as busy as the machine is now
         cut += was_at_it and bool(files(library)) and not library.entries()
         for entry in library.entries():
             assert library.verify(entry) == []
             assert_holds(library.open(entry).layers(), IDS)
-        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
+        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, layout) as writer:
             if isinstance(writer, Writer):
                 resumed += writer.done > 0
                 if draw.random() < 0.5:
@@ -200,17 +204,18 @@ def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksummed_file.WholeFile, "write", write)
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, WITH_STATES], ids=["rows", "states"])
 def test_a_full_disk_leaves_a_clean_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
 ) -> None:
     library = Library(tmp_path)
-    other = ingest(library, IDS[:40])
+    other = ingest(library, IDS[:40], layout)
     before, said = contents(library), set()
     for count in range(1000):
         with monkeypatch.context() as patch:
             full_after(count, patch)
             try:
-                entry = ingest(library, IDS)
+                entry = ingest(library, IDS, layout)
                 break
             except ResourceError as error:
                 said.add((error.message.rpartition(": ")[2], "esa library prune" in error.hint))

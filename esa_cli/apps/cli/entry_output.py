@@ -31,6 +31,7 @@ def facts(entry: Entry) -> dict[str, str]:
         return {"id": entry.key, "document": entry_label(entry)}
     layout = entry.layout
     shape = f"{layout.layers} layers of {layout.heads} x {layout.dim}, {layout.dtype}"
+    states = size_text(entry.sizes["states"]) if layout.states else ""
     path = entry.provenance.get("path")
     shown = {"name", "rows"}  # above
     if not path or path == entry.provenance.get("source"):
@@ -49,6 +50,7 @@ def facts(entry: Entry) -> dict[str, str]:
         "rows": f"index, {layout.width} numbers a token"
         if entry.rows == "index"
         else f"{layout.kind}, {shape}",
+        **({"states": f"of {layout.states} layers, {states}"} if states else {}),
         "read": minute(entry.created),
         "used": minute(entry.used),
         **known,

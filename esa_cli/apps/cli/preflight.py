@@ -66,7 +66,6 @@ def prepare(
     from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.finding.load_encoder import index_sizes
     from esa_cli.qa.method_presets import stretches
-    from esa_cli.qa.planning.model_shape import shape_of
     from esa_cli.qa.resolved_preset import resolve
 
     model, texts = None, list[Any]()
@@ -83,15 +82,14 @@ def prepare(
     if runs:
         model.check_kernels(resolved)
     if index is None and (keep or (options.cache == "disk" and not answer.by_words)):
-        _check_storable(resolved, shape_of(model.config).stateful > 0)
+        _check_storable(resolved)
     planner = model.planner(resolved, index, by_words=index is None and not runs)
     return Preflight(resolved, model, planner, index, texts)
 
 
-def _check_storable(resolved: ResolvedPreset, stateful: bool) -> None:
+def _check_storable(resolved: ResolvedPreset) -> None:
     from esa_cli.qa.archive import hindrance
 
-    if why := hindrance(resolved.method, stateful):
+    if why := hindrance(resolved.method):
         refused = f"what is read cannot be kept in the library: {why}"
-        other = "--set answer.from=text" if stateful else "another method"
-        raise UsageError(refused, f"ask without keeping, or with {other}")
+        raise UsageError(refused, "ask without keeping, or with another method")

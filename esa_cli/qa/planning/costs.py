@@ -4,8 +4,8 @@
                       G D where the keys are the values (MLA: one head of rotary part and latent)
     operations        tokens * (2 P + layers * attention + scoring)
 
-Layers are those with attention; the state that others keep is small. R is summed over them, which
-need not be alike. P counts the weights outside the embeddings.
+Layers are those with attention. R is summed over them, which need not be alike. A state is of one
+document, however long it is. P counts the weights outside the embeddings.
 Only sizes are looked at, never weights.
 """
 
@@ -28,6 +28,8 @@ FEED = 1024
 2 cores: 512 to 1,024 is best, larger activations leave the processor's cache."""
 LIBRARIES = 400 << 20
 """Bytes of torch, transformers and Python themselves."""
+STATES = 4
+"""The states of a cache's layers, two snapshots that were asked for, and that of the last call."""
 TOKEN_BYTES = 64
 """Bytes of a token beside its rows: text, id and offsets, and their copies when they are stored."""
 
@@ -53,8 +55,8 @@ class Costs:
         return self.stored(tokens) * self.rank * size
 
     def working(self, tokens: int, size: int) -> int:
-        """Activations, gathered keys, scores, the compressor's moments, the tokens themselves, and
-        the libraries."""
+        """Activations, gathered keys, scores, the compressor's moments, states, the tokens
+        themselves, and the libraries."""
         shape, window = self.shape, self.method.window
         folded = shape.groups * shape.dim
         projections = (shape.heads + 2 * shape.groups) * shape.dim
@@ -66,7 +68,9 @@ class Costs:
         fitting = 0
         if self.method.score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.rows + 8)
-        return (activations + gathered) * size + scores + fitting + tokens * TOKEN_BYTES + LIBRARIES
+        states = STATES * shape.states(size)
+        rest = scores + fitting + states + tokens * TOKEN_BYTES + LIBRARIES
+        return (activations + gathered) * size + rest
 
     def operations(self, tokens: int) -> float:
         """Floating-point operations of reading; a multiplication and an addition are two."""

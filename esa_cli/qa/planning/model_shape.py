@@ -53,6 +53,10 @@ class Shape:
     """Layers that keep a state."""
     mixer: int = 0
     """Weights of such a layer, without its MLP and attention."""
+    convolved: int = 0
+    """Numbers that its convolution keeps."""
+    recurrent: int = 0
+    """Numbers of its recurrent state, which are float32 whatever the model's type is."""
     single: int = 0
     """Layers that are an MLP alone; where there are any, the others have none."""
 
@@ -65,6 +69,10 @@ class Shape:
     def rows(self) -> int:
         """Layers that keep keys and values."""
         return self.layers - self.keyless
+
+    def states(self, size: int) -> int:
+        """Bytes of a document's states, all layers, with numbers of `size` bytes."""
+        return self.stateful * (self.convolved * size + self.recurrent * 4)
 
     @property
     def _mlps(self) -> int:
@@ -98,6 +106,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
         gate = config.get("model_type") in GATED
         sizes = 3 * heads + 2 * groups
         latent, kinds = family_of(settings).latent, layer_kinds(config)
+        convolved, recurrent = _state(config, hidden)
         return Shape(
             layers=len(kinds),
             hidden=hidden,
@@ -113,6 +122,8 @@ def shape_of(config: dict[str, Any]) -> Shape:
             keyless=kinds.count("state") + kinds.count("idle"),
             stateful=kinds.count("state") + kinds.count("both"),
             mixer=_mixer(config, hidden),
+            convolved=convolved,
+            recurrent=recurrent,
             single=kinds.count("idle"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -180,13 +191,31 @@ def _mixer(config: dict[str, Any], hidden: int) -> int:
         value = _first(config, "linear_num_value_heads") * _first(config, "linear_value_head_dim")
         return hidden * (2 * key + 3 * value)
     if state := _first(config, "mamba_d_state", "ssm_state_size"):
-        groups = _first(config, "mamba_n_groups", "n_groups") or 1
-        wide = (_first(config, "mamba_expand", "expand") or 2) * hidden
-        wide = _first(config, "mamba_d_ssm") or wide
-        if heads := _first(config, "mamba_num_heads"):
-            wide = heads * _first(config, "mamba_head_dim")
+        wide, groups = _mamba(config, hidden)
         return hidden * (3 * wide + 2 * groups * state)
     return 4 * hidden * hidden
+
+
+def _mamba(config: dict[str, Any], hidden: int) -> tuple[int, int]:
+    """Inner size and groups of a Mamba layer."""
+    wide = (_first(config, "mamba_expand", "expand") or 2) * hidden
+    wide = _first(config, "mamba_d_ssm") or wide
+    if heads := _first(config, "mamba_num_heads"):
+        wide = heads * _first(config, "mamba_head_dim")
+    return wide, _first(config, "mamba_n_groups", "n_groups") or 1
+
+
+def _state(config: dict[str, Any], hidden: int) -> tuple[int, int]:
+    """Numbers that a layer with a state keeps: of its convolution, and of its recurrent state."""
+    kernel = _first(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
+    if keys := _first(config, "linear_num_key_heads"):
+        heads, dim = _first(config, "linear_num_value_heads"), _first(config, "linear_key_head_dim")
+        value = _first(config, "linear_value_head_dim")
+        return kernel * (2 * keys * dim + heads * value), heads * dim * value
+    if state := _first(config, "mamba_d_state", "ssm_state_size"):
+        wide, groups = _mamba(config, hidden)
+        return kernel * (wide + 2 * groups * state), wide * state
+    return (_first(config, "conv_L_cache") or 3) * hidden, 0
 
 
 def _first(config: dict[str, Any], *names: str) -> int:

@@ -2,7 +2,8 @@
 
 A file is one line `esa-library KIND FORMAT LENGTH DIGEST` and the payload. The digest covers kind,
 format, length and payload, and the line has only one valid spelling, so a change of any byte is
-found.
+found. Format 2 is that of manifests and exports of documents with states: versions of esa that know
+none refuse these, and read all others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from esa_cli.errors import DiskError, ForeignVersionError, LibraryError, Unreada
 from esa_cli.system.files import replacing, writing_errors
 
 FORMAT = 1
+WITH_STATES = 2
+NEWEST = {"document": WITH_STATES, "export": WITH_STATES}
+"""The newest format that is read, of the kinds that have several."""
 LINE_BYTES = 200
 """Upper bound of the first line, in this format and later ones."""
 READ_HINT = "check who may read it, and the disk; then try again"
@@ -49,10 +53,10 @@ def _digest(kind: str, form: int, payload: bytes) -> str:
     return state.hexdigest()
 
 
-def encode(kind: str, payload: bytes) -> tuple[bytes, str]:
-    """The bytes of a file with this payload, and its digest."""
-    digest = _digest(kind, FORMAT, payload)
-    return f"esa-library {kind} {FORMAT} {len(payload)} {digest}\n".encode() + payload, digest
+def encode(kind: str, payload: bytes, form: int = FORMAT) -> tuple[bytes, str]:
+    """The bytes of a file with this payload, and its digest; `form` is its format."""
+    digest = _digest(kind, form, payload)
+    return f"esa-library {kind} {form} {len(payload)} {digest}\n".encode() + payload, digest
 
 
 def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = None) -> bytes:
@@ -68,17 +72,18 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
     line = _LINE.match(data[:LINE_BYTES])
     if line is None or line[1] != kind.encode():
         raise damage_error(path, f"it does not begin as a {kind} file does", key)
-    if int(line[2]) != FORMAT:
+    form, newest = int(line[2]), NEWEST.get(kind, FORMAT)
+    if not FORMAT <= form <= newest:
+        known = f"format {FORMAT}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
         raise ForeignVersionError(
-            f"{path} is of format {int(line[2])}; this esa reads format {FORMAT}",
-            foreign_hint(key),
+            f"{path} is of format {form}; this esa reads {known}", foreign_hint(key)
         )
     payload = data[line.end() :]
     if len(payload) != int(line[3]):
         raise damage_error(path, "its length is wrong", key)
-    found = _digest(kind, FORMAT, payload)
+    found = _digest(kind, form, payload)
     # The whole line is compared: 007 and 7 are the same number, but not the same bytes.
-    wanted = f"esa-library {kind} {FORMAT} {len(payload)} {found}\n".encode()
+    wanted = f"esa-library {kind} {form} {len(payload)} {found}\n".encode()
     if line[0] != wanted or digest not in (None, found):
         raise damage_error(path, "its checksum is wrong", key)
     return payload
@@ -96,9 +101,9 @@ def read(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
     return decode(data, kind, path, key, digest)
 
 
-def write(path: Path, kind: str, payload: bytes, owner: str) -> str:
+def write(path: Path, kind: str, payload: bytes, owner: str, form: int = FORMAT) -> str:
     """Writes a file atomically and returns its digest. Raises OSError."""
-    data, digest = encode(kind, payload)
+    data, digest = encode(kind, payload, form)
     with new_file(path, owner) as file:
         file.write(data)
     return digest

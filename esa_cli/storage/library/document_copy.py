@@ -47,7 +47,7 @@ class CopySource(Protocol):
 def document_files(paths: LibraryPaths, entry: Entry) -> list[Path]:
     """The files that a document needs, but its manifest."""
     fit = [] if entry.fit == "none" else [paths.fit(entry.fit)]
-    own = [paths.document(entry.key, kind) for kind in ("text", "tokens")]
+    own = [paths.document(entry.key, kind) for kind in entry.kinds]
     return [*map(paths.segment, entry.segments), *fit, *own]
 
 
@@ -103,6 +103,7 @@ def check_file(file: Path, path: Path, entry: Entry) -> None:
     """Reads every byte of what is, or will be, at `path`. Raises LibraryError: damage."""
     from esa_cli.storage.library.document_files import check_fit
     from esa_cli.storage.library.segment import Segment
+    from esa_cli.storage.library.state_file import read_states
 
     key = entry.key
     if path.suffix == ".seg":
@@ -110,6 +111,8 @@ def check_file(file: Path, path: Path, entry: Entry) -> None:
         Segment(file, entry.layout, entry.segment_tokens(index), key, name=path.stem).check()
     elif path.suffix == ".fit":
         check_fit(file, path.stem, key)
+    elif path.suffix == ".states":
+        read_states(file, entry)
     else:
         kind = path.suffix[1:]
         checksummed_file.read(file, kind, key, entry.digests[kind])

@@ -1,4 +1,4 @@
-"""Token ids, offsets and projections of a stored document, as safetensors files."""
+"""Token ids, offsets and projections as safetensors files, and a stored document that is open."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from esa_cli.storage.library.disk_store import DiskStore, disk_stores
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry, read_text
 from esa_cli.storage.library.segment import Segment
+from esa_cli.storage.library.state_file import State, read_states
 
 Projections = Sequence[Linear | None]
 """One for each layer; None where a layer scores with the whole folded keys."""
@@ -86,6 +87,10 @@ class StoredDocument:
         self.offsets: Tensor = tokens["offsets"]
         """(n, 2): start and end of each token in `text`, in characters."""
         self.projections = read_fit(paths, entry.fit, key)
+        self.states: list[State] = []
+        """Of the model's layers that keep one, behind the last token."""
+        if entry.layout.states:
+            self.states = read_states(paths.document(key, "states"), entry).states
         self.head, self.marks = entry.head, list(entry.marks)
         self._segments = [
             Segment(paths.segment(name), entry.layout, entry.segment_tokens(i), key)

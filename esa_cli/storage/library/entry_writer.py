@@ -1,4 +1,5 @@
-"""Writes one document: segments as they fill, then its own files, and its manifest last.
+"""Writes one document: segments as they fill, with the states behind the last one, then its own
+files, and its manifest last.
 
 Every file is written atomically, so a kill leaves nothing, complete segments to resume from, or a
 document.
@@ -29,10 +30,11 @@ from esa_cli.storage.library.document_files import (
 )
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.manifest import Entry
-from esa_cli.storage.library.reservations import needed_files, reserve
-from esa_cli.storage.library.resumed_segments import resumed_segments
+from esa_cli.storage.library.reservations import end_reservation, reserve
+from esa_cli.storage.library.resumed_segments import resumed_segments, undamaged_segment
 from esa_cli.storage.library.row_layout import Layout
 from esa_cli.storage.library.segment import Layer, Segment, write_segment
+from esa_cli.storage.library.state_file import State, pack_states
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
 
@@ -44,6 +46,7 @@ class Writer:
         done: tokens on disk, of this ingest or of another document with the same beginning.
         layers: one store for each layer; prefill appends from token `done` on.
         projections: those of the reduced keys on disk; None while there are none.
+        states: of the layers that keep one, behind token `done`; empty before the first.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Writer:
         found = resumed_segments(paths, key, self._prefixes, layout, len(self.ids))
         self._names, self._fit = [one.path.stem for one in found.segments], found.fit
         self.projections: list[Any] | None = found.projections
+        self.states: list[State] = found.states or [{} for _ in range(layout.states)]
         self.done = sum(segment.tokens for segment in found.segments)
         self._stored = disk_stores(found.segments, layout, devices)
         self.layers = [
@@ -79,19 +83,23 @@ class Writer:
         for layer in self.layers:
             layer.tail.expect(layout.segment)
 
-    def flush(self, projections: Projections | None = None) -> None:
+    def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory.
 
         Called after each piece of prefill, it bounds memory, and a kill loses one segment.
 
         Args:
             projections: those of the reduced keys; needed with the first segment.
+            states: of the layers that keep one, behind the last token in memory; they are stored
+                where a segment ends with it.
 
         Raises:
             ResourceError: the disk is full; what this ingest wrote has been removed.
         """
         while self._complete() >= self.layout.segment:
             self._write(self.layout.segment, projections)
+        if states and self._names and not any(len(layer.tail) for layer in self.layers):
+            self._write_states(states)
 
     def write_records(self, records: Tensor) -> None:
         """Writes the next segment of a layout of one layer and without reduced keys, all of which
@@ -120,15 +128,29 @@ class Writer:
             if not self._names:
                 self._write_fit(projections)
             path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")
-            self._new.append(path)
-            rows = (layer.tail.first(count) for layer in self.layers)
-            write_segment(path, self.key, self.layout, count, given or rows)
-        segment = Segment(path, self.layout, count, self.key)
+            # There may be one, and mapped, of a document with the same beginning and other states.
+            segment = undamaged_segment(path, self.layout, count, self.key)
+            if segment is None:
+                self._new.append(path)
+                rows = (layer.tail.first(count) for layer in self.layers)
+                write_segment(path, self.key, self.layout, count, given or rows)
+                segment = Segment(path, self.layout, count, self.key)
         for stored, layer in zip(self._stored, self.layers, strict=True):
             stored.add(segment)
             layer.extend_last_part(count)
         self._names.append(path.stem)
         self.done += count
+
+    def _write_states(self, states: Sequence[State]) -> None:
+        """Behind the segment, so that the states there are always have all segments before."""
+        self._write_own("states", pack_states(self._prefixes[len(self._names) - 1], states))
+
+    def _write_own(self, kind: str, payload: bytes) -> str:
+        """Writes a file of the document alone, and returns its digest."""
+        path = self.paths.document(self.key, kind)
+        with self._changing():
+            self._new.append(path)
+            return checksummed_file.write(path, kind, payload, self.key)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -159,25 +181,30 @@ class Writer:
         head: int = 0,
         provenance: dict[str, Any] | None = None,
         projections: Projections | None = None,
+        states: Sequence[State] = (),
     ) -> Entry:
         """Writes the rest and the manifest, with which the document exists.
 
         Args:
             text: the whole text. offsets: (n, 2) character offsets of all tokens.
             marks, provenance: JSON data. head: tokens of the prompt before the document.
-            projections: as for `flush`.
+            projections: as for `flush`. states: behind the last token.
 
         Raises:
-            ValueError: tokens are missing. ResourceError: as `flush`.
+            ValueError: tokens or states are missing. ResourceError: as `flush`.
         """
+        if len(states) != self.layout.states:
+            raise ValueError(f"states must be {self.layout.states}, got {len(states)}")
         self.flush(projections)
         rest = len(self.ids) - self.done
         if {len(layer) for layer in self.layers} != {len(self.ids)} or self._complete() != rest:
             raise ValueError(f"all layers must have all {len(self.ids)} tokens and reduced keys")
         if rest:
             self._write(rest, projections)
-        tokens = pack_tokens(self.ids, offsets)
-        digests = self._write_small(text=text_bytes(text), tokens=tokens)
+        if states:
+            self._write_states(states)
+        payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
+        digests = {kind: self._write_own(kind, one) for kind, one in payloads.items()}
         made = self._new_entry(
             text, digests=digests, marks=tuple(marks), head=head, provenance=provenance or {}
         )
@@ -203,18 +230,9 @@ class Writer:
             **more,
         )
 
-    def _write_small(self, **payloads: bytes) -> dict[str, str]:
-        """Writes the document's own files but the manifest, and returns their digests."""
-        digests = {}
-        with self._changing():
-            for kind, payload in payloads.items():
-                path = self.paths.document(self.key, kind)
-                self._new.append(path)
-                digests[kind] = checksummed_file.write(path, kind, payload, self.key)
-        return digests
-
     def _sizes(self) -> dict[str, int]:
-        own = {kind: size_of(self.paths.document(self.key, kind)) for kind in ("text", "tokens")}
+        kinds = manifest.own_kinds(self.layout)
+        own = {kind: size_of(self.paths.document(self.key, kind)) for kind in kinds}
         rows = sum(size_of(self.paths.segment(name)) for name in self._names)
         return {"segments": rows, "fit": size_of(self.paths.fit(self._fit)), **own}
 
@@ -225,13 +243,5 @@ class Writer:
         resumable = self._names and not self._full and (self._new or self._continued)
         if self.entry is not None or resumable:
             return
-        with contextlib.suppress(OSError, EsaError), self.paths.locked("library"):
-            for path in (self.paths.document(self.key), self.paths.reservation(self.key)):
-                path.unlink(missing_ok=True)
-            # Damaged documents, and those of another version, do not need the new files.
-            there = manifest.read_all(self.paths)
-            whole = [one for one in there if one.unreadable or not one.damage]
-            kept = needed_files(self.paths, whole, abandoned=True)
-            for path in self._new:
-                if path.parent == self.paths.documents or not kept.needs(path):
-                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, EsaError):
+            end_reservation(self.paths, self.key, self._new)

@@ -14,6 +14,7 @@ from esa_cli.storage.library.exported_file import ExportedFile, export_errors
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.storage.library.manifest_check import checked_entry
+from esa_cli.storage.library.state_file import decode_states
 from esa_cli.system.progress import Progress
 
 
@@ -71,11 +72,15 @@ def _check_files(paths: LibraryPaths, export: ExportedFile, entries: list[Entry]
 def _check_document(
     paths: LibraryPaths, export: ExportedFile, entry: Entry, checked: set[str]
 ) -> None:
-    """Its text and tokens, and those of its segments and projections that are not `checked` yet."""
+    """Its own files, and those of its segments and projections that are not `checked` yet."""
     from esa_cli.storage.library.segment import Segment
 
-    own = [file_name(paths, paths.document(entry.key, kind)) for kind in ("text", "tokens")]
-    check_contents(paths, entry, export.read(own[0]), export.read(own[1]))
+    own = {
+        kind: export.read(file_name(paths, paths.document(entry.key, kind))) for kind in entry.kinds
+    }
+    check_contents(paths, entry, own["text"], own["tokens"])
+    if "states" in own:
+        decode_states(own["states"], paths.document(entry.key, "states"), entry)
     if entry.fit not in {"none", *checked}:
         check_projections(paths, entry, export.read(file_name(paths, paths.fit(entry.fit))))
         checked.add(entry.fit)

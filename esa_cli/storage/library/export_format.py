@@ -2,7 +2,7 @@
 
     esa-export        a checksummed file: one line `DIGEST SIZE NAME` for each member behind it
     documents/*.doc   the manifests
-    segments/*, fits/*, documents/*.text, documents/*.tokens
+    segments/*, fits/*, documents/*.text, documents/*.tokens, documents/*.states
                       as they are in the library, each once, however many documents need it
 
 Nothing is compressed. A member's header and padding follow from its name and size, so the reader
@@ -34,7 +34,7 @@ MOST_MANIFEST = 64 << 20
 PENDING = "0" * 64
 """In place of a digest that is not known yet."""
 _LINE = re.compile(r"([0-9a-f]{64}) (0|[1-9][0-9]{0,14}) ([a-z]+/[0-9a-z.-]+)")
-_KINDS = re.compile(r"documents/.*\.(?:doc|text|tokens)|segments/.*|fits/.*")
+_KINDS = re.compile(r"documents/.*\.(?:doc|text|tokens|states)|segments/.*|fits/.*")
 _OCTAL = 8**11
 
 
@@ -72,8 +72,11 @@ def tar_header(name: str, size: int) -> bytes:
 
 def index_bytes(members: Iterable[tuple[str, int, str]]) -> bytes:
     """The first member, of (name, size, digest); its length does not depend on the digests."""
-    lines = "".join(f"{digest} {size} {name}\n" for name, size, digest in members)
-    return checksummed_file.encode("export", lines.encode())[0]
+    given = list(members)
+    lines = "".join(f"{digest} {size} {name}\n" for name, size, digest in given)
+    has_states = any(name.endswith(".states") for name, _, _ in given)
+    form = checksummed_file.WITH_STATES if has_states else checksummed_file.FORMAT
+    return checksummed_file.encode("export", lines.encode(), form)[0]
 
 
 def members_of(sizes: Iterable[tuple[str, int, str]], start: int) -> list[Member]:

@@ -98,9 +98,8 @@ class Library:
     @property
     def synced_files(self) -> int:
         """How many files `esa sync` has put into it, to be found by their words."""
-        return with_catalogue(
-            self._paths, lambda db: len(Catalogue(self._paths, db).files.synced())
-        )
+        paths = self._paths
+        return with_catalogue(paths, lambda db: len(Catalogue(paths, db).files.synced()))
 
     @property
     def catalogue_bytes(self) -> int:
@@ -116,9 +115,9 @@ class Library:
         """The same; where it cannot be written, a copy. Raises LibraryError, DiskError."""
         return search_catalogue(self._paths)
 
-    def size_of(self, tokens: int, layout: Layout) -> int:
-        """Estimated bytes of a document of so many tokens."""
-        return layout.nbytes(tokens) + OTHER_BYTES * tokens
+    def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
+        """Estimated bytes of a document of so many tokens; `states`: those of its states."""
+        return layout.nbytes(tokens) + OTHER_BYTES * tokens + states
 
     @property
     def exists(self) -> bool:
@@ -143,6 +142,7 @@ class Library:
         layout: Layout,
         waiting: Callable[[], None] | None = None,
         devices: Sequence[torch.device] = (),
+        states: int = 0,
     ) -> Iterator[Writer | Entry]:
         """Yields a `Writer`, or the document if it exists by now.
 
@@ -152,12 +152,11 @@ class Library:
         Args:
             ids: all tokens. waiting: called every half second while another process ingests the
                 same document; an exception it raises propagates.
-            devices: where each layer's tail is kept; (): all on the processor.
+            devices: where each layer's tail is kept; (): the processor. states: see `size_of`.
 
         Raises:
-            ResourceError: the disk lacks room.
-            LibraryError: the library cannot be written, its folder is not a library, or the
-                document exists and is damaged.
+            ResourceError: the disk lacks room. LibraryError: the library cannot be written, its
+                folder is not a library, or the document exists and is damaged.
         """
         from esa_cli.storage.library.entry_writer import Writer
 
@@ -169,7 +168,8 @@ class Library:
             if there is None:
                 writer = Writer(self._paths, key, identity, ids, layout, devices)
                 try:
-                    self.check_room(self.size_of(len(ids), layout) - layout.nbytes(writer.done))
+                    size = self.size_of(len(ids), layout, states)
+                    self.check_room(size - layout.nbytes(writer.done))
                     yield writer
                 finally:
                     writer.end()

@@ -3,8 +3,9 @@
     esa-library           the marker file: only a folder that has it, or an empty one, is a library
     catalogue-1.sqlite    copies of manifests, and words; made again from the other files
     documents/KEY.doc     a document's manifest: written last, removed first; the document exists
-                          while it does. Beside it KEY.text, KEY.tokens, KEY.used (a time stamp)
-                          and, of a token index, KEY.words, which is made again where it is missing
+                          while it does. Beside it KEY.text, KEY.tokens, KEY.used (a time stamp),
+                          of a model whose layers keep states KEY.states and, of a token index,
+                          KEY.words, which is made again where it is missing
     segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
     fits/FIT.fit          the projections that the reduced keys of these segments were made with
     folders/NAME.folder   the records of a folder that `esa sync` keeps in the library
@@ -49,7 +50,7 @@ _MARKER_TEXT = (
 )
 _KEY, _FIT = "[0-9a-f]{40}", "[0-9a-f]{24}"
 _NAMES = {
-    "documents": rf"{_KEY}\.(?:doc|text|tokens|words|used)",
+    "documents": rf"{_KEY}\.(?:doc|text|tokens|states|words|used)",
     "segments": rf"{_KEY}-(?:{_FIT}|none)\.seg",
     "fits": rf"{_FIT}\.fit",
     "claims": rf"{_KEY}\.claim",
@@ -116,7 +117,8 @@ class LibraryPaths:
 
     def of_document(self, key: str) -> list[Path]:
         """All files that belong to one document alone, the manifest first."""
-        return [self.document(key, kind) for kind in ("doc", "text", "tokens", "words", "used")]
+        kinds = ("doc", "text", "tokens", "states", "words", "used")
+        return [self.document(key, kind) for kind in kinds]
 
     def segment(self, name: str) -> Path:
         return self.segments / f"{name}.seg"

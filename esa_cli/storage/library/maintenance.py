@@ -175,6 +175,7 @@ def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     before do not count. Sentences and words are left out, for their damage is repaired."""
     from esa_cli.storage.library.document_files import read_fit
     from esa_cli.storage.library.segment import Segment
+    from esa_cli.storage.library.state_file import read_states
 
     if entry.damage:
         return [manifest.entry_error(entry)]
@@ -184,6 +185,8 @@ def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
         path = paths.document(key, kind)
         checks.append(partial(checksummed_file.read, path, kind, key, entry.digests[kind]))
     checks.append(partial(read_fit, paths, entry.fit, key))
+    if entry.layout.states:
+        checks.append(partial(read_states, paths.document(key, "states"), entry))
 
     def check_segment(index: int) -> None:
         path = paths.segment(entry.segments[index])

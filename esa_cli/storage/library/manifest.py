@@ -24,7 +24,7 @@ class Entry:
         key: its name in the library. identity: what it was prefilled with (the cache key).
         layout: the shape of its rows. tokens: number of tokens, of which `head` are the prompt's.
         segments: their names. fit: the name of its projections, or "none".
-        sizes: bytes on disk of `segments`, `text`, `tokens` and `fit`.
+        sizes: bytes on disk of `segments`, `fit` and each of `kinds`.
         digests: of its text and tokens files. text_sha256, characters: of its text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
         created, used: seconds since 1970; `used` is the last time it was opened.
@@ -55,6 +55,11 @@ class Entry:
     @property
     def id(self) -> str:
         return self.key[:12]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """See `own_kinds`."""
+        return own_kinds(self.layout)
 
     @property
     def state(self) -> str:
@@ -104,13 +109,19 @@ class Entry:
         }
 
 
+def own_kinds(layout: Layout) -> tuple[str, ...]:
+    """The files that a document has for itself, beside its manifest, and needs."""
+    return ("text", "tokens", "states") if layout.states else ("text", "tokens")
+
+
 def write(paths: LibraryPaths, entry: Entry) -> None:
     """Writes the manifest, with which the document exists. Raises OSError."""
     facts = asdict(entry) | {"layout": entry.layout.as_json()}
     for name in ("used", "damage", "foreign", "unreadable"):
         del facts[name]
     payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
-    checksummed_file.write(paths.document(entry.key), "document", payload, entry.key)
+    form = checksummed_file.WITH_STATES if entry.layout.states else checksummed_file.FORMAT
+    checksummed_file.write(paths.document(entry.key), "document", payload, entry.key, form)
 
 
 def read(paths: LibraryPaths, key: str) -> Entry:

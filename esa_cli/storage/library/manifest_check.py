@@ -44,6 +44,8 @@ _LAYOUT: dict[str, type] = {
     "fit": int,
     "segment": int,
 }
+_UNUSUAL: dict[str, type] = {"shared": bool, "block": int, "states": int}
+"""Settings that a layout names only where they are not as usual."""
 _WORDS = ("name", "source", "path", "model", "preset", "esa", "rows")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -72,12 +74,12 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
     """Raises ValueError, or what wrong types bring about."""
     _check_types(facts, _TYPES)
     layout = facts["layout"]
-    _check_types(layout, _LAYOUT)
+    unusual = {name: kind for name, kind in _UNUSUAL.items() if name in layout}
+    _check_types(layout, _LAYOUT | unusual)
     # Counted before a layout is made: it would fill a list of so many layers.
     _must(len(layout["reduced"]) == layout["layers"] and all(map(_is_count, layout["reduced"])))
     _must(facts["tokens"] > 0 and 0 <= facts["head"] <= facts["tokens"])
     _must(facts["characters"] >= 0 and 0 <= facts["created"] < 1 << 40)
-    _must(set(facts["sizes"]) == {"segments", "fit", "text", "tokens"})
     _must(all(map(_is_count, facts["sizes"].values())))
     _must(set(facts["digests"]) == {"text", "tokens"})
     for digest in (*facts["digests"].values(), facts["text_sha256"]):
@@ -98,13 +100,14 @@ def _check_provenance(known: Mapping[str, Any]) -> None:
 def _check_types(facts: Mapping[str, Any], types: Mapping[str, Any]) -> None:
     _must(set(facts) == set(types))
     for name, kind in types.items():
-        _must(isinstance(facts[name], kind) and not isinstance(facts[name], bool))
+        _must(isinstance(facts[name], kind) and (kind is bool or type(facts[name]) is not bool))
 
 
 def _check_names(paths: LibraryPaths, entry: Entry) -> None:
     """Every file that it names is one that esa makes, of its own."""
     layout = entry.layout
     _must(len(entry.segments) == -(-entry.tokens // layout.segment))
+    _must(set(entry.sizes) == {"segments", "fit", *entry.kinds})
     _must(layout.nbytes(entry.tokens) == entry.sizes["segments"])
     _must(all(name.partition("-")[2] == entry.fit for name in entry.segments))
     files: list[Path] = [*map(paths.segment, entry.segments)]

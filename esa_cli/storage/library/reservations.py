@@ -13,9 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file
+from esa_cli.storage.library import checksummed_file, manifest
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
+
+
+def end_reservation(paths: LibraryPaths, key: str, new: Iterable[Path]) -> None:
+    """Ends that of an ingest which nobody will resume, and removes of the files that it has written
+    those that nobody else needs. Raises OSError, EsaError: some of it is left."""
+    with paths.locked("library"):
+        for path in (paths.document(key), paths.reservation(key)):
+            path.unlink(missing_ok=True)
+        # Damaged documents, and those of another version, do not need the new files.
+        there = manifest.read_all(paths)
+        whole = [one for one in there if one.unreadable or not one.damage]
+        kept = needed_files(paths, whole, abandoned=True)
+        for path in new:
+            if path.parent == paths.documents or not kept.needs(path):
+                path.unlink(missing_ok=True)
 
 
 def reserve(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:

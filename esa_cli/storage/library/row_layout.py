@@ -51,6 +51,7 @@ class Layout:
             only if they share these.
         shared: the keys are the values, too, and stored once.
         block: numbers of a head that share a scale in int8; by default D.
+        states: layers of the model that keep a state, which has a file of its own.
     """
 
     layers: int
@@ -64,13 +65,16 @@ class Layout:
     segment: int = SEGMENT
     shared: bool = False
     block: int = 0
+    states: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", self.block or self.dim)
         object.__setattr__(self, "reduced", tuple(self.reduced) or (0,) * self.layers)
         object.__setattr__(self, "reduced_dtype", self.reduced_dtype or self.dtype)
-        if min(self.layers, self.heads, self.dim, self.segment) < 1 or self.fit < 0:
-            raise ValueError("layers, heads, dim and segment must be positive, and fit at least 0")
+        if min(self.layers, self.heads, self.dim, self.segment) < 1:
+            raise ValueError("layers, heads, dim and segment must be positive")
+        if min(self.fit, self.states) < 0:
+            raise ValueError("fit and states must be at least 0")
         if self.block < 1 or self.dim % self.block:
             raise ValueError(f"block must divide dim {self.dim}, got {self.block}")
         if self.dtype not in ITEM or self.reduced_dtype not in ITEM:
@@ -130,7 +134,7 @@ class Layout:
     def as_json(self) -> dict[str, Any]:
         data = {**vars(self), "reduced": list(self.reduced)}
         # Names and headers of segments of other models are as before there were these settings.
-        for name, usual in (("shared", False), ("block", self.dim)):
+        for name, usual in (("shared", False), ("block", self.dim), ("states", 0)):
             if data[name] == usual:
                 del data[name]
         return data

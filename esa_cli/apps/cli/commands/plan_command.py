@@ -56,7 +56,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     from esa_cli.qa.finding.reduced_keys import index_layout
     from esa_cli.storage.library import Library
 
-    planner, library = ready.planner, Library()
+    planner, library, states = ready.planner, Library(), 0
     shape = planner.costs.shape
     if ready.index is not None:
         layout = index_layout(ready.index.dim)
@@ -64,9 +64,10 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)
         layout = row_layout(ready.resolved.method, sizes, planner.dtype_name, "int8", every)
+        states = shape.states(planner.dtype.itemsize)
     else:
         return None
-    return sum(library.size_of(tokens, layout) for tokens in counts)
+    return sum(library.size_of(tokens, layout, states) for tokens in counts)
 
 
 def _rows(preset: Any, plan: Any, stored: int | None, files: str) -> list[tuple[str, str]]:

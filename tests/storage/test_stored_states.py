@@ -1,0 +1,254 @@
+"""The file of a document's states: stored behind each segment, resumed from, checked, exported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from test_library import (
+    WITH,
+    WITH_STATES,
+    assert_holds,
+    files,
+    finish,
+    ingest,
+    part_of,
+    read,
+    states_of,
+    text_of,
+)
+
+from esa_cli.errors import ForeignVersionError, LibraryError
+from esa_cli.storage.library import Entry, Library, checksummed_file
+from esa_cli.storage.library.document_transfer import pull, push
+from esa_cli.storage.library.library_export import export_documents, import_documents
+from esa_cli.storage.library.state_file import pack_states
+
+IDS = [*range(70)]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Library:
+    return Library(tmp_path / "other")
+
+
+def contents(library: Library) -> dict[str, bytes]:
+    """Every file's bytes, but those of manifests, which hold times."""
+    return {
+        name: b"" if name.endswith(".doc") else (library.root / name).read_bytes()
+        for name in files(library)
+    }
+
+
+def state_file(library: Library) -> Path:
+    (path,) = (library.root / "documents").glob("*.states")
+    return path
+
+
+def writing(library: Library, ids: list[int] = IDS) -> Any:
+    return library.write(library.key(WITH, text_of(ids)), WITH, ids, WITH_STATES)
+
+
+def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]) -> bool:
+    assert [state.keys() for state in one] == [state.keys() for state in two]
+    pairs = [(a[name], b[name]) for a, b in zip(one, two, strict=True) for name in a]
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+
+
+def test_states_come_back_bit_for_bit(library: Library) -> None:
+    entry = ingest(library, IDS, WITH_STATES)
+    stored = library.open(entry)
+    assert equal(stored.states, states_of(IDS, 70))
+    assert_holds(stored.layers(), IDS)
+    assert entry.sizes["states"] == state_file(library).stat().st_size
+    data = [name for name in files(library) if not name.endswith(".doc")]
+    assert entry.nbytes == sum((library.root / name).stat().st_size for name in data)
+    assert library.verify(entry) == []
+    library.remove(entry)
+    assert files(library) == set()
+
+
+@pytest.mark.parametrize("stop", [8, 16, 40, 48, 64, 70])
+def test_an_interrupted_ingest_goes_on_to_the_same_bytes(
+    library: Library, other: Library, stop: int
+) -> None:
+    ingest(other, IDS, WITH_STATES)
+    part_of(library, IDS, stop, WITH_STATES)
+    with writing(library) as writer:
+        done = stop // 16 * 16
+        assert writer.done == done
+        assert equal(writer.states, states_of(IDS, done) if done else [{}] * 3)
+        read(writer, IDS)
+        finish(writer, IDS)
+    assert contents(library) == contents(other)
+
+
+def test_one_that_was_stopped_at_its_manifest_reads_nothing_again(
+    library: Library, other: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last states are behind a segment that is not whole."""
+    ingest(other, IDS, WITH_STATES)
+    with monkeypatch.context() as patch:
+
+        def stop(*given: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("esa_cli.storage.library.entry_writer.pack_tokens", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ingest(library, IDS, WITH_STATES)
+    with writing(library) as writer:
+        assert writer.done == 70
+        assert equal(writer.states, states_of(IDS, 70))
+        finish(writer, IDS)
+    assert contents(library) == contents(other)
+
+
+def test_states_must_be_those_of_all_layers(library: Library) -> None:
+    with writing(library) as writer:
+        read(writer, IDS)
+        with pytest.raises(ValueError, match="states must be 3, got 1"):
+            writer.finish(text="", offsets=[], states=states_of(IDS, 70)[:1])
+
+
+def test_a_changed_document_is_read_from_its_beginning(library: Library) -> None:
+    """Its first segments are stored once; the states behind them are not there any more."""
+    first, changed = ingest(library, IDS, WITH_STATES), [*IDS[:48], *range(900, 930)]
+    before = {path: os.stat(path).st_ino for path in library.root.glob("segments/*")}
+    with writing(library, changed) as writer:
+        assert writer.done == 0
+        read(writer, changed)
+        second = finish(writer, changed)
+    assert second.segments[:3] == first.segments[:3]
+    assert before == {path: os.stat(path).st_ino for path in before}
+    for entry, ids in ((first, IDS), (second, changed)):
+        assert library.verify(entry) == []
+        assert equal(library.open(entry).states, states_of(ids, len(ids)))
+    library.remove(first)
+    assert library.verify(second) == []
+
+
+@pytest.mark.parametrize("damage", ["bit", "missing", "of another place"])
+def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -> None:
+    part_of(library, IDS, 40, WITH_STATES)
+    path = state_file(library)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "bit":
+        path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    else:
+        checksummed_file.write(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
+    with writing(library) as writer:
+        assert writer.done == 0
+        read(writer, IDS)
+        finish(writer, IDS)
+    assert library.verify(library.entries()[0]) == []
+
+
+def test_states_without_their_segments_are_not_resumed_from(library: Library) -> None:
+    part_of(library, IDS, 40, WITH_STATES)
+    max(library.root.glob("segments/*"), key=lambda path: path.stat().st_mtime_ns).unlink()
+    with writing(library) as writer:
+        assert writer.done == 0
+
+
+def test_prune_removes_the_states_of_a_killed_ingest(library: Library) -> None:
+    ingest(library, [*range(200, 240)], WITH_STATES)
+    before = files(library)
+    part_of(library, IDS, 40, WITH_STATES)
+    assert len(files(library)) > len(before)
+    library.prune()
+    assert files(library) == before
+
+
+def test_every_byte_is_covered(library: Library) -> None:
+    entry = ingest(library, IDS, WITH_STATES)
+    path = state_file(library)
+    data = path.read_bytes()
+    head = data.index(b"\n") + 60
+    for at in [*range(head), *range(head, len(data), 37)]:
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        (found,) = library.verify(entry)
+        assert path.name in found.message
+    for wrong in (data[:-1], data + b"\0", b""):
+        path.write_bytes(wrong)
+        with pytest.raises(LibraryError, match=r"states is damaged") as raised:
+            library.open(entry)
+        assert f"esa library rm {entry.id}" in raised.value.hint
+    path.unlink()
+    (found,) = library.verify(entry)
+    assert found.message == f"{path} is missing"
+    with pytest.raises(LibraryError, match="is missing"):
+        library.open(entry)
+
+
+WRONG = {
+    "another segment's": pack_states("a" * 40, states_of(IDS, 70)),
+    "too few": pack_states("SEGMENT", states_of(IDS, 70)[:2]),
+    "another layer": b"SEGMENT\n" + save({"layers": torch.tensor(3), "3.conv.0": torch.ones(1)}),
+    "another name": b"SEGMENT\n" + save({"layers": torch.tensor(3), "0.keys.0": torch.ones(1)}),
+    "no number": b"SEGMENT\n" + save({"0.conv.0": torch.ones(1)}),
+    "no tensors": b"SEGMENT\nabc",
+    "no line": b"SEGMENT",
+    "no letters": b"\xff\n",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_contents_that_are_not_its_own_are_refused(
+    library: Library, other: Library, tmp_path: Path, wrong: str
+) -> None:
+    """With a valid checksum, as a stranger can make one."""
+    entry = ingest(library, IDS, WITH_STATES)
+    name = entry.segments[-1].partition("-")[0].encode()
+    payload = WRONG[wrong].replace(b"SEGMENT", name)
+    checksummed_file.write(state_file(library), "states", payload, entry.key)
+    assert len(library.verify(entry)) == 1
+    with pytest.raises(LibraryError, match="states is damaged"):
+        library.open(entry)
+    assert len(export_documents(library, tmp_path / "books.tar", [entry]).failed) == 1
+    push(library, str(tmp_path / "far"), [entry])
+    assert len(pull(other, str(tmp_path / "far")).failed) == 1
+    assert not other.entries()
+
+
+def test_documents_with_states_are_exported_and_copied(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    entries = [ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])]
+    export_documents(library, tmp_path / "books.tar", entries)
+    import_documents(other, tmp_path / "books.tar")
+    push(library, str(tmp_path / "far"), entries)
+    third = Library(tmp_path / "third")
+    pull(third, str(tmp_path / "far"))
+    for one in (other, third):
+        assert contents(one) == contents(library)
+        found = one.find(entries[0].key)
+        assert isinstance(found, Entry)
+        assert one.verify(found) == []
+        assert equal(one.open(found).states, states_of(IDS, 70))
+
+
+def test_versions_without_states_refuse_them_and_read_all_others(
+    library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_states, without = ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])
+    for name, entry in (("one", with_states), ("two", without)):
+        export_documents(library, tmp_path / name, [entry])
+    monkeypatch.setattr(checksummed_file, "NEWEST", {})
+    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1"):
+        library.find(with_states.key)
+    assert library.find(without.key)
+    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1"):
+        import_documents(other, tmp_path / "one")
+    assert import_documents(other, tmp_path / "two").copied == [without.key]
