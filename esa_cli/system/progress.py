@@ -15,9 +15,9 @@ Progress = Callable[[int, int], None]
 class StageProgress(Protocol):
     """Called with the stage, how much of it is done, and the whole, if it is known.
 
-    Counts are bytes for the stages "download", "extract" and "save" (a converted model); the
-    stages "convert", "wait" (another process is preparing the same model), "import" and "load"
-    count nothing and report 0 of None, and so does "save" where transformers converts.
+    Counts are bytes for the stages "download", "extract" and "convert", where esa converts by
+    itself; the stages "wait" (another process is preparing the same model), "import", "save" and
+    "load" count nothing and report 0 of None, and so does "convert" where transformers converts.
     """
 
     def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...

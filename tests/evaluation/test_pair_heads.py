@@ -333,7 +333,7 @@ def test_the_table_names_pairs(esa: Esa, one_finds: tuple[int, int]) -> None:
     result = esa(*BY_PAIRS, "--set", "score.heads=[[0, 0]]")
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    assert lines[1].split() == ["1", "2", "4", "4", "3.00", "in", "the", "set"]
+    assert lines[1].split() == ["1", "2", "4", "4", "3.00", "yes"]
     assert "of 4 held-out pairs: 4 first by these 4 heads" in lines[-3]
     assert lines[-2] == "0 by the preset's heads, 4 by BM25"
     assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")

@@ -547,19 +547,11 @@ def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) 
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[0].split() == [
-        "layer",
-        "head",
-        "found",
-        "of",
-        "4",
-        "held",
-        "out",
-        "of",
-        "4",
-        "margin",
+        *("layer", "head", "found", "of", "4", "of", "4", "held", "out", "margin", "chosen"),
     ]
-    assert lines[1].split() == ["1", "2", "4", "4", "1.00", "in", "the", "set"]
+    assert lines[1].split() == ["1", "2", "4", "4", "1.00", "yes"]
     assert "of 4 held-out needles: 4 first by these 4 heads" in lines[-2]
+    assert "margin: 0.5 is a draw" in result.err
     assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")
 
 
@@ -603,7 +595,7 @@ def test_the_presets_own_heads_are_checked(esa: Esa, one_finds: tuple[int, int])
 def test_a_random_model_has_none(esa: Esa, tmp_path: Path) -> None:
     result = esa(*TINY, *FEW, *SHORT, "--out", "few.yaml")
     assert result.code == 5
-    assert "has no few heads" in result.out
+    assert "no few heads of" in result.out
     assert "use them" not in result.out
     assert "nothing was written" in result.err
     assert not (tmp_path / "few.yaml").exists()

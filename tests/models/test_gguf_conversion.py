@@ -36,7 +36,7 @@ def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
     )
     assert list(stages) == ["import", "convert", "save", "load"]
     numbers = sum(one.numel() for one in loaded.model.parameters())
-    assert stages["save"] == (4 * numbers, 4 * numbers)
+    assert stages["convert"] == (4 * numbers, 4 * numbers)
     assert loaded.dtype == torch.float32
     assert loaded.device.type == "cpu"
     assert not loaded.model.training

@@ -63,7 +63,8 @@ class GgufWeights:
         """Writes safetensors files; one at a time is in memory. Raises OSError.
 
         Args:
-            report: called with the stage "save" and the bytes of the weights converted so far.
+            report: called with the stage "convert" and the bytes of the weights converted so far,
+                and with "save" before a file is written.
         """
         from safetensors.torch import save_file
 
@@ -86,7 +87,8 @@ class GgufWeights:
             for name in names:
                 weights[name] = self._weight(name)
                 done += sizes[name]
-                report("save", done, sum(sizes.values()))
+                report("convert", done, sum(sizes.values()))
+            report("save", 0, None)
             save_file(weights, folder / file, metadata={"format": "pt"})
             places |= dict.fromkeys(names, file)
         if len(shards) > 1:

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 
 SHOWN = 16
 """Heads in the table."""
+EXPLAINED = {
+    "needles": "found: the needle asked for has most of the head's votes; margin: 0.5 is a draw "
+    "with another place, at 1 there are no votes elsewhere",
+    "pairs": "found: of nine windows the answering one has most of the head's votes; margin: how "
+    "many standard deviations more than the next",
+}
+"""Columns of the table, by what is found."""
 
 
 DEFAULT_REQUEST = HeadsRequest()
@@ -46,9 +53,11 @@ def heads(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find the heads that find what a question asks for.
+    """Find a model's retrieval heads, which match a question to its passage.
 
-    Only these then need to vote.
+    Sentences are planted in a long text, and asked for: which attention heads look at them?
+    What is found is shown as a setting (score.heads), or written as a preset; only these heads
+    then vote for passages.
 
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """
@@ -76,6 +85,8 @@ def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json:
         print_json(result)
     else:
         _show(found, result)
+        half = "the other half of the questions ranks the heads"
+        reporter.note(f"esa: {EXPLAINED[found.unit]}; held out: {half}")
     if wanted.out is not None and found.weak:
         raise ModelError(f"no heads to put into {wanted.out}", "nothing was written")
 
@@ -154,9 +165,9 @@ def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
         "layer",
         "head",
         f"found of {found.ranked_by}",
-        f"held out of {found.held_out}",
+        f"of {found.held_out} held out",
         "margin",
-        "",
+        "chosen",
     )
     print_table(
         headers,
@@ -167,7 +178,7 @@ def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
                 str(one.found),
                 str(one.held_out),
                 f"{one.margin:.2f}",
-                "in the set" if one.pair in found.chosen else "",
+                "yes" if one.pair in found.chosen else "",
             )
             for one in found.heads[:SHOWN]
         ],
@@ -180,7 +191,7 @@ def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
     )
     _show_others(found)
     if found.weak:
-        print(f"{result['model']} has no few heads that find what is asked for: let all vote")
+        print(f"no few heads of {result['model']} find what is asked for: let all vote")
         return
     written = result["written"]
     print(f"use them with {shlex.join(['--preset', written]) if written else result['use']}")

@@ -26,7 +26,9 @@ class HeadsRequest:
     ] = None
     length: Annotated[
         str | None,
-        typer.Option(metavar="TOKENS", help=f"Tokens of the text, as 32k; else {LENGTH}."),
+        typer.Option(
+            metavar="TOKENS", help=f"Tokens of the text with needles, as 32k; else {LENGTH}."
+        ),
     ] = None
     questions: Annotated[
         int | None,
@@ -53,12 +55,16 @@ class HeadsRequest:
     samples: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=4, help=f"With --pairs: how many, one a passage; else {SAMPLES}."
+            metavar="N",
+            min=4,
+            help=f"With --pairs: how many questions, one a passage; else {SAMPLES}.",
         ),
     ] = None
     kind: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="With --pairs: of this kind; else reworded. Repeatable."),
+        typer.Option(
+            metavar="NAME", help="With --pairs: questions of this kind; else reworded. Repeatable."
+        ),
     ] = None
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Other places, other text; other pairs.")
