@@ -64,7 +64,7 @@ class LayerMemory:
             if method.score.rotates:
                 q = rope().rotate(q, torch.full((q.shape[1],), method.position.distance))
             keys, _ = self.store.span(start, stop)
-            moments.add(fold(q, self.store.heads), flatten_keys(keys), stop)
+            moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
     def selection(self, initial: Tensor, picked: Tensor, keep: bool) -> Tensor:
         """Positions (I + K,) of the initial tokens (I,), 0 and up, and of those picked behind them.

@@ -6,9 +6,12 @@ from typing import ClassVar
 
 import pytest
 import torch
+from conftest import build_rope
 
+from esa_cli.attention.compression import ClosedForm
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.method import Method
 from esa_cli.storage.memory_store import MemoryStore
 
 
@@ -45,6 +48,16 @@ def test_rows_are_fetched_again_where_positions_differ(memory: LayerMemory) -> N
     assert torch.equal(values, memory.store.gather(at)[1])
     memory.crop(-2)
     assert memory.fetched is None
+
+
+def test_queries_in_half_precision_are_summed_in_single() -> None:
+    """Two heads of a group: their sum, which scores see in float32, is beyond float16."""
+    memory = LayerMemory(0, MemoryStore(1, 4, torch.float16, torch.device("cpu")))
+    memory.store.append(*torch.ones(2, 1, 8, 4, dtype=torch.float16))
+    q = torch.full((2, 8, 4), 4e4, dtype=torch.float16)
+    memory.learn(Method(compressor=ClosedForm(rank=2)), lambda: build_rope(4), q, 0)
+    assert memory.moments.queries is not None
+    assert torch.equal(memory.moments.queries, torch.full((4, 4), 8 * 8e4**2).double())
 
 
 def test_a_crop_that_was_interrupted_is_made_again(memory: LayerMemory) -> None:

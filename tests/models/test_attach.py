@@ -200,6 +200,8 @@ def test_an_interrupted_forward_can_be_taken_back(make_model: ModelFactory) -> N
             model(ids[:, 50:], past_key_values=cache)
         hook.remove()
         assert [layer.get_seq_length() for layer in cache.layers] == [LENGTH, 50]
+        with pytest.raises(UsageError, match="last forward call was interrupted"):
+            model(ids[:, :1], past_key_values=cache)
         cache.truncate(50)
         close(model(ids[:, 50:], past_key_values=cache).logits, want)
 

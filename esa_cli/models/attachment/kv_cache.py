@@ -16,7 +16,12 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.cached_rows import EsaLayer, in_memory
 from esa_cli.models.attachment.forward_pass import ForwardPass
-from esa_cli.models.attachment.layer_state import State, StateHistory, StateLayer
+from esa_cli.models.attachment.layer_state import (
+    INTERRUPTED,
+    State,
+    StateHistory,
+    StateLayer,
+)
 from esa_cli.storage.store_places import MakeStore
 
 Keeps = Literal["rows", "state", "both", "nothing"]
@@ -101,6 +106,8 @@ class EsaCache(Cache):
                 "use new_cache() of the model's own attachment",
             )
         if layer_idx == self.own[0].layer:
+            if len({layer.get_seq_length() for layer in self.own}) > 1:
+                raise UsageError(*INTERRUPTED)
             self.forward_pass.check_span(self.get_seq_length(), key_states.shape[2])
             if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
                 # Tokens were cropped: this is another turn.

@@ -17,6 +17,11 @@ from esa_cli.errors import UsageError
 
 State = dict[str, Tensor]
 """A copy of one layer's state; empty: that before the first token."""
+INTERRUPTED = (
+    "the cache's last forward call was interrupted",
+    "crop it with truncate(n) to the tokens before that call",
+)
+"""Message and hint where the layers have different tokens."""
 KEPT = 2
 """Snapshots kept that were asked for: of a document's end, and of the turn's beginning."""
 
@@ -116,10 +121,7 @@ class StateHistory:
         if not self.layers:
             return
         if self.tokens is None:
-            raise UsageError(
-                "the cache's last forward call was interrupted",
-                "crop it with truncate(n) to the tokens before that call",
-            )
+            raise UsageError(*INTERRUPTED)
         if tokens > 1 and self.tokens not in self._kept:
             self._before = (self.tokens, self._copied() if self.tokens else [])
         self.tokens = None
