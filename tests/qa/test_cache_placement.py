@@ -24,6 +24,7 @@ from esa_cli.qa.session import Session
 from esa_cli.storage.growing_rows import GrowingRows
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.library import Library
+from esa_cli.storage.recent_rows import capacity
 from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.storage.store_places import StorePlaces
 from esa_cli.system import machine
@@ -189,6 +190,17 @@ def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch: pytest.MonkeyPa
     shape = replace(model_shape.shape_of(SHAPE), groups=4, dim=12)
     made = costs.Costs(shape, resolve(preset.load("tiny-random")).method, 0, on_gpu=True)
     assert cache_places.row_places(made, 1500, 2, 3).on_host == 3 * 2 * rows.nbytes
+
+
+def test_rows_that_a_device_keeps_are_those_that_a_plan_counts(make_model: ModelFactory) -> None:
+    """Also where the model's own window is longer than the method's."""
+    model: Any = make_model("gemma3_text", sliding_window=300, max_position_embeddings=512)
+    method = resolve(preset.load("tiny-random")).method
+    shape = model_shape.shape_of(model.config.to_dict())
+    made = costs.Costs(shape, method, 0, on_gpu=True)
+    kept = capacity(CachePlacement(model, method, "host")._places.near) + RESERVE
+    counted = cache_places.row_places(made, 10, 4, shape.rows).on_device
+    assert counted == shape.rows * kept * shape.row * 4
 
 
 # Plans

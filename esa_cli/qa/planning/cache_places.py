@@ -37,7 +37,8 @@ def row_places(costs: Costs, tokens: int, size: int, host_layers: int) -> RowPla
     there = costs.keys_values(tokens, size) // shape.rows * (shape.rows - host_layers)
     kinds, width = 1 if shape.shared else 2, shape.groups * shape.dim * size
     # What is asked about an opened document is on the device.
-    near = (capacity(near_tokens(costs.method.window)) + RESERVE) * shape.row * size
+    kept = capacity(near_tokens(costs.method.window, shape.window)) + RESERVE
+    near = kept * shape.row * size
     pinned = kinds * sum(pinned_bytes(rows * width) for rows in segments(tokens))
     return RowPlaces(host_layers, there + host_layers * near, host_layers * pinned)
 

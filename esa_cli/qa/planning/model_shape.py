@@ -59,6 +59,8 @@ class Shape:
     """Numbers of its recurrent state, which are float32 whatever the model's type is."""
     single: int = 0
     """Layers that are an MLP alone; where there are any, the others have none."""
+    window: int = 0
+    """Tokens that the model's own window has, in layers that attend to one."""
 
     @property
     def row(self) -> int:
@@ -125,9 +127,18 @@ def shape_of(config: dict[str, Any]) -> Shape:
             convolved=convolved,
             recurrent=recurrent,
             single=kinds.count("idle"),
+            window=_window(config),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+
+
+def _window(config: dict[str, Any]) -> int:
+    """Of `sliding_window`, where texts within the model's limit are longer."""
+    window = int(config.get("sliding_window") or 0)
+    longest = config.get("max_position_embeddings")
+    within = longest is not None and window >= longest
+    return 0 if within or not config.get("use_sliding_window", True) else window
 
 
 def _common_names(config: dict[str, Any]) -> dict[str, Any]:
