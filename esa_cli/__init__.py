@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.books import Book
     from esa_cli.qa.collecting.collected_place import CollectedPlace
     from esa_cli.qa.collecting.collection import Collection
-    from esa_cli.qa.passage_search import Passage
+    from esa_cli.qa.passage import Passage
     from esa_cli.qa.preset import load as load_preset
     from esa_cli.qa.reply import Evidence, Reply, Turn
     from esa_cli.qa.session import Answer, Session
@@ -57,7 +57,7 @@ _PLACES = {
     "Evidence": ("esa_cli.qa.reply", "Evidence"),
     "Library": ("esa_cli.storage.library", "Library"),
     "Method": ("esa_cli.attention.method", "Method"),
-    "Passage": ("esa_cli.qa.passage_search", "Passage"),
+    "Passage": ("esa_cli.qa.passage", "Passage"),
     "Reply": ("esa_cli.qa.reply", "Reply"),
     "Session": ("esa_cli.qa.session", "Session"),
     "Turn": ("esa_cli.qa.reply", "Turn"),

@@ -27,7 +27,8 @@ from esa_cli.qa.ingest import DocumentIngest, Source
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.model_opening import open_model
-from esa_cli.qa.passage_search import COUNT, Passage, PassageSearch
+from esa_cli.qa.passage import Passage
+from esa_cli.qa.passage_search import COUNT, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import HeatMap, Reply, Turn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries, standardised
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.passage import Passage
 
 if TYPE_CHECKING:  # it imports the model's library, which words alone do not need
     from esa_cli.qa.finding.token_encoder import TokenEncoder
@@ -20,28 +21,6 @@ if TYPE_CHECKING:  # it imports the model's library, which words alone do not ne
 COUNT = 8
 ABOVE = 2.0
 """The least score where all passages are asked for: about one window in thirty has it."""
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A passage that fits a question.
-
-    Args:
-        document: the document's name. source: its path. page: from 1, where the document has pages.
-        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
-        start, end: character offsets into the document's extracted text; `text` lies between them.
-        score: standard deviations above the mean of all windows of the documents searched.
-    """
-
-    document: str
-    source: str
-    page: int | None
-    line: int
-    chapter: str | None
-    start: int
-    end: int
-    text: str
-    score: float
 
 
 class PassageSearch:

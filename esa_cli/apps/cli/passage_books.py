@@ -16,7 +16,8 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.archive import restored
 from esa_cli.qa.books import Book, distinct, place_books
 from esa_cli.qa.index_archive import INDEX
-from esa_cli.qa.passage_search import Passage, PassageSearch
+from esa_cli.qa.passage import Passage
+from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.preset import Preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine

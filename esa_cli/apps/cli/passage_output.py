@@ -16,7 +16,7 @@ from esa_cli.documents.document import LeftOut
 from esa_cli.documents.text_builder import first_names
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.finding.matched_words import matched_words
-from esa_cli.qa.passage_search import Passage
+from esa_cli.qa.passage import Passage
 from esa_cli.qa.preset import Preset
 
 MATCH = "bold red"

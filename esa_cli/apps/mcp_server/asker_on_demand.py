@@ -12,7 +12,7 @@ from esa_cli.system.progress import Progress
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.books import Book
-    from esa_cli.qa.passage_search import Passage
+    from esa_cli.qa.passage import Passage
     from esa_cli.storage.library import Entry
 
 

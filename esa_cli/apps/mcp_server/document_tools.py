@@ -36,7 +36,7 @@ from esa_cli.qa.reply import Evidence, Reply, lacking
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.books import Book
-    from esa_cli.qa.passage_search import Passage
+    from esa_cli.qa.passage import Passage
     from esa_cli.qa.preset import Preset
     from esa_cli.storage.library import Entry
 

@@ -6,35 +6,26 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from esa_cli.qa.passage import Passage
+
 _WORD = re.compile(r"\w+")
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
 @dataclass(frozen=True)
-class CollectedPlace:
-    """A place of a document that fits a question.
+class CollectedPlace(Passage):
+    """The words of a passage that answer a question; place and text are theirs, the score is of
+    the passage.
 
     Args:
-        document: the document's name. source: its path. page: from 1, where the document has pages.
-        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
-        start, end: character offsets into the document's extracted text; `text` lies between them.
-        sentence: the sentences of the passage that they stand in.
+        sentence: the sentences of the passage that the words are in.
         passage: character offsets of the passage that was read again.
-        score: of the passage in finding, in standard deviations. log_odds: that it tells an answer;
-            None where another model decided. answer: that model's words, where there is one.
+        log_odds: that it tells an answer; None where another model decided. answer: that model's
+            words, where there is one.
     """
 
-    document: str
-    source: str
-    page: int | None
-    line: int
-    chapter: str | None
-    start: int
-    end: int
-    text: str
     sentence: str
     passage: tuple[int, int]
-    score: float
     log_odds: float | None = None
     answer: str | None = None
 

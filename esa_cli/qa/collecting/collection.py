@@ -137,7 +137,7 @@ class Collection:
         at = known.place(start)
         place = CollectedPlace(
             known.name, known.source, at.page, at.line, at.chapter, start, end,
-            known.text[start:end], known.text[first:last], (found.start, found.end), found.score,
+            known.text[start:end], found.score, known.text[first:last], (found.start, found.end),
             told.log_odds, told.answer,
         )  # fmt: skip
         return WeighedPlace(place, found.document, number, first, last, told.weight)

@@ -10,7 +10,7 @@ SENTENCE = 10
 
 def place(start: int, end: int, document: str = "a.txt") -> CollectedPlace:
     return CollectedPlace(
-        document, document, None, 1, None, start, end, "w" * (end - start), "s", (0, 100), 1.0
+        document, document, None, 1, None, start, end, "w" * (end - start), 1.0, "s", (0, 100)
     )
 
 
