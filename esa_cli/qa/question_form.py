@@ -20,6 +20,23 @@ REFERS = re.compile(
 )
 CONTINUES = re.compile(r"^(?:and|but|so|also|why|how so|what about)\b[^?]{0,30}\?*$", re.IGNORECASE)
 """Short questions that continue the turn before."""
+ELLIPTIC = re.compile(
+    r"(?:(?:and|but|so),?\s+)?"
+    r"(?:"
+    # `When?`, `By whom?`, `How many feet?`, `Where exactly?`; not `Where Ahab`
+    r"(?:(?:at|by|from|for|in|of|on|since|until|to|with|about)\s+)?"
+    r"(?:who|whom|whose|what|which|when|where|why|how(?:\s+(?:many|much|long|often|far|old))?)"
+    r"(?:\s+(?-i:[a-z]+))?"
+    # `And the miners of Deepfold?`, `What about Pip?`
+    r"|(?:(?<=and )|(?<=but )|(?:what|how)\s+about\s+)"
+    r"(?!.*\b(?:who|what|which|when|where|why|how|is|are|was|were|did|does|do|has|have|had)\b)"
+    r"[^?]{1,60}"
+    r")\s*\?*",
+    re.IGNORECASE,
+)
+"""Questions that lack what the one before has: nothing can be found or read by them alone."""
+LONGEST = 500
+"""Characters of a question that completes the next."""
 DUMMIES = re.compile(
     r"\b(?:"
     # relative: `the man that sold`; but not `Who told the man that?`
@@ -45,6 +62,14 @@ DUMMIES = re.compile(
 def wants_free_text(question: str) -> bool:
     """Whether a question asks for more than one span of the text, as far as its words tell."""
     return bool(FREE.match(question))
+
+
+def completed(question: str, history: Sequence[Turn]) -> str:
+    """The question, behind the one before it where it is elliptic: `Did the wolf die? When?`"""
+    if not history or not ELLIPTIC.fullmatch(question.strip()):
+        return question
+    last = history[-1].question.strip()
+    return f"{last} {question}" if len(last) <= LONGEST else question
 
 
 def referred_to(question: str, history: Sequence[Turn]) -> str:

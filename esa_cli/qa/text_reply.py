@@ -20,7 +20,7 @@ from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.generation_choice import chosen_generation
 from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.passage_search import PassageSearch
-from esa_cli.qa.question_form import referred_to
+from esa_cli.qa.question_form import completed, referred_to
 from esa_cli.qa.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.second_model.answer_reader import (
     MOST_PASSAGES,
@@ -111,8 +111,9 @@ class TextReplies:
         read = bool(votes) or all(one.index is not None for one in books)
         with lazy.suspended():
             found = answers.answer(
-                question, books, earlier=referred_to(question, history), votes=votes,
-                max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=told, write=write,
+                completed(question, history), books, earlier=referred_to(question, history),
+                votes=votes, max_new_tokens=tokens, temperature=heat, top_p=nucleus,
+                on_text=told, write=write,
             )  # fmt: skip
         first, spent = (told.first or started) - started, time.perf_counter() - started
         reply = Reply(

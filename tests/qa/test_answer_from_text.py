@@ -230,6 +230,10 @@ def test_a_reference_takes_the_words_of_the_turn_before(asker: Esa) -> None:
     assert "Starbuck" in after
     plain = asker.ask("Who opens the northern gate?", books)
     assert asker.ask("Who opens the northern gate?", books, history=history).text == plain.text
+    short = asker.ask("By whom?", books, history=[Turn("Is the northern gate opened?", "Yes.")])
+    whole = asker.ask("Is the northern gate opened? By whom?", books)
+    assert (short.text, short.evidence) == (whole.text, whole.evidence)
+    assert short.evidence != asker.ask("By whom?", books).evidence
 
 
 def test_free_text_is_the_bare_models_own(asker: Esa, loaded: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esa_cli.qa.question_form import referred_to, wants_free_text
+from esa_cli.qa.question_form import LONGEST, completed, referred_to, wants_free_text
 from esa_cli.qa.reply import Turn
 
 BEFORE = [Turn("Who is Pip?", "A boy."), Turn("Who is Ahab?", "The captain.")]
@@ -62,3 +62,27 @@ def test_a_reference_takes_the_last_turn(question: str) -> None:
 )  # fmt: skip
 def test_a_question_of_its_own(question: str) -> None:
     assert referred_to(question, BEFORE) == ""
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "When?", "By whom?", "How many feet?", "Where exactly?", "What colour?", "Who else?",
+        "Why?", "And the miners of Deepfold?", "What about Pip?", "but who?", " At what time? ",
+    ],
+)  # fmt: skip
+def test_an_elliptic_question_is_completed_by_the_one_before(question: str) -> None:
+    assert completed(question, BEFORE) == f"Who is Ahab? {question}"
+    assert completed(question, []) == question
+    assert completed(question, [Turn("Who? " * LONGEST, "He.")]) == question
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Who is Starbuck?", "And when did he die?", "Where did he live?", "What is whaling?",
+        "Why did Ahab leave?", "Summarise the book.", "Where Ahab?", "", "?",
+    ],
+)  # fmt: skip
+def test_a_whole_question_is_left_alone(question: str) -> None:
+    assert completed(question, BEFORE) == question
