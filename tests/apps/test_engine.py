@@ -17,7 +17,7 @@ import pytest
 import torch
 from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, note, surroundings
-from command import TINY, Esa, fail
+from command import QUICK, TINY, Esa, fail
 
 from esa_cli.apps.cli.engine_options import EngineOptions
 from esa_cli.apps.cli.terminal import Reporter
@@ -86,7 +86,7 @@ def rows(path: str, ordered: bool = False) -> list[str]:
 def test_a_selftest_by_workers(esa: Esa, two_workers: list[PickleEngine]) -> None:
     command = [
         "selftest", "passkey,needle", "--len", "600", "--samples", "2", "--exact", "--quiet",
-        "--methods", "preset,streaming-llm", *TINY,
+        "--methods", "preset,streaming-llm", *QUICK,
     ]  # fmt: skip
     assert esa(*command, "--out", "here.jsonl").code == 0
     done = esa(*command, *RAY, "--out", "there.jsonl", "--json")
@@ -117,7 +117,7 @@ def test_a_benchmark_by_workers(esa: Esa, two_workers: list[PickleEngine]) -> No
         longbench_row("long", input=long, context="A third text. " * 20),
     ]
     write(Path("data/qasper.jsonl"), found)
-    command = ["bench", "longbench", "--data", "data", "--methods", "preset,streaming-llm", *TINY]
+    command = ["bench", "longbench", "--data", "data", "--methods", "preset,streaming-llm", *QUICK]
     here = esa(*command, "--out", "here.jsonl", "--json")
     there = esa(*command, *RAY, "--out", "there.jsonl", "--json")
     assert there.code == 0, there.err

@@ -25,6 +25,8 @@ class Result(NamedTuple):
 Esa = Callable[..., Result]
 ROOT = Path(__file__).parents[2]
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
+QUICK = [*TINY, "--set", "window.chunk=256"]
+"""An eighth of the forward passes, for tests that read many documents."""
 
 
 def fail(result: Result, code: int, *words: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
-from command import ROOT, TINY, Esa, fail, listen
+from command import QUICK, ROOT, TINY, Esa, fail, listen
 from rich.console import Console
 
 from esa_cli.apps.cli.progress_display import SelftestDisplay
@@ -24,7 +24,7 @@ from esa_cli.apps.cli.terminal import Reporter
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
-SMALL = [*TINY, "--no-dense", "--quiet", "--samples", "2"]
+SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]
 
 
 def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path: Path) -> None:
@@ -58,10 +58,9 @@ def test_selftest_json(esa: Esa) -> None:
 @pytest.mark.parametrize("test", ["needle", "needles", "stars", "passkey", "number", "kv", "niah"])
 def test_every_test_runs_in_both_forms(esa: Esa, test: str) -> None:
     """A random model scores nothing; what is checked is that it is asked and scored at all."""
-    fast = ["--set", "window.chunk=256"]
     # Exact stars count words, each of them several of these tokens.
     for form in (["--len", "3k"], ["--len", "1k" if test == "stars" else "3k", "--exact"]):
-        done = esa("selftest", test, *form, *SMALL, *fast, "--json")
+        done = esa("selftest", test, *form, *SMALL, "--json")
         assert done.code == 0, done.err
         rows = json.loads(done.out)["rows"]
         assert rows

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, note, surroundings
-from command import TINY, Esa, fail
+from command import QUICK, TINY, Esa, fail
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = [
@@ -57,7 +57,7 @@ def refuse_work(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(f"esa_cli.qa.{method}", refuse)
 
 
-SELFTEST = ["selftest", "passkey,needle", "--lens", "600,900", "--samples", "2", "--exact", *TINY]
+SELFTEST = ["selftest", "passkey,needle", "--lens", "600,900", "--samples", "2", "--exact", *QUICK]
 
 
 def test_shards_of_a_selftest_are_the_selftest(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_shards_of_a_benchmark_are_the_benchmark(
     ]
     write(tmp_path / "data" / "qasper.jsonl", found)
     write(tmp_path / "data" / "lcc.jsonl", [longbench_row("c", input="")])
-    command = ["bench", "longbench", "--data", "data", "--methods", "preset", "--quiet", *TINY]
+    command = ["bench", "longbench", "--data", "data", "--methods", "preset", "--quiet", *QUICK]
     assert esa(*command, "--out", "whole.jsonl").code == 0
     files, joins = run_shards(esa, *command)
     parts = [rows(file) for file in files]
