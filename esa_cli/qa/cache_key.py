@@ -2,7 +2,8 @@
 
 Two prefills of a document with the same cache key are interchangeable. Settings of later questions
 are not part of it. Nor are device, kernel, scoring and the versions of torch and transformers: they
-change how numbers are rounded, and a prefill made on a GPU is to be used where there is none.
+change how numbers are rounded, and a prefill made on a GPU is to be used where there is none. But
+the form of states is transformers' own, so where layers keep one, its version counts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 from esa_cli.attention.method import Method
@@ -78,6 +80,8 @@ def cache_key(
         facts["compressor"] = {**contents(preset.compressor, method.compressor.files), **aim}
     if preset.window.dense is None:  # then it follows from k how far attention is plain
         facts["window"] = window = {**window, "dense": method.window.dense_below}
+    if layout.states:
+        facts["transformers"] = version("transformers").split(".")[:2]
     if preset.reading == "select":
         facts |= {"selector": preset.selector, "score": preset.score}
         facts["window"] = {**window, "selected": selected}

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,21 @@ def test_what_is_selected_counts_where_it_changes_what_is_read(
     given = (f"reading={reading}", f"window.dense={dense}")
     made = [of(loaded.model, loaded, *given, f"window.selected={k}") for k in (16, 32)]
     assert (made[0] != made[1]) == counts
+
+
+def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are in a form of our own, states in its."""
+    chosen = preset.load("tiny-random")
+    keys = dict[str, list[str]]()
+    for number in ("5.23.0", "5.23.4", "5.24.0"):
+        monkeypatch.setattr("esa_cli.qa.cache_key.version", lambda name, found=number: found)
+        keys[number] = [
+            cache_key({}, [1], chosen, resolve(chosen).method, one)
+            for one in (LAYOUT, replace(LAYOUT, states=1))
+        ]
+    assert keys["5.23.0"] == keys["5.23.4"]
+    assert keys["5.23.0"][0] == keys["5.24.0"][0]
+    assert keys["5.23.0"][1] != keys["5.24.0"][1]
 
 
 def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
