@@ -21,6 +21,7 @@ from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.loading import packed_formats
 from esa_cli.models.loading.deferred_model import load_deferred
 from esa_cli.models.loading.quantization import bytes_needed
+from esa_cli.models.loading.unpacking import grouped, scaled
 from esa_cli.qa.cache_key import model_facts
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.weight_bytes import with_packing
@@ -142,6 +143,28 @@ def test_what_cannot_be_unpacked_is_refused(
     change_weights(folder, change)
     with pytest.raises(ModelError, match=message):
         logits(folder)
+
+
+def test_scales_of_experts_in_one_tensor() -> None:
+    """Of blocks, of outputs, and of whole experts."""
+    numbers = torch.randn(3, 8, 6)
+    for shape, factor in (
+        ((3, 4, 2), lambda s: s.repeat_interleave(2, 1).repeat_interleave(3, 2)),
+        ((3, 8), lambda s: s[:, :, None]),
+        ((3,), lambda s: s[:, None, None]),
+    ):
+        scale = torch.rand(shape)
+        assert torch.equal(scaled(numbers.clone(), scale), numbers * factor(scale))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"group_size": 32}, {"config_groups": {"a": {"weights": {"group_size": 32}}}}]
+)
+def test_the_last_group_may_be_smaller(settings: dict[str, Any]) -> None:
+    numbers, zeros, scale = torch.randn(2, 70), torch.randn(2, 3), torch.rand(2, 3)
+    found = grouped(numbers.clone(), zeros, scale, None, settings)
+    each = torch.tensor([0] * 32 + [1] * 32 + [2] * 6)
+    assert torch.equal(found, (numbers - zeros[:, each]) * scale[:, each])
 
 
 def test_blocks_must_have_a_size(save: Callable[..., Path]) -> None:

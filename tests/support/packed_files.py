@@ -116,9 +116,11 @@ def nvfp4(shape: tuple[int, ...], modelopt: bool = False) -> Stored:
     }, weight
 
 
-def gptq(shape: tuple[int, ...], bits: int = 4, first: bool = True) -> Stored:
+def gptq(
+    shape: tuple[int, ...], bits: int = 4, first: bool = True, shuffled: bool = True
+) -> Stored:
     """In groups of 32 inputs, which `act order` has shuffled; `first`: format, with one less."""
-    groups = torch.randperm(shape[1]) // 32
+    groups = (torch.randperm if shuffled else torch.arange)(shape[1]) // 32
     numbers = torch.randint(0, 2**bits, shape)
     zeros = torch.randint(0, 2**bits, (shape[1] // 32, shape[0]))
     scale = small(zeros.shape, 0.02).half()
@@ -127,7 +129,7 @@ def gptq(shape: tuple[int, ...], bits: int = 4, first: bool = True) -> Stored:
         "qweight": words(numbers, bits).T.contiguous(),
         "qzeros": words((zeros - int(first)) % 2**bits, bits),
         "scales": scale,
-        "g_idx": groups.int(),
+        **({"g_idx": groups.int()} if shuffled else {}),
     }, weight
 
 
@@ -205,6 +207,10 @@ PACKED: dict[str, PackedKind] = {
     "gptq 8 bits": PackedKind(
         {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
         lambda shape: gptq(shape, 8, first=False),
+    ),
+    "auto-round": PackedKind(
+        {"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round"},
+        lambda shape: gptq(shape, 2, first=False, shuffled=False),
     ),
     "awq": PackedKind({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
     "mxfp4": PackedKind({"quant_method": "mxfp4"}, expert_blocks),

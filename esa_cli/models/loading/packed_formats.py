@@ -48,6 +48,7 @@ FORMATS: dict[str, PackedFormat] = {
     "mxfp4": PackedFormat(True, *_KERNELS, capability=(7, 5), bits=4, experts_alone=True),
     "gptq": PackedFormat(True, *_GPTQ),
     "awq": PackedFormat(True, *_GPTQ),
+    "auto-round": PackedFormat(True, "auto-round", ("auto_round",), ("cuda",)),
     "compressed-tensors": PackedFormat(True),
     "fbgemm_fp8": PackedFormat(True),
     "modelopt": PackedFormat(True),
@@ -58,7 +59,6 @@ FORMATS: dict[str, PackedFormat] = {
     "metal": PackedFormat(False, "kernels", ("kernels",), ("mps",)),
     "hqq": PackedFormat(False, "hqq", ("hqq",), ("cuda",)),
     "quanto": PackedFormat(False, "optimum-quanto", ("optimum.quanto",), _ANY),
-    "auto-round": PackedFormat(False, "auto-round", ("auto_round",), _ANY),
     "aqlm": PackedFormat(False, "'aqlm[gpu,cpu]'", ("aqlm",), _ANY),
     "quark": PackedFormat(False, "amd-quark", ("quark",), _ANY),
     "sinq": PackedFormat(False, "sinq", ("sinq",), _ANY),
@@ -151,6 +151,10 @@ def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> No
 _VARIANTS: dict[str, tuple[str, str]] = {
     "gptq": ("checkpoint_format", "gptq gptq_v2"),
     "awq": ("version", "gemm"),
+    "auto-round": (
+        "packing_format",
+        "auto_round:auto_gptq auto_round auto_round:gptqmodel auto_round:auto_awq",
+    ),
     "modelopt": ("quant_algo", "fp8 nvfp4 w4a16_nvfp4 nvfp4_w4a16 mixed_precision"),
     "compressed-tensors": (
         "format",

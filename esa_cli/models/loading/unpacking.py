@@ -27,6 +27,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The numbers that 4 bits are in MXFP4 and NVFP4."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where AWQ's `gemm` layout has each of the eight outputs of a word."""
+AS_THEY_ARE = ("gptq_v2", "auto_round", "auto_round:gptqmodel")
+"""Formats of GPTQ that store zeros so; the others store one less."""
 BIASED = 127
 """Subtracted from an exponent of 8 bits (E8M0)."""
 ROWS_AT_ONCE = 1 << 22
@@ -38,17 +40,23 @@ Settings = Mapping[str, Any]
 
 def fours(packed: Tensor) -> Tensor:
     """Floats (..., 2 N) of bytes (..., N): the low four bits of a byte are the first number."""
-    table = torch.tensor(E2M1)
-    both = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-    return table[both.int()]
+    each = torch.arange(256)
+    table = torch.tensor(E2M1)[torch.stack((each & 15, each >> 4), -1)]
+    return table[packed.int()].flatten(-2)
 
 
 def integers(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Integers (R, count) in words (R, N) of 32 bits, without gaps, lowest bits first; type int16.
+    """Integers (R, count) in words (R, N) of 32 bits, without gaps, lowest bits first; of 8 or 16
+    bits.
 
     Args:
         bits: of an integer, 1 to 8; one may begin in a word and end in the next.
     """
+    if bits in (2, 4, 8):
+        parts = packed.contiguous().view(torch.uint8)[..., None]
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        numbers: Tensor = (parts >> shifts) & (2**bits - 1)
+        return numbers.flatten(1)[:, :count]
     at = torch.arange(count) * bits
     first, shift = at // 32, at % 32
     second = (first + 1).clamp(max=packed.shape[1] - 1)
@@ -57,8 +65,37 @@ def integers(packed: Tensor, bits: int, count: int) -> Tensor:
     for begin in range(0, len(packed), step):
         words = packed[begin : begin + step].long() & 0xFFFFFFFF
         both = (words[:, first] >> shift) | (words[:, second] << (32 - shift))
-        out[begin : begin + step] = both & ((1 << bits) - 1)
+        out[begin : begin + step] = both & (2**bits - 1)
     return out
+
+
+def grouped(
+    numbers: Tensor, zeros: Tensor, scale: Tensor, index: Tensor | None, settings: Settings
+) -> Tensor:
+    """W of integers (O, I): less the zero of its group, times the scale; both (O, G).
+
+    Args:
+        index: (I) the group of each input; None: groups are of inputs that follow each other.
+    """
+    out = numbers.float()
+    inputs, groups = out.shape[1], scale.shape[1]
+    size = group_size(settings, inputs, groups)
+    usual = torch.arange(inputs) // size
+    if inputs % size == 0 and (index is None or torch.equal(index.long(), usual)):
+        parts = out.view(len(out), groups, size)
+        parts.sub_(zeros[..., None].float()).mul_(scale[..., None].float())
+        return out
+    each = usual if index is None else index.long()
+    return out.sub_(zeros.float()[:, each]).mul_(scale.float()[:, each])
+
+
+def group_size(settings: Settings, inputs: int, groups: int) -> int:
+    """Inputs of a group; the last may have fewer."""
+    weights = (one.get("weights") or {} for one in (settings.get("config_groups") or {}).values())
+    for said in (one.get("group_size") for one in (settings, *weights)):
+        if isinstance(said, int) and said > 0 and -(-inputs // said) == groups:
+            return said
+    return -(-inputs // groups)
 
 
 def scaled(numbers: Tensor, scale: Tensor, block: tuple[int, int] | None = None) -> Tensor:
@@ -134,35 +171,30 @@ def _integers(parts: Parts, settings: Settings) -> Tensor:
     packed, scale = parts["_packed"], parts["_scale"]
     count = int(parts["_shape"][1])
     bits = packed.shape[1] * 32 // count
-    numbers = integers(packed, bits, count).float()
-    index = parts.get("_g_idx")
-    if index is None or bool((index < 0).any()):
-        index = torch.arange(count) // -(-count // scale.shape[1])
-    zeros = torch.full_like(scale, 1 << (bits - 1), dtype=torch.float)
+    zeros = torch.full_like(scale, 2 ** (bits - 1), dtype=torch.float)
     if "_zero_point" in parts:
-        zeros = integers(parts["_zero_point"].T, bits, len(packed)).T.float()
-    return (numbers - zeros[:, index.long()]).mul_(scale.float()[:, index.long()])
+        zeros = integers(parts["_zero_point"].T, bits, len(packed)).T
+    index = parts.get("_g_idx")
+    if index is not None and bool((index < 0).any()):  # not set
+        index = None
+    return grouped(integers(packed, bits, count), zeros, scale, index, settings)
 
 
 def _gptq(parts: Parts, settings: Settings) -> Tensor:
     """W of GPTQ, of words (I/pack, O), or of AWQ, of words (I, O/pack); scales (G, O) and zeros
     (G, O/pack) of either."""
-    packed, scale, zeros = parts[".qweight"], parts[".scales"].float(), parts[".qzeros"]
+    packed, scale, zeros = parts[".qweight"], parts[".scales"], parts[".qzeros"]
     outputs = scale.shape[1]
     bits = zeros.shape[1] * 32 // outputs
+    zero = integers(zeros, bits, outputs)
     if packed.shape[1] == outputs:
-        inputs = len(packed) * 32 // bits
-        numbers = integers(packed.T, bits, inputs).T.float()
-        zero = integers(zeros, bits, outputs).float()
-        if settings.get("checkpoint_format", "gptq") != "gptq_v2":
-            zero = (zero + 1) % (1 << bits)  # the first format stores one less
+        numbers = integers(packed.T, bits, len(packed) * 32 // bits)
+        if (settings.get("checkpoint_format") or settings.get("packing_format")) not in AS_THEY_ARE:
+            zero = (zero + 1) % 2**bits
     else:
-        inputs = len(packed)
         order = torch.arange(outputs).view(-1, 8)[:, AWQ_ORDER].flatten()
-        numbers = integers(packed, bits, outputs)[:, order].float()
-        zero = integers(zeros, bits, outputs)[:, order].float()
-    index = parts.get(".g_idx", torch.arange(inputs) // -(-inputs // len(scale))).long()
-    return (numbers - zero[index]).mul_(scale[index]).T
+        numbers, zero = integers(packed, bits, outputs)[:, order].T, zero[:, order]
+    return grouped(numbers, zero.T, scale.T, parts.get(".g_idx"), settings)
 
 
 RULES: dict[str, Callable[[Parts, Settings], Tensor]] = {
