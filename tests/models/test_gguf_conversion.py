@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from model_files import TEXTS, left_in, own_home, write_gguf
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf.gguf_conversion import fix_pre_tokenizer
 from esa_cli.models.gguf.gguf_file import GgufFile
+from esa_cli.models.gguf.gguf_splitting import split_as_named
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +85,30 @@ def test_pre_tokenizer_is_fixed_only_where_known(tmp_path: Path, tiny_gguf: Path
         assert file.metadata["tokenizer.ggml.pre"] == "smollm"
     path = tmp_path / "tokenizer.json"
     path.write_text('{"pre_tokenizer": {"type": "ByteLevel"}}', "utf-8")
-    fix_pre_tokenizer(path, "llama-bpe")
+    split_as_named(path, "llama-bpe")
     assert json.loads(path.read_text("utf-8"))["pre_tokenizer"]["type"] == "ByteLevel"
-    fix_pre_tokenizer(path, "smollm")
+    split_as_named(path, "smollm")
     fixed = json.loads(path.read_text("utf-8"))["pre_tokenizer"]
     assert [p["type"] for p in fixed["pretokenizers"]] == ["Digits", "ByteLevel"]
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("refact", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
+        ("glm4", "It 's Ġ 198 4 he ĠÃ©te Ìģ."),
+        ("hunyuan", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
+        ("deepseek-v3", "It 's Ġ 198 4 he ĠÃ©teÌģ ."),
+    ],
+)
+def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(BPE({}, [])).save(str(path))
+    split_as_named(path, name)
+    cut = Tokenizer.from_file(str(path)).pre_tokenizer.pre_tokenize_str(
+        "It's 1984he ét\u0065\u0301."
+    )
+    assert " ".join(piece for piece, _ in cut) == pieces
 
 
 @pytest.mark.parametrize("keep", [2, 20, 400, 20000])

@@ -36,7 +36,7 @@ VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-KINDS = ("gemma3", "mistral3", "llava", "mixtral", "smolvlm", "internvl", "qwen3_5")
+KINDS = ("gemma3", "mistral3", "llava", "mixtral", "smolvlm", "internvl", "qwen3_5", "qwen3_vl")
 
 
 def whole_model(kind: str) -> Any:
@@ -67,6 +67,21 @@ def whole_model(kind: str) -> Any:
                 library.Qwen3_5Config(
                     text_config={"model_type": "qwen3_5_text", **text},
                     vision_config={**VISION, "out_hidden_size": SIZES["hidden_size"]},
+                )
+            )
+        if kind == "qwen3_vl":
+            rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+            text = {**SIZES, "head_dim": 8, "rope_parameters": rope}
+            return library.Qwen3VLForConditionalGeneration(
+                library.Qwen3VLConfig(
+                    text_config={"model_type": "qwen3_vl_text", **text},
+                    vision_config={
+                        **VISION,
+                        "depth": 1,
+                        "num_heads": 2,
+                        "out_hidden_size": SIZES["hidden_size"],
+                        "deepstack_visual_indexes": [0],
+                    },
                 )
             )
         if kind == "smolvlm":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from model_files import add_tokenizer, byte_letters
 
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
 
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), "19", "he"]
+MERGED = ["19", "he"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), *MERGED]
 ARCHITECTURES = {
     kind: (name, family)
     for name, family in GGUF_FAMILIES.items()
@@ -48,6 +49,8 @@ def write_model(
     quantization: str = "F32",
     extra: Mapping[str, list[float]] | None = None,
     architecture: str = "",
+    pre: str = "smollm",
+    vocabulary: Sequence[str] = TOKENS,
     **entries: Any,
 ) -> Path:
     """The model in a GGUF file with a byte-level tokenizer.
@@ -55,6 +58,7 @@ def write_model(
     Args:
         quantization: of the weights that are matrices: a name of GGMLQuantizationType.
         extra: more tensors. architecture: llama.cpp's name, if it shall be a wrong one.
+        pre, vocabulary: as of `add_tokenizer`.
         entries: metadata, named without the architecture, "__" for "."; None leaves one out.
     """
     name, family = ARCHITECTURES[model.config.model_type]
@@ -71,7 +75,7 @@ def write_model(
             out.add_array(key, value)
         elif value is not None:
             out.add_float32(key, value)
-    add_tokenizer(out, TOKENS)
+    add_tokenizer(out, vocabulary, pre)
     for tensor, numbers in tensors(model, name, family).items():
         kind = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
         out.add_tensor(tensor, quantize(numbers, kind), raw_dtype=kind)

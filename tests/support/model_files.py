@@ -32,13 +32,18 @@ def byte_letters() -> list[str]:
     return list(bytes_to_unicode().values())
 
 
-def add_tokenizer(out: GGUFWriter, tokens: Sequence[str]) -> None:
-    """A tokenizer of bytes, the first three tokens special, that has merged the last two."""
+def add_tokenizer(out: GGUFWriter, tokens: Sequence[str], pre: str = "smollm") -> None:
+    """A tokenizer of bytes, the first three tokens special, that has merged each one behind the
+    bytes of its first letters and its last.
+
+    Args:
+        pre: llama.cpp's word for how text is cut.
+    """
     out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("smollm")
+    out.add_tokenizer_pre(pre)
     out.add_token_list(tokens)
     out.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    out.add_token_merges(["1 9", "h e"])
+    out.add_token_merges([f"{one[:-1]} {one[-1]}" for one in tokens[3 + 256 :]])
     out.add_bos_token_id(1)
     out.add_eos_token_id(2)
     out.add_chat_template("{{ messages[0]['content'] }}")

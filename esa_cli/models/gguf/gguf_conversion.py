@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,9 @@ from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
 from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_settings import GgufSettings
+from esa_cli.models.gguf.gguf_splitting import split_as_named
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
-
-# llama.cpp names a way of splitting text by one word; SmolLM's, which transformers does not know,
-# splits every digit off first. Other unknown words stay as transformers left them.
-_PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
-    "smollm": {
-        "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Digits", "individual_digits": True},
-            {
-                "type": "ByteLevel",
-                "add_prefix_space": False,
-                "trim_offsets": True,
-                "use_regex": True,
-            },
-        ],
-    }
-}
 
 
 def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> None:
@@ -128,7 +111,7 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
         file.path.parent, gguf_file=file.path.name, local_files_only=True
     )
     tokenizer.save_pretrained(folder)
-    fix_pre_tokenizer(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
+    split_as_named(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
 
 
 def _without_quantization(model: Any) -> Any:
@@ -143,14 +126,3 @@ def _without_quantization(model: Any) -> Any:
     clean.tie_weights()
     clean.generation_config = model.generation_config
     return clean
-
-
-def fix_pre_tokenizer(tokenizer_json: Path, pre: str | None) -> None:
-    """Replaces the pre-tokenizer in tokenizer.json where llama.cpp's type `pre` needs another.
-    Raises ModelError: there is no tokenizer.json."""
-    if not tokenizer_json.is_file():
-        raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
-    if pre in _PRE_TOKENIZERS:
-        content = json.loads(tokenizer_json.read_text("utf-8"))
-        content["pre_tokenizer"] = _PRE_TOKENIZERS[pre]
-        tokenizer_json.write_text(json.dumps(content, ensure_ascii=False, indent=2), "utf-8")

@@ -31,6 +31,10 @@ BODIES = (
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """What stands in place of `lm_head.`."""
 _EMBEDDING = "embed_tokens.weight"
+_OF_TEXT = {"qwen3_vl_text": "qwen3"}
+"""Language models whose rotary embedding knows places in an image, and the `model_type` of those
+that compute the same where there is none."""
+_PLACES = ("mrope_section", "mrope_interleaved")
 _UNPACKED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers")
 """Settings of quantised checkpoints that list modules by name."""
 
@@ -40,7 +44,13 @@ def has_text_part(config: Mapping[str, Any]) -> bool:
     kind, text = config.get("model_type"), config.get("text_config")
     if kind in FAMILIES or kind in LIMITS or not isinstance(text, dict):
         return False
-    return text.get("model_type") in FAMILIES or text.get("model_type") in LIMITS
+    return _own_type(text) in FAMILIES or _own_type(text) in LIMITS
+
+
+def _own_type(text: Mapping[str, Any]) -> Any:
+    """The `model_type` of a language model by itself, from its settings as a part."""
+    kind = text.get("model_type")
+    return _OF_TEXT.get(kind, kind) if isinstance(kind, str) else None
 
 
 def language_settings(folder: Path) -> dict[str, Any]:
@@ -52,7 +62,7 @@ def language_settings(folder: Path) -> dict[str, Any]:
     if not has_text_part(config):
         return _completed(folder) or config
     found = cached_config(folder)
-    if found is None or found.get("model_type") != config["text_config"]["model_type"]:
+    if found is None or found.get("model_type") != _own_type(config["text_config"]):
         completed = language_config(folder)
         cache_config(folder, completed)
         found = completed.to_dict()
@@ -99,7 +109,7 @@ def _whole_config(folder: Path) -> Any:
 
     try:
         whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
-        text = whole.text_config
+        whole.text_config = text = _without_places(whole.text_config)
     except Exception as error:
         raise ModelError(
             f"{folder / 'config.json'} cannot be read: {first_line(error)}",
@@ -109,6 +119,18 @@ def _whole_config(folder: Path) -> Any:
         if getattr(whole, name, None) is not None:
             setattr(text, name, getattr(whole, name))
     return whole
+
+
+def _without_places(text: Any) -> Any:
+    """A language model's configuration without what concerns places in an image."""
+    from transformers import AutoConfig
+
+    if text.model_type not in _OF_TEXT:
+        return text
+    settings = text.to_dict()
+    rope = settings.get("rope_parameters") or {}
+    settings["rope_parameters"] = {key: rope[key] for key in rope if key not in _PLACES}
+    return AutoConfig.for_model(_OF_TEXT[settings.pop("model_type")], **settings)
 
 
 def language_weights(folder: Path) -> list[StoredWeight]:
