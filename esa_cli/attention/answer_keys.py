@@ -22,6 +22,7 @@ from esa_cli.attention.positions import token_positions
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sliding_window import SlidingAttention
+from esa_cli.attention.temperature import Temperature
 from esa_cli.attention.trace import ChunkTrace
 
 MOST = 16384
@@ -44,6 +45,8 @@ class AnswerKeys:
         window: most keys that a token attends to, its own included: older ones, which come first,
             then drop out; None: all.
         rope, scale, cap: of the layer. kernel: of attention, or `auto`.
+        temperature: the model's factor of queries at given positions; `near`: of the next token,
+            the encoding's among near ones.
     """
 
     keys: Tensor
@@ -54,6 +57,8 @@ class AnswerKeys:
     scale: float
     cap: float
     kernel: str = "auto"
+    temperature: Temperature | None = None
+    near: float = 0
 
 
 def window_keys(attention: SlidingAttention, memory: LayerMemory) -> AnswerKeys:
@@ -108,13 +113,14 @@ def selected_keys(
     rope = attention.rope_at(start + 1)
     if attention.rope_at(start + room) is not rope or not torch.equal(last, follow[-1:]):
         raise KeysChangeError(f"{type(method.position).__name__} changes frequencies")
+    near, _ = _both(attention, query, far, start, 1)
     keys, values = memory.store.span(start - local, start)
     if far.shape[0]:
         far_keys, far_values = memory.fetch(far)
         keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
     return AnswerKeys(
         rope.rotate(keys, places[:-1]), values, at.item(), None, rope, attention.scale,
-        attention.cap, method.kernel,
+        attention.cap, method.kernel, attention.temperature, near.query.item(),
     )  # fmt: skip
 
 
@@ -149,8 +155,8 @@ def answer_trace(
     method, stop = attention.method, start + q.shape[1]
     local = local_of(method, query, start)
     near, distant = _both(attention, query, far, start, q.shape[1])
+    initial, scaled = min(method.window.initial, start - local), attention.scaled(q, start, near)
     return ChunkTrace(
-        memory.layer, start, stop, min(method.window.initial, start - local), local, far, near,
-        [distant], q, q, None, attention.rope_at(stop), attention.scale, attention.cap,
-        memory.store, lse, True,
+        memory.layer, start, stop, initial, local, far, near, [distant], q, scaled, None,
+        attention.rope_at(stop), attention.scale, attention.cap, memory.store, lse, True,
     )  # fmt: skip

@@ -59,7 +59,7 @@ class Attention:
         layers: Sequence[int] = (), temperature: Temperature | None = None,
     ) -> None:  # fmt: skip
         self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
-        self.layers, self._temperature, self._ropes = layers, temperature, Ropes(rope)
+        self.layers, self.temperature, self._ropes = layers, temperature, Ropes(rope)
         self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
 
     def rope_at(self, length: int) -> Rope:
@@ -83,7 +83,7 @@ class Attention:
         asking = query.phase is Phase.QUESTION
         if asking and query.turn_start is None:
             query.turn_start = start
-        q = without_temperature(q, self._temperature, start)
+        q = without_temperature(q, self.temperature, torch.arange(start, stop, device=q.device))
         out = torch.empty_like(q)
         for chunk in chunks_of(self.method, start, stop, query):
             rows = slice(chunk.start - start, chunk.stop - start)
@@ -108,7 +108,7 @@ class Attention:
         count = selected.shape[0] if isinstance(selected, Tensor) else 0
         near = near_positions(position, local, chunk.size, chunk.start, count)
         far = far_positions(position, selected, local, chunk.size, chunk.start)
-        scaled = self._scaled(q, chunk.start, near)
+        scaled = self.scaled(q, chunk.start, near)
         if isinstance(selected, Tensor) and chunk.size == 1:
             out, lse = self._attend_token(memory, scaled, chunk, local, selected, near, far[0])
         else:
@@ -180,10 +180,10 @@ class Attention:
             scoring=self.method.scoring,
         )
 
-    def _scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
+    def scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
         """Queries (H, C, D) times the encoding's factor for their positions in the text, and the
         model's for those where they are rotated."""
-        q = with_temperature(q, self._temperature, near.query)
+        q = with_temperature(q, self.temperature, near.query)
         at = torch.arange(start, start + q.shape[1], device=q.device)
         with blame_plugin("position", self.method.position):
             factors = self.method.position.query_scale(at)

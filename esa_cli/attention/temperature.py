@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 Temperature = Callable[[Tensor], Tensor]
@@ -16,9 +15,6 @@ def with_temperature(q: Tensor, factors: Temperature | None, at: Tensor) -> Tens
     return q if factors is None else q * factors(at.to(q.device, non_blocking=True))[:, None].to(q)
 
 
-def without_temperature(q: Tensor, factors: Temperature | None, start: int) -> Tensor:
-    """Queries (H, n, D) divided by the factors of the positions from `start` on."""
-    if factors is None:
-        return q
-    at = torch.arange(start, start + q.shape[1], device=q.device)
-    return q / factors(at)[:, None].to(q)
+def without_temperature(q: Tensor, factors: Temperature | None, at: Tensor) -> Tensor:
+    """Queries (H, n, D) divided by the factors of positions (n,)."""
+    return q if factors is None else q / factors(at.to(q.device, non_blocking=True))[:, None].to(q)

@@ -69,6 +69,10 @@ class StateLayer(LinearAttentionLayer):
                 self.has_previous_state[index] = True
             else:
                 self.lazy_initialization(recurrent_states=one, state_idx=index)
+        self.write(state)
+
+    def write(self, state: State) -> None:
+        """Puts a copied state in place of the present one, into the same memory."""
         for name, own in self._tensors().items():
             own.copy_(state[name])
 

@@ -27,7 +27,8 @@ from esa_cli.attention.query_state import Phase
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import Attachment
-from esa_cli.models.attachment.kv_cache import EsaCache
+from esa_cli.models.attachment.kv_cache import EsaCache, MixedLayer
+from esa_cli.models.attachment.layer_state import StateLayer
 from esa_cli.models.decoding.answer_cache import AnswerCache
 from esa_cli.models.decoding.cuda_graph import Graph, MakeGraph
 
@@ -52,11 +53,15 @@ class RecordedToken:
         self.cache, self.count = cache, 0
         self._model, self._graph = model, graph
         self._token = torch.zeros(1, 1, dtype=torch.long, device=cache.step.device)
+        states = [one for one in cache.layers if isinstance(one, StateLayer)]
+        before = [one.copied() for one in states]
         cache.forward_pass.unread = True
         try:
             self._logits = graph.record(self._forward)
         finally:
             cache.forward_pass.unread = False
+            for one, state in zip(states, before, strict=True):  # recording has computed a token
+                one.write(state)
 
     def _forward(self) -> Tensor:
         at = self.cache.begin_token()
@@ -97,7 +102,7 @@ class GraphDecoding:
         self.reason, self.failed, self.replayed = "", False, 0
         self._plain = 0
         self._far: dict[int, Tensor] = {}
-        self._queries: dict[int, int] = {}
+        self._heads: dict[int, int] = {}
         self._recorded: RecordedToken | None = None
 
     def __call__(self, token: Tensor) -> Tensor:
@@ -128,7 +133,7 @@ class GraphDecoding:
         def watch(trace: ChunkTrace) -> None:
             if isinstance(trace.far, Tensor):
                 self._far[trace.layer] = trace.far
-                self._queries[trace.layer] = trace.queries.shape[0]
+                self._heads[trace.layer] = trace.queries.shape[0]
             if asked is not None:
                 asked(trace)
 
@@ -144,8 +149,9 @@ class GraphDecoding:
             self._check()
             cache, traced = self.cache, self.cache.query.trace is not None
             answer = AnswerCache(
-                self.attachment.forward_pass, cache.method, self._given(), self._heads,
-                cache.get_seq_length(), self._room, traced,
+                self.attachment.forward_pass, cache.method, cache.layers, self._given(),
+                self._heads, cache.get_seq_length(), self._room, traced,
+                self.attachment.model.device,
             )  # fmt: skip
             graph = self._make(answer.step.device)
             self._recorded = RecordedToken(self.attachment.model, answer, graph)
@@ -163,15 +169,11 @@ class GraphDecoding:
     def _check(self) -> None:
         """Raises KeysChangeError with what this model, device or method has that no recording
         does."""
-        model, traits = self.attachment.model, self.attachment.traits
+        model = self.attachment.model
         if len({one.device for one in model.parameters()}) > 1:
             raise KeysChangeError("the model is on several devices")
-        if self.attachment.latents or any(one is None for one in traits):
-            raise KeysChangeError("its layers keep latents or a state")
-        if any(one is not None and one.temperature is not None for one in traits):
-            raise KeysChangeError("the model scales queries by their positions")
-        if getattr(self.attachment.body, "rotary_emb", None) is None:
-            raise KeysChangeError("the model has no rotary module")
+        if any(isinstance(one, MixedLayer) for one in self.cache.layers):
+            raise KeysChangeError("its layers keep keys and a state")
         if self.cache.query.phase is not Phase.QUESTION:
             raise KeysChangeError("there is no question")
         check_method(self.cache.method, self.cache.query)
@@ -191,11 +193,6 @@ class GraphDecoding:
                 raise KeysChangeError(f"kernel {found.kernel} needs the number of keys")
             yield found
 
-    @property
-    def _heads(self) -> list[int]:
-        """H of each layer."""
-        return [self._queries.get(memory.layer, 0) for memory in self.cache.memories]
-
     def flush(self) -> None:
         """Gives the recording's rows to the stores, its traces to the turn, and drops it."""
         done, self._recorded = self._recorded, None
@@ -203,12 +200,13 @@ class GraphDecoding:
             return
         query, start = self.cache.query, self.cache.get_seq_length()
         count = slice(done.count)
-        for layer, held in zip(self.cache.own, done.cache.answer_layers, strict=True):
+        for layer, held in zip(self.cache.own, done.cache.rows, strict=True):
             layer.append(*held.fresh[:, :, count])
         query.stop = start + done.count
+        self.cache.states.end_call(query.stop)
         if query.trace is None:
             return
-        for memory, held in zip(self.cache.memories, done.cache.answer_layers, strict=True):
+        for memory, held in zip(self.cache.memories, done.cache.rows, strict=True):
             attention = self.attachment.attention(self.cache.method, memory.layer)
             if isinstance(attention, Attention) and held.observed is not None:
                 q, lse = (one[:, count] for one in held.observed)
