@@ -106,6 +106,31 @@ def test_scales_are_used_where_the_settings_do_not_say_so(save: Callable[..., Pa
     assert torch.allclose(logits(folder), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gptq 8 bits", {"quant_method": "gptq", "format": "gptq_v2"}),
+        ("modelopt fp8", {"producer": {}, "quantization": {"quant_algo": "FP8"}}),
+        ("modelopt fp8", {"quant_algo": "FP8"}),
+        ("compressed int4", PACKED["compressed int4"].settings | {"format": "mixed-precision"}),
+    ],
+)
+def test_settings_as_other_versions_write_them(
+    kind: str, settings: dict[str, Any], save: Callable[..., Path]
+) -> None:
+    folder = save(kind)
+    change_config(folder, lambda config: config.update(quantization_config=settings))
+    wanted = logits(folder / "plain")
+    assert torch.allclose(logits(folder), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_an_unknown_kind_of_model_is_named_as_such(save: Callable[..., Path]) -> None:
+    folder = save("gptq")
+    change_config(folder, lambda config: config.update(model_type="llama9"))
+    with pytest.raises(ModelError, match="of the kind 'llama9'"):
+        logits(folder)
+
+
 def test_the_key_is_that_of_the_weights(save: Callable[..., Path]) -> None:
     folder = save("gptq")
     load = {"device": "cpu", "dtype": "bfloat16"}

@@ -82,7 +82,7 @@ def quantization_in(config: Mapping[str, Any]) -> str:
     method = found.get("quant_method")
     if not method and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         return "bitsandbytes"
-    if not method and "quant_algo" in found:
+    if not method and ("quant_algo" in found or "quantization" in found):
         return "modelopt"
     return str(getattr(method, "value", method) or "an unknown method")
 

@@ -82,8 +82,6 @@ def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaEr
     text = str(error)
     if "memory" in text.lower() and isinstance(error, RuntimeError):
         return ResourceError(f"not enough memory to load {ref.name}", SMALLER)
-    if packed := packing_error(ref.name, config, error):
-        return packed
     if "trust_remote_code" in text or "auto_map" in text:
         return ModelError(
             f"{ref.name} brings its own Python code, and esa does not run code from a model",
@@ -95,6 +93,8 @@ def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaEr
             "language model",
             "upgrade transformers, or choose another model (llama, qwen3, mistral, ...)",
         )
+    if packed := packing_error(ref.name, config, error):
+        return packed
     return ModelError(
         f"{ref.name} cannot be loaded: {first_line(error)}", "remove it and fetch it again"
     )

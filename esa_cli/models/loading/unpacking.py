@@ -189,7 +189,8 @@ def _gptq(parts: Parts, settings: Settings) -> Tensor:
     zero = integers(zeros, bits, outputs)
     if packed.shape[1] == outputs:
         numbers = integers(packed.T, bits, len(packed) * 32 // bits)
-        if (settings.get("checkpoint_format") or settings.get("packing_format")) not in AS_THEY_ARE:
+        said = {settings.get(name) for name in ("checkpoint_format", "format", "packing_format")}
+        if not said.intersection(AS_THEY_ARE):
             zero = (zero + 1) % 2**bits
     else:
         order = torch.arange(outputs).view(-1, 8)[:, AWQ_ORDER].flatten()
