@@ -10,7 +10,6 @@ import torch
 
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.layer_state import State
 from esa_cli.models.attachment.supported_families import latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.archive import layout, maps, provenance, storable
@@ -25,7 +24,8 @@ from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress
 
-if TYPE_CHECKING:  # it imports transformers' models
+if TYPE_CHECKING:  # they import transformers
+    from esa_cli.models.attachment.layer_state import State
     from esa_cli.qa.session import Session
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}

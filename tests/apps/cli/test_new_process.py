@@ -62,3 +62,10 @@ def test_a_stored_document_is_asked_without_transformers(
     rows = ["--set", "answer.from=rows"]
     _, imported = in_a_process("ask", note, QUESTION, "--max-new-tokens", "2", *how, *rows)
     assert "transformers" in imported
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("surroundings")
+def test_a_plan_is_made_without_transformers(note: str) -> None:
+    _, imported = in_a_process("plan", note, "--preset", "tiny-random", "--device", "cpu")
+    assert imported == []

@@ -36,7 +36,7 @@ def plan(
     try:
         chosen = model.load_preset()
         found = inputs.read(documents, reporter).documents
-        chosen = answerable(chosen, reporter)
+        chosen = answerable(chosen, reporter, loads=False)
         ready = prepare(chosen, model, reporter)
         counts = [ready.model.count_tokens(one.text) for one in found]
         made, stored = ready.planner.plan(sum(counts)), _stored_bytes(ready, counts)
