@@ -139,6 +139,31 @@ def test_reading_goes_on_in_another_process(
         assert asked(reader, reader.ingest(str(path))) == want
 
 
+def test_what_was_read_to_its_end_is_not_read_again(
+    loaded: Any,
+    path: Path,
+    tmp_path: Path,
+    short_segments: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stopped before its manifest was written."""
+    library, progress = Library(tmp_path / "library"), list[int]()
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with open_esa(loaded, library) as reader:
+        with monkeypatch.context() as patch:
+            patch.setattr("esa_cli.storage.library.entry_writer.pack_tokens", stop)
+            with pytest.raises(KeyboardInterrupt):
+                reader.ingest(str(path))
+        book = reader.ingest(str(path), lambda done, total: progress.append(done))
+        want = asked(reader, book)
+    assert progress == []
+    with open_esa(loaded, None) as reader:
+        assert asked(reader, reader.ingest(str(path))) == want
+
+
 def test_each_layers_state_is_where_the_layer_is(
     loaded: Any, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
