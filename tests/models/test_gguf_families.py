@@ -213,6 +213,21 @@ def test_weights_are_written_in_several_files(
     assert torch.equal(logits(loaded.model), logits(model))
 
 
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    model = tiny("gpt_oss")
+    write_model(tmp_path / "a.gguf", model, most=20)
+    first, second, *more = sorted(tmp_path.glob("a-*.gguf"))
+    assert more
+    assert torch.equal(logits(converted(first).model), logits(model))
+    with pytest.raises(ModelError, match="is part 2 of a model of") as refused:
+        converted(second)
+    assert first.name in refused.value.hint
+    first = first.rename(tmp_path / first.name.replace("a-", "b-"))
+    more[0].rename(tmp_path / more[0].name.replace("a-", "b-"))
+    with pytest.raises(ModelError, match=f"lacks {len(more)} of its .* b-00002"):
+        converted(first)
+
+
 def test_the_other_layout_would_be_another_model(tmp_path: Path) -> None:
     """Without llama.cpp's order of rows these tests would pass with none undone."""
     model = tiny()

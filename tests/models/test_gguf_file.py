@@ -128,14 +128,6 @@ def test_a_file_without_an_architecture(tmp_path: Path) -> None:
         assert file.architecture
 
 
-@pytest.mark.parametrize("name", ["a-00001-of-00003.gguf", "a-00002-of-00003.GGUF"])
-def test_parts_of_a_split_file(name: str, tiny_gguf: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / name, tiny_gguf.read_bytes())
-    with pytest.raises(ModelError, match="one of 3 parts") as refused:
-        GgufFile(path)
-    assert "--merge" in refused.value.hint
-
-
 def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> None:
     """Any byte of the header may be wrong: a ModelError, or other numbers."""
     content, chance = tiny_gguf.read_bytes(), random.Random(0)

@@ -51,6 +51,7 @@ def write_model(
     architecture: str = "",
     pre: str = "smollm",
     vocabulary: Sequence[str] = TOKENS,
+    most: int = 0,
     **entries: Any,
 ) -> Path:
     """The model in a GGUF file with a byte-level tokenizer.
@@ -58,11 +59,11 @@ def write_model(
     Args:
         quantization: of the weights that are matrices: a name of GGMLQuantizationType.
         extra: more tensors. architecture: llama.cpp's name, if it shall be a wrong one.
-        pre, vocabulary: as of `add_tokenizer`.
+        pre, vocabulary: as of `add_tokenizer`. most: tensors of a file, others follow in more.
         entries: metadata, named without the architecture, "__" for "."; None leaves one out.
     """
     name, family = ARCHITECTURES[model.config.model_type]
-    out = GGUFWriter(str(path), architecture or name)
+    out = GGUFWriter(str(path), architecture or name, split_max_tensors=most)
     for key, value in (settings(model.config, family) | entries).items():
         key = f"{architecture or name}.{key.replace('__', '.')}"
         if isinstance(value, bool):

@@ -40,16 +40,20 @@ class GgufFile:
     """A GGUF file, open until `close` or the end of a `with` block.
 
     Args:
-        path: of a file that is not a part of a split one.
+        path: of a file, or of the first one of a split model, whose others are beside it.
+        part: it is one of these others.
 
     Raises:
-        ModelError: not a whole GGUF file, a part of one, or with a type of numbers not known.
+        ModelError: not a whole GGUF file, another part than the first, a part is lacking, or with
+            a type of numbers not known.
         OSError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, part: bool = False) -> None:
         self.path = path
-        _check_whole(path)
+        parts = [] if part else _other_parts(path)
+        if path.stat().st_size < 24:
+            raise ModelError(f"{path.name} is not a GGUF file", _AGAIN)
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(f"{path.name} is not a GGUF file", _AGAIN)
@@ -57,8 +61,12 @@ class GgufFile:
         self._at = len(MAGIC)
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
+        self._elsewhere: dict[str, GgufFile] = {}
+        self._others: list[GgufFile] = []
         try:
             self._read_header()
+            for other in parts:
+                self._add(GgufFile(other, part=True))
         except BaseException:
             self.close()
             raise
@@ -70,7 +78,9 @@ class GgufFile:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Lets go of the files."""
+        for other in self._others:
+            other.close()
         self._bytes.close()
 
     @property
@@ -83,6 +93,8 @@ class GgufFile:
 
     def read(self, name: str) -> Any:
         """A tensor as a numpy array of float32. Raises ModelError: its type cannot be unpacked."""
+        if name in self._elsewhere:
+            return self._elsewhere[name].read(name)
         import numpy
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
@@ -101,6 +113,14 @@ class GgufFile:
                 "use a file of another quantisation, such as Q4_K_M or Q8_0",
             ) from error
         return found.reshape(tensor.shape).astype(numpy.float32, copy=False)
+
+    def _add(self, other: GgufFile) -> None:
+        """Takes the tensors of another part."""
+        self._others.append(other)
+        if twice := self.tensors.keys() & other.tensors.keys():
+            raise other._damaged(f"tensor {min(twice)[:80]}")
+        self.tensors |= other.tensors
+        self._elsewhere |= dict.fromkeys(other.tensors, other)
 
     def _read_header(self) -> None:
         (version,) = self._unpack("I")
@@ -189,13 +209,22 @@ class GgufFile:
         return ModelError(f"{self.path.name} is damaged or cut off at {where}", _AGAIN)
 
 
-def _check_whole(path: Path) -> None:
-    """Refuses a part of a split file, and what no header fits into."""
-    if match := _PART.fullmatch(path.name):
+def _other_parts(path: Path) -> list[Path]:
+    """The files of a split model behind its first. Raises ModelError: it is not the first, or one
+    is lacking."""
+    if not (match := _PART.fullmatch(path.name)):
+        return []
+    number, count = int(match[2]), int(match[3])
+    if number != 1:
         raise ModelError(
-            f"{path.name} is one of {int(match[3])} parts of a model",
-            f"join them: llama-gguf-split --merge {match[1]}-00001-of-{match[3]}.gguf "
-            f"{match[1]}.gguf",
+            f"{path.name} is part {number} of a model of {count} parts",
+            f"give the first: {match[1]}-00001-of-{match[3]}.gguf",
         )
-    if path.stat().st_size < 24:
-        raise ModelError(f"{path.name} is not a GGUF file", _AGAIN)
+    end = path.suffix
+    parts = [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}{end}") for i in range(2, count + 1)]
+    if lacking := [one.name for one in parts if not one.is_file()]:
+        raise ModelError(
+            f"{path.name} lacks {len(lacking)} of its {count} parts, such as {lacking[0]}",
+            "put all parts into one folder",
+        )
+    return parts
