@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
+from collections.abc import Sequence
 from typing import IO, Any
 
 from esa_cli.errors import DocumentError
@@ -80,12 +81,20 @@ def _near(source: str) -> str:
         return "documents are files: fetch the page first, and name the file"
     folder = os.path.dirname(source) or "."
     try:
-        names = difflib.get_close_matches(os.path.basename(source), os.listdir(folder), n=1)
+        names = _alike(os.path.basename(source), os.listdir(folder))
     except OSError:
         return f"there is no folder {folder} either" if not os.path.exists(folder) else ""
     if not names:
         return "check the path; it is relative to the current folder"
     return f"did you mean {os.path.join(os.path.dirname(source), names[0])}?"
+
+
+def _alike(name: str, others: Sequence[str]) -> list[str]:
+    """The most similar of other names whose stems are similar: a common `.txt` is no likeness."""
+    stems = {os.path.splitext(other)[0] for other in others}
+    near = difflib.get_close_matches(os.path.splitext(name)[0], stems)
+    found = [other for other in others if os.path.splitext(other)[0] in near]
+    return difflib.get_close_matches(name, found, n=1, cutoff=0.0)
 
 
 def _size(count: float) -> str:

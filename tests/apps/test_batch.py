@@ -146,7 +146,7 @@ BAD = [
     ("{", "must be JSON"),
     ("[1]", "must be a JSON object"),
     ('{"documents": ["a.txt"]}', '"question" must be a text'),
-    ('{"question": "  ", "documents": ["a.txt"]}', '"question" must be a text'),
+    ('{"question": "  ", "documents": ["a.txt"]}', '"question" must be a text that is not empty'),
     ('{"question": "x"}', "documents must be named"),
     ('{"question": "x", "documents": "a.txt"}', "must be a list"),
     ('{"question": "x", "documents": []}', "must be a list"),

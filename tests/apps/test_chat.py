@@ -239,7 +239,9 @@ def test_words_are_commands_at_a_terminal_alone(
     assert not typed_in.take("quit")
     assert not typed_in.take(" Exit ")
     assert typed_in.take("help")
-    assert "/evidence" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "/evidence" in shown
+    assert max(map(len, shown.splitlines())) <= 80
     assert typed_in.talk.record == []
     assert lines.take("quit")
     assert [one.question for one in lines.talk.record] == ["quit"]

@@ -124,10 +124,12 @@ def test_utf16_without_mark(tmp_path: Path, encoding: str) -> None:
 
 def test_missing_suggests_a_near_name(tmp_path: Path) -> None:
     write(tmp_path, b"x", "report.txt")
+    write(tmp_path, b"x", "bin.txt")
     error = refused(tmp_path / "reprot.txt")
     assert "there is no document" in error.message
     assert error.hint == f"did you mean {tmp_path / 'report.txt'}?"
     assert "no folder" in refused(tmp_path / "nowhere" / "x.txt").hint
+    assert "check the path" in refused(tmp_path / "missing.txt").hint, "an ending is no likeness"
 
 
 def test_empty_and_blank(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     if own is None and slips:
         return f'the key must be "documents", got "{slips[0]}"'
     if not isinstance(text, str) or not text.strip():
-        return '"question" must be a text'
+        return '"question" must be a text that is not empty'
     if own is None and not has_default:
         return "documents must be named in the line or on the command line"
     if own is not None and not (

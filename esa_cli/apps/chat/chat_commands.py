@@ -27,7 +27,7 @@ from esa_cli.errors import EsaError, UsageError
 COMMANDS = {
     "/evidence": "[N]: the passages the last answer rests on, in full",
     "/reset": "forget the conversation; the documents stay",
-    "/save": "FILE: keep the conversation, as Markdown, or as JSON where FILE ends with .json",
+    "/save": "FILE: keep the conversation as Markdown, or as JSON in a .json",
     "/docs": "the documents",
     "/help": "this list",
     "/quit": "end; Ctrl-D does it, too",

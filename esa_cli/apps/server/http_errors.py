@@ -67,6 +67,8 @@ def is_of_server(error: Exception) -> bool:
 def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return ApiError(404, "there is no such path; questions go to POST /v1/chat/completions")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
     if memory_ran_out(error):

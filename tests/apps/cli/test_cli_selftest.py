@@ -342,6 +342,7 @@ def test_compare_shows_answers_and_passages(esa: Esa, note: str) -> None:
         2,
         "--methods must name a method",
     )
+    fail(esa("compare", note, *TINY), 2, "the question is missing", "esa compare book.txt")
 
 
 def test_methods_are_listed_with_source_and_cost(esa: Esa) -> None:

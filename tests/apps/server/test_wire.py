@@ -178,6 +178,7 @@ def test_errors_have_openais_shape(live: LiveServer) -> None:
         got, _, body = live.raw(method, path)
         assert got == status
         assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert "/v1/chat/completions" in live.raw("GET", "/v2")[2]["error"]["message"]
 
 
 def test_models_and_health(live: LiveServer) -> None:

@@ -50,7 +50,8 @@ def compare(
     from esa_cli.errors import UsageError
     from esa_cli.storage.cache_choice import check_in_memory
 
-    documents, question = split(arguments or [])
+    example = 'for example: esa compare book.txt "Who is Ahab?"'
+    documents, question = split(arguments or [], example=example)
     names = options.names(methods)
     if not names:
         raise UsageError(
