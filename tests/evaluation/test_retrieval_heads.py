@@ -596,6 +596,7 @@ def test_a_random_model_has_none(esa: Esa, tmp_path: Path) -> None:
     result = esa(*TINY, *FEW, *SHORT, "--out", "few.yaml")
     assert result.code == 5
     assert "no few heads of" in result.out
+    assert "yes" not in result.out
     assert "use them" not in result.out
     assert "nothing was written" in result.err
     assert not (tmp_path / "few.yaml").exists()

@@ -178,7 +178,7 @@ def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
                 str(one.found),
                 str(one.held_out),
                 f"{one.margin:.2f}",
-                "yes" if one.pair in found.chosen else "",
+                "yes" if one.pair in found.chosen and not found.weak else "",
             )
             for one in found.heads[:SHOWN]
         ],
