@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from esa_cli.errors import ForeignVersionError, LibraryError
 from esa_cli.storage.library import Entry, Library, checksummed_file
 from esa_cli.storage.library.document_transfer import pull, push
 from esa_cli.storage.library.library_export import export_documents, import_documents
-from esa_cli.storage.library.state_file import pack_states
+from esa_cli.storage.library.state_file import decode_states, pack_states
 
 IDS = [*range(70)]
 
@@ -220,6 +221,17 @@ def test_contents_that_are_not_its_own_are_refused(
     push(library, str(tmp_path / "far"), [entry])
     assert len(pull(other, str(tmp_path / "far")).failed) == 1
     assert not other.entries()
+
+
+def test_more_layers_than_there_are_tensors_are_refused(library: Library) -> None:
+    """A list of so many would not fit into memory."""
+    entry = ingest(library, IDS, WITH_STATES)
+    many = replace(entry, layout=replace(entry.layout, states=10**12))
+    name = entry.segments[-1].partition("-")[0].encode()
+    packed = save({"layers": torch.tensor(10**12), "0.conv.0": torch.ones(1)})
+    data, _ = checksummed_file.encode("states", name + b"\n" + packed)
+    with pytest.raises(LibraryError, match="no states as esa writes them"):
+        decode_states(data, state_file(library), many)
 
 
 def test_documents_with_states_are_exported_and_copied(
