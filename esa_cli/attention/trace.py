@@ -22,7 +22,8 @@ class ChunkTrace:
         near_positions: of [L, C]. far_positions: of each tensor of `far`.
         queries: (H, C, D), unrotated; scaled: the same times `query_scale`.
         max_distance: see `PositionEncoding`. rope, scale, cap: of the layer.
-        lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token.
+        lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token, or
+            several of them, which all attended to the same far ones.
     """
 
     layer: int

@@ -6,6 +6,7 @@ that differs for the next is replayed wrong there, too.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ from esa_cli.methods.full_attention import Full
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.decoding.cuda_graph import MakeGraph
+from esa_cli.models.decoding.cuda_graph import MakeGraph, _checked_for_waits
 from esa_cli.models.decoding.graph_decoding import GraphDecoding
 from esa_cli.models.generation import generate
 from esa_cli.storage import growing_rows
@@ -313,6 +314,23 @@ def test_recording_and_replaying_wait_for_nothing(
             decoding(token)
         assert count() == before
         assert (decoding.reason, decoding.replayed) == ("", 4)
+
+
+def test_a_wait_before_recording_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda warns of its mode, when that is first set, and of each wait."""
+    modes: list[Any] = [0]
+
+    def set_mode(mode: Any) -> None:
+        modes.append(mode)
+        warnings.warn("prototype; does not detect all synchronizing operations", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with _checked_for_waits():
+        assert modes[-1] == "warn"
+    with pytest.raises(RuntimeError, match="waits for the GPU"), _checked_for_waits():
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+    assert modes == [0, "warn", 0, "warn", 0]
 
 
 def test_what_a_simulated_graph_refuses_and_repeats() -> None:

@@ -11,6 +11,7 @@ from simulated_graph import SimulatedGraph
 
 from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
+from esa_cli.evaluation.selftest.method_comparison import SelectionCounts
 from esa_cli.qa import preset
 from esa_cli.qa.attention_weights import AttentionWeights
 from esa_cli.qa.session import Answer, Session
@@ -71,6 +72,19 @@ def test_answers_and_evidence_are_those_of_forward_calls(
             torch.testing.assert_close(weighed, weights, rtol=1e-4, atol=1e-6)
         assert graphs.count == len(QUESTIONS)
         assert len(session.cache.memories[0].store) == session.document_tokens
+
+
+def test_each_token_selects(loaded: Any, graphs: type[Made]) -> None:
+    """Recorded tokens are one chunk, and count as each alone."""
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", KEPT)) as session:
+        session.read(TEXT)
+        found = []
+        for make in (None, graphs):
+            session.decoding.make = make
+            found.append(SelectionCounts(torch.zeros(session.document_tokens)))
+            session.ask(QUESTIONS[0], max_new_tokens=15, trace=found[-1])
+    assert graphs.count == 1
+    torch.testing.assert_close(found[1].counts, found[0].counts)
 
 
 def test_short_answers_and_those_that_are_to_be_eager_have_no_graph(

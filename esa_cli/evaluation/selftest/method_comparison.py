@@ -39,9 +39,10 @@ class SelectionCounts:
             if seen.layer <= self._layer:
                 self.counts.zero_()  # the question begins again: before it was the survey pass
             self._layer = seen.layer
+        times = seen.stop - seen.start if seen.decoding else 1  # each token selects
         for row in seen.far_rows:
             chosen = row[seen.initial :].cpu()
-            self.counts[chosen[chosen < self.counts.shape[0]]] += 1.0 / len(seen.far_rows)
+            self.counts[chosen[chosen < self.counts.shape[0]]] += times / len(seen.far_rows)
 
 
 @dataclass(frozen=True)
