@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path: Path) -> None:
     rows, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
     methods = "preset,streaming-llm"
@@ -47,6 +48,7 @@ def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path
     assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_selftest_json(esa: Esa) -> None:
     done = esa("selftest", "passkey", "--len", "900", *SMALL, "--json")
     data = json.loads(done.out)
