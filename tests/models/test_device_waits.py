@@ -17,8 +17,11 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import attach
+from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.storage import growing_rows
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
+from esa_cli.storage.memory_store import MemoryStore
 
 WINDOW = Window(initial=4, selected=12, local=8, chunk=8)
 KEPT = Consensus(passage=4, share=0.5)
@@ -40,7 +43,22 @@ def one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
 
 
-def decode(kind: str, method: Method, layers: int) -> int:
+def joined(attachment: Attachment, cache: EsaCache) -> EsaCache:
+    """A cache with the document of another, as a session opens it."""
+    memories, found = cache.memories, attachment.new_cache()
+    cache.project()
+    stores = [
+        JoinedStore(
+            [StoreSlice(one.store, 0, len(one.store))],
+            MemoryStore(one.store.heads, one.store.dim, torch.float32, attachment.model.device),
+        )
+        for one in memories
+    ]
+    found.hold(stores, [one.projection for one in memories])
+    return found
+
+
+def decode(kind: str, method: Method, layers: int, opened: bool = False) -> int:
     """Waits of a token of an answer, the second one."""
     model = build_model(kind, num_hidden_layers=layers)
     ids = torch.randint(1, VOCABULARY, (1, 70))
@@ -49,6 +67,7 @@ def decode(kind: str, method: Method, layers: int) -> int:
         device.put(model, ids)
         cache = attachment.new_cache()
         model(ids[:, :60], past_key_values=cache, use_cache=True)
+        cache = joined(attachment, cache) if opened else cache
         cache.begin(QueryState(phase=Phase.QUESTION, answer_start=68))
         model(ids[:, 60:68], past_key_values=cache, use_cache=True)
         model(ids[:, 68:69], past_key_values=cache, use_cache=True)
@@ -57,9 +76,10 @@ def decode(kind: str, method: Method, layers: int) -> int:
     return device.waits - before
 
 
+@pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", METHODS)
-def test_waits_of_a_decoded_token(name: str) -> None:
-    two, three = (decode("llama", METHODS[name], layers) for layers in (2, 3))
+def test_waits_of_a_decoded_token(name: str, opened: bool) -> None:
+    two, three = (decode("llama", METHODS[name], layers, opened) for layers in (2, 3))
     assert three - two <= WAITS[name]
     assert two - 2 * (three - two) <= ONCE
 
