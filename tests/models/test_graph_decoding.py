@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory, build_model
+from delayed_copies import DelayedCopies
 from simulated_device import SimulatedDevice
 from simulated_graph import SimulatedGraph
 from torch import Tensor
@@ -29,11 +30,14 @@ from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.full_attention import Full
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.cached_rows import in_memory
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.decoding.cuda_graph import MakeGraph, _checked_for_waits
 from esa_cli.models.decoding.graph_decoding import GraphDecoding
 from esa_cli.models.generation import generate
 from esa_cli.storage import growing_rows
+from esa_cli.storage.host_store import HostStore
+from esa_cli.storage.store_places import MakeStore, StorePlaces
 
 DOCUMENT, QUESTION = 60, 10
 WINDOW = Window(initial=4, selected=12, local=8, chunk=8, ending=0)
@@ -56,10 +60,13 @@ class Answered:
 
 
 def opened(
-    attached: Attachment, trace: Callable[[ChunkTrace], None] | None = None, ids: Tensor = IDS
+    attached: Attachment,
+    trace: Callable[[ChunkTrace], None] | None = None,
+    ids: Tensor = IDS,
+    store: MakeStore = in_memory,
 ) -> EsaCache:
     """A cache with the document, at the beginning of a turn."""
-    cache = attached.new_cache()
+    cache = attached.new_cache(store)
     attached.model(
         ids[:, :DOCUMENT].to(attached.model.device), past_key_values=cache, use_cache=True
     )
@@ -156,6 +163,19 @@ def test_an_answer_of_300_tokens(make_model: ModelFactory) -> None:
     assert got.decoding is not None
     assert got.decoding.replayed == 300
     same(got, want)
+
+
+def test_rows_in_host_memory(make_model: ModelFactory) -> None:
+    """They get an answer's rows, 16 at once."""
+    places = StorePlaces(16, lambda device: True, lambda device: DelayedCopies())
+    with (
+        attach(make_model("gemma3_text", initializer_range=0.2), KEPT) as attached,
+        torch.inference_mode(),
+    ):
+        want = answer(attached, opened(attached), 40)
+        cache = opened(attached, store=places.stores(range(2)))
+        assert isinstance(cache.memories[0].store, HostStore)
+        same(answer(attached, cache, 40, room=16), want)
 
 
 def test_everything_selected(make_model: ModelFactory) -> None:
