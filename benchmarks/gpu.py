@@ -197,7 +197,7 @@ class Reader:
         graphs = graphs_on(self.device)
         if graphs is None:
             return {"graph": "the device has none"}
-        decoding = GraphDecoding(attachment, cache, graphs, first=2)
+        decoding = GraphDecoding(attachment, cache, graphs, first=2, compared=True)
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         for _ in range(2):
             decoding(token)

@@ -57,7 +57,7 @@ def test_the_same_tokens_in_half_precision(make_model: ModelFactory, dtype: torc
             if not room:
                 decoding.reason = "compared with"
             found.append(torch.cat([decoding(one)[:, -1].float().clone() for one in tokens]))
-            assert decoding.replayed == (38 if room else 0), decoding.reason
+            assert decoding.replayed == (37 if room else 0), decoding.reason  # one is compared
     torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.1)
 
 
@@ -66,7 +66,7 @@ def test_replaying_waits_for_nothing_and_memory_is_freed(make_model: ModelFactor
     with attach(model, KEPT) as attached, torch.inference_mode():
         cache, token = opened(attached), IDS[:, :1].to(CUDA)
         model(IDS[:, DOCUMENT:].to(CUDA), past_key_values=cache, use_cache=True)
-        decoding = GraphDecoding(attached, cache, CudaGraph, room=64, first=2)
+        decoding = GraphDecoding(attached, cache, CudaGraph, room=64, first=2, compared=True)
         for _ in range(5):  # libraries keep what they allocate for the first recording
             decoding(token)
         assert decoding.replayed == 3

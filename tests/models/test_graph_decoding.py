@@ -90,11 +90,15 @@ def answer(
     ids: Tensor = IDS,
     room: int = 0,
     make: MakeGraph = SimulatedGraph,
+    compared: bool = True,
     **options: Any,
 ) -> Answered:
-    """By recordings with `room`; by forward calls without."""
+    """By recordings with `room`, the first compared unless that was done; by forward calls
+    without."""
     model: Any = attached.model
-    decoding = GraphDecoding(attached, cache, make, room=room, first=2) if room else None
+    decoding = None
+    if room:
+        decoding = GraphDecoding(attached, cache, make, room=room, first=2, compared=compared)
     logits: list[Tensor] = []
 
     def decode(token: Tensor) -> Tensor:
@@ -221,7 +225,7 @@ def test_an_interrupted_answer_has_its_rows(make_model: ModelFactory) -> None:
     model: Any = make_model("gemma3_text", initializer_range=0.4)
     with attach(model, KEPT) as attached, torch.inference_mode():
         want, cache = answer(attached, opened(attached), 21).rows, opened(attached)
-        decoding = GraphDecoding(attached, cache, SimulatedGraph, room=8, first=2)
+        decoding = GraphDecoding(attached, cache, SimulatedGraph, room=8, first=2, compared=True)
 
         def interrupted(token: Tensor) -> Tensor:
             if decoding.replayed == 13:
@@ -303,6 +307,46 @@ def test_what_changes_is_decoded_as_ever(
             generate(model, IDS[0].tolist(), required.cache, max_new_tokens=12, decode=required)
 
 
+@pytest.mark.parametrize(
+    "kind", ["llama", pytest.param("qwen3_5_text", marks=pytest.mark.families)]
+)
+def test_the_first_replay_is_compared_with_a_forward_call(
+    make_model: ModelFactory, kind: str
+) -> None:
+    method, weights = KINDS[kind]
+    model = make_model(kind, initializer_range=weights, tie_word_embeddings=False)
+    with attach(model, method) as attached, torch.inference_mode():
+        want = answer(attached, opened(attached), 20)
+        got = answer(attached, opened(attached), 20, room=8, compared=False)
+    assert got.decoding is not None
+    assert (got.decoding.compared, got.decoding.replayed) == (True, 16)
+    same(got, want)
+
+
+class Wrong(SimulatedGraph):
+    """Replays one operation less, as a graph does that lost a write."""
+
+    def record(self, function: Callable[[], Tensor]) -> Tensor:
+        result = super().record(function)
+        calls = self._recorder.calls
+        lost = next(at for at, one in enumerate(calls) if "index_copy_" in str(one[0]))
+        del calls[lost]
+        return result
+
+
+def test_a_replay_with_other_logits_is_not_used(make_model: ModelFactory) -> None:
+    model = make_model("llama", initializer_range=0.4)
+    with attach(model, KEPT) as attached, torch.inference_mode():
+        want = answer(attached, opened(attached), 20)
+        got = answer(attached, opened(attached), 20, room=8, make=Wrong, compared=False)
+        required = GraphDecoding(attached, opened(attached), Wrong, True, first=2)
+        with pytest.raises(UsageError, match="other logits than a forward call"):
+            generate(model, IDS[0].tolist(), required.cache, max_new_tokens=12, decode=required)
+    same(got, want)
+    assert got.decoding is not None
+    assert (got.decoding.failed, got.decoding.compared, got.decoding.replayed) == (True, False, 0)
+
+
 def test_a_forward_call_that_cannot_be_recorded(make_model: ModelFactory) -> None:
     model: Any = make_model("llama")
     handle = model.model.layers[1].register_forward_hook(
@@ -342,7 +386,10 @@ def test_recording_and_replaying_wait_for_nothing(
     with device, attach(model, KEPT) as attached, torch.inference_mode():
         cache = opened(attached, ids=ids)
         model(ids[:, DOCUMENT:], past_key_values=cache, use_cache=True)
-        decoding, token = GraphDecoding(attached, cache, Counted, room=4, first=2), ids[:, -1:]
+        decoding, token = (
+            GraphDecoding(attached, cache, Counted, room=4, first=2, compared=True),
+            ids[:, -1:],
+        )
         for _ in range(3):
             decoding(token)
         before = count()

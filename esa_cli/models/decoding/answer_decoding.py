@@ -17,11 +17,13 @@ class AnswerDecoding:
 
     Attributes:
         make: makes graphs; None: the device has none, or recording one has failed.
+        compared: a replay had the logits of a forward call, so no further one is compared.
     """
 
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
         self.make = graphs_on(attachment.model.device)
+        self.compared = False
 
     @contextmanager
     def of(self, cache: EsaCache, choice: str) -> Iterator[GraphDecoding | None]:
@@ -41,10 +43,13 @@ class AnswerDecoding:
             yield None
             return
         first = 2 if required else FIRST
-        decoding = GraphDecoding(self._attachment, cache, self.make, required, first=first)
+        decoding = GraphDecoding(
+            self._attachment, cache, self.make, required, first=first, compared=self.compared
+        )
         try:
             yield decoding
         finally:
             decoding.flush()
+            self.compared = decoding.compared
             if decoding.failed and not required:
                 self.make = None

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from esa_cli.attention.answer_keys import (
@@ -28,55 +26,15 @@ from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import Attachment
 from esa_cli.models.attachment.kv_cache import EsaCache, MixedLayer
-from esa_cli.models.attachment.layer_state import StateLayer
 from esa_cli.models.decoding.answer_cache import AnswerCache
-from esa_cli.models.decoding.cuda_graph import Graph, MakeGraph
+from esa_cli.models.decoding.cuda_graph import MakeGraph
+from esa_cli.models.decoding.recorded_token import RecordedToken, alike
 
 ROOM = 256
 """Tokens that a recording has room for."""
 FIRST = 8
 """Tokens decoded by forward calls before the first recording, two at least: a short answer would
 not make up for the time that recording takes."""
-
-
-class RecordedToken:
-    """One forward call of one token, recorded.
-
-    Args:
-        model: attached. cache: that it reads and writes. graph: records it.
-
-    Attributes:
-        count: tokens so far.
-    """
-
-    def __init__(self, model: Any, cache: AnswerCache, graph: Graph) -> None:
-        self.cache, self.count = cache, 0
-        self._model, self._graph = model, graph
-        self._token = torch.zeros(1, 1, dtype=torch.long, device=cache.step.device)
-        states = [one for one in cache.layers if isinstance(one, StateLayer)]
-        before = [one.copied() for one in states]
-        cache.forward_pass.unread = True
-        try:
-            self._logits = graph.record(self._forward)
-        finally:
-            cache.forward_pass.unread = False
-            for one, state in zip(states, before, strict=True):  # recording has computed a token
-                one.write(state)
-
-    def _forward(self) -> Tensor:
-        at = self.cache.begin_token()
-        logits: Tensor = self._model(
-            input_ids=self._token, position_ids=at, past_key_values=self.cache, use_cache=True
-        ).logits
-        return logits
-
-    def __call__(self, token: Tensor) -> Tensor:
-        """Logits (1, 1, V) behind a token (1, 1); they change with the next call."""
-        self._token.copy_(token)
-        self._graph.replay()
-        self.cache.step.add_(1)
-        self.count += 1
-        return self._logits
 
 
 class GraphDecoding:
@@ -86,19 +44,20 @@ class GraphDecoding:
         cache: of the attachment, in a turn whose question was processed. make: makes graphs.
         required: what cannot be recorded is an error.
         room, first: see `ROOM` and `FIRST`.
+        compared: the first replay need not be compared with a forward call.
 
     Attributes:
         reason: why nothing is recorded, empty where something is or may be. failed: recording was
-            tried.
+            tried, or replayed wrong. compared: a replay had the logits of a forward call.
         replayed: tokens that were decoded by a recording.
     """
 
     def __init__(
         self, attachment: Attachment, cache: EsaCache, make: MakeGraph, required: bool = False,
-        room: int = ROOM, first: int = FIRST,
+        room: int = ROOM, first: int = FIRST, compared: bool = False,
     ) -> None:  # fmt: skip
         self.attachment, self.cache, self._make, self._required = attachment, cache, make, required
-        self._room, self._first = room, first
+        self._room, self._first, self.compared = room, first, compared
         self.reason, self.failed, self.replayed = "", False, 0
         self._plain = 0
         self._far: dict[int, Tensor] = {}
@@ -115,14 +74,33 @@ class GraphDecoding:
             self.flush()
         if self._recorded is None and not self.reason and self._plain >= self._first:
             self._record()
-        if self._recorded is not None:
+        if self._recorded is not None and self.compared:
             self.replayed += 1
             return self._recorded(token)
+        if self._recorded is not None:
+            return self._compare(self._recorded, token)
         self._plain += 1
         with self._watched() if self._plain == self._first else nullcontext():
-            logits: Tensor = self.attachment.model(
-                input_ids=token, past_key_values=self.cache, use_cache=True
-            ).logits
+            return self._forward(token)
+
+    def _forward(self, token: Tensor) -> Tensor:
+        logits: Tensor = self.attachment.model(
+            input_ids=token, past_key_values=self.cache, use_cache=True
+        ).logits
+        return logits
+
+    def _compare(self, recorded: RecordedToken, token: Tensor) -> Tensor:
+        """Logits behind a token by a forward call, with which those of a replay are compared; the
+        recording is not used again, as the token is in the store."""
+        before = recorded.states()
+        replayed = recorded(token).clone()
+        recorded.go_back(before)
+        self._recorded = None
+        logits = self._forward(token)
+        self.compared = alike(replayed, logits)
+        if not self.compared:
+            self.failed, self.reason = True, "a replay had other logits than a forward call"
+            self._refuse()
         return logits
 
     @contextmanager
@@ -160,6 +138,10 @@ class GraphDecoding:
             self.reason = str(error)
         except RuntimeError as error:
             self.failed, self.reason = True, f"recording failed: {str(error).splitlines()[0]}"
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Raises UsageError where a recording is required."""
         if self._required:
             raise UsageError(
                 f"this answer cannot be decoded by a CUDA graph: {self.reason}",

@@ -53,11 +53,11 @@ def heads(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find a model's retrieval heads, which match a question to its passage.
+    """Find the heads that match a question to its passage.
 
-    Sentences are planted in a long text, and asked for: which attention heads look at them?
-    What is found is shown as a setting (score.heads), or written as a preset; only these heads
-    then vote for passages.
+    Those are its retrieval heads. Sentences are planted in a long text, and asked for: which
+    attention heads look at them? What is found is shown as a setting (score.heads), or written as
+    a preset; only these heads then vote for passages.
 
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """
