@@ -7,7 +7,7 @@ has no state of its own: a selector's is a `LayerState` (one layer) or the turn'
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -56,15 +56,6 @@ class Score(ABC):
     @abstractmethod
     def scores(self, step: Step) -> Tensor:
         """(M,) float; higher is selected first. -inf: only when nothing else is left."""
-
-
-class SurveyScores(Protocol):
-    """Scores (M,) of the tokens from absolute position `low` on."""
-
-    @property
-    def low(self) -> int: ...
-    @property
-    def scores(self) -> Tensor: ...
 
 
 class Selector(ABC):
@@ -125,11 +116,6 @@ class Selector(ABC):
     def after_survey(self, turn: Any) -> Any:
         """The turn state with which the second pass starts, from that of the survey pass."""
         return self.new_turn_state()
-
-    def survey_scores(self, turn: Any) -> SurveyScores | None:
-        """The scores of the survey pass, from the state that `after_survey` returned; None if there
-        are none."""
-        return None
 
 
 class Compressor(ABC):

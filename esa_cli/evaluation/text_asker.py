@@ -1,7 +1,7 @@
 """Questions about one text, answered from text as `esa ask` does with the same preset.
 
-The text is read for the preset's finder; without one it is not read. KV rows are computed only
-where the preset has the retrieval heads vote (`answer.votes`).
+The text is read for the preset's finder, or for its voting heads (`answer.votes`); without them it
+is not read.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import torch
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.books import Book, PlacedBook, place_books
-from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.ingest import DocumentIngest
 from esa_cli.qa.lazy_session import LazySession
-from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.reply import Evidence, Reply
 from esa_cli.qa.session import Session
@@ -38,9 +37,9 @@ class TextAsker:
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
         self._begin()
-        encoder = load_encoder(preset.answer, session.model, session.tokenizer)
         lazy = LazySession.around(session)
-        self._replies = TextReplies(lazy, None, PassageSearch(encoder, preset.answer.words))
+        encoder = index_encoder(lazy)
+        self._replies = TextReplies(lazy, None, passage_search(lazy, encoder))
         self._ingest = DocumentIngest(lazy, encoder=encoder)
         self._book: Book | None = None
 
@@ -52,9 +51,8 @@ class TextAsker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept of the text: its token index, and rows where the heads vote."""
-        index = self.book.index
-        return (0 if index is None else index.nbytes) + self.session.cache.nbytes
+        """Bytes of what is kept of the text: its token index."""
+        return 0 if self.book.index is None else self.book.index.nbytes
 
     def check(self, question: str, longest: int) -> None:
         """Checks a question before a text is read. Raises UsageError, LengthError: as `ask`."""
@@ -84,7 +82,7 @@ class TextAsker:
         """
         books: list[PlacedBook] = place_books([self.book])
         reply, _ = self._replies.ask(
-            question, books, self._open, max_new_tokens=longest, temperature=temperature,
+            question, books, max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip
         return reply
@@ -98,8 +96,3 @@ class TextAsker:
     def _begin(self) -> None:
         self.session.clear()
         self.session.use(self.preset)
-
-    def _open(self) -> None:
-        """Puts the rows into the session's cache."""
-        assert self.book.prefilled is not None
-        self.session.open([self.book.prefilled])

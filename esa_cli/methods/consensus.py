@@ -163,9 +163,6 @@ class LayerSums(Selector):
         layer_scores = turn.layer_scores if turn else {}
         return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def survey_scores(self, turn: ConsensusTurn | None) -> LayerScores | None:
-        return turn.surveyed if turn else None
-
     def _base(self, known: LayerScores | None, step: Step) -> Tensor:
         """Accumulated scores (M,); middle tokens that are new get the lowest."""
         base = torch.zeros(step.middle, device=step.queries.device)

@@ -23,15 +23,18 @@ def check_adapter(settings: AnswerSettings) -> None:
 
 
 def without_adapter(preset: Preset) -> Preset:
-    """The preset for reading documents alone, which needs the finder and no adapter."""
+    """The preset for reading documents alone, which needs no adapter."""
     answer = preset.answer.model_copy(update={"adapter": None})
     return preset.model_copy(update={"answer": answer})
 
 
 def for_finding(preset: Preset) -> Preset:
-    """The preset for passages without an answer: from text, without adapter and votes."""
-    update = {"source": "text", "adapter": None, "votes": 0.0}
-    return preset.model_copy(update={"answer": preset.answer.model_copy(update=update)})
+    """The preset for passages without an answer: from text, without adapter; heads vote only where
+    the preset answers from text, too."""
+    answer = preset.answer
+    votes = answer.votes if answer.has_votes else 0.0
+    update = {"source": "text", "adapter": None, "votes": votes}
+    return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 
 def adapter_folder(name: str) -> Path:

@@ -2,7 +2,7 @@
 
     question -> PassageFinder -> PassageReader: log-odds, span -> answer, or "does not say"
 
-The documents' rows are used for votes only, where the preset gives these a weight.
+Of what a model reads of the documents, finding alone uses a token index.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TextAnswers:
         books: Sequence[PlacedBook],
         *,
         earlier: str = "",
-        votes: Sequence[Tensor] = (),
+        votes: Sequence[Tensor | None] = (),
         max_new_tokens: int = 64,
         temperature: float = 0.0,
         top_p: float = 1.0,
@@ -121,7 +121,8 @@ class TextAnswers:
         """Answers one question about the books.
 
         Args:
-            earlier: text of earlier turns that the question refers to. votes: for each book (n,).
+            earlier: text of earlier turns that the question refers to. votes: of
+                `PassageSearch.votes`.
             max_new_tokens, temperature, top_p: of free text; spans are always the most probable.
             on_text: called with each piece of the answer's text. write: another model's answer from
                 the passages, best first.
@@ -160,7 +161,7 @@ class TextAnswers:
         question: str,
         books: Sequence[PlacedBook],
         earlier: str,
-        votes: Sequence[Tensor],
+        votes: Sequence[Tensor | None],
         spans: int,
     ) -> list[ReadPassage]:
         """The passages that were found and read, that of the best span first.

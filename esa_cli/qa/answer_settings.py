@@ -56,8 +56,8 @@ class AnswerSettings(BaseModel):
             are worded otherwise; a name means a shipped one. words: weight of the words' score
             (BM25) beside theirs, in standard deviations, for a question whose words single out a
             passage; for others it is less.
-        votes: weight of the retrieval heads' votes beside the words (BM25) in finding, in standard
-            deviations; 0: the documents' rows are not used.
+        votes: weight of the votes of the heads `score.heads` beside the words (BM25) in finding, in
+            standard deviations, in documents that have been read for them; 0: they do not vote.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
         threshold: log-odds of the answer's passage below which the documents do not say; None:
             never.
@@ -103,7 +103,17 @@ class AnswerSettings(BaseModel):
     @property
     def needs_rows(self) -> bool:
         """Whether documents must have been read by the model before they are asked."""
-        return self.source == "rows" or self.votes > 0
+        return self.source == "rows"
+
+    @property
+    def has_votes(self) -> bool:
+        """Whether heads vote for passages."""
+        return self.source == "text" and self.votes > 0
+
+    @property
+    def has_index(self) -> bool:
+        """Whether documents may be read for finding: for a finder, or for heads that vote."""
+        return self.finder is not None or self.has_votes
 
     @property
     def says_source(self) -> bool:
@@ -113,4 +123,4 @@ class AnswerSettings(BaseModel):
     @property
     def by_words(self) -> bool:
         """Whether the model only reads passages that are found by their words, as it is."""
-        return not self.needs_rows and self.finder is None
+        return self.source == "text" and not self.has_index

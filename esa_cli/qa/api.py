@@ -21,14 +21,14 @@ from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
 from esa_cli.qa.heat_map import WeighedBooks, heat_maps, weighed
 from esa_cli.qa.ingest import DocumentIngest, Source
 from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.model_opening import open_model
 from esa_cli.qa.passage import Passage
-from esa_cli.qa.passage_search import COUNT, PassageSearch
+from esa_cli.qa.passage_search import COUNT
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.preset import DEFAULT, Preset
 from esa_cli.qa.reply import HeatMap, Reply, Turn
@@ -75,14 +75,12 @@ class Esa:
         resolved = resolve(preset)
         check_passages_for(reader, resolved.preset)
         self.preset, self.loaded = resolved.preset, loaded
-        self.encoder = load_encoder(resolved.preset.answer, loaded.text_model, loaded.tokenizer)
         self._lazy = LazySession.of(loaded, resolved)
         self._cached = CachedBooks(self._lazy)
-        self._search = PassageSearch(self.encoder, resolved.preset.answer.words)
+        encoder = index_encoder(self._lazy)
+        self._search = passage_search(self._lazy, encoder)
         self.reader, self._text = reader, text_replies(self._lazy, reader, self._search)
-        self.documents = DocumentIngest(
-            self._lazy, library, keep, rows, events, planner, self.encoder
-        )
+        self.documents = DocumentIngest(self._lazy, library, keep, rows, events, planner, encoder)
         self._last: WeighedBooks | None = None
 
     @classmethod
@@ -169,7 +167,7 @@ class Esa:
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """A book: found in the library, or read now; and put there, where `keep` says so. Where
-        answers come from text alone and there is no finder, only what is stored is read.
+        answers come from text and there is no token index, only what is stored is read.
 
         Args:
             source: a path, - for standard input, a document, or one that is tokenised already.
@@ -209,8 +207,7 @@ class Esa:
             made = reply_from_rows(self.session, question, self.placed(books), evidence, **asking)
         else:
             made = self._text.ask(
-                question, self.placed(books), lambda: self._cached.use(books),
-                evidence=evidence, **asking,
+                question, self.placed(books), evidence=evidence, **asking,
             )  # fmt: skip
         self._last = WeighedBooks(books, made[1])
         return made[0]
@@ -222,8 +219,10 @@ class Esa:
         """The passages of some books that fit a question; see `PassageSearch.passages`.
         Raises UsageError: there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # checks it
+        placed = self.placed(distinct(books))
+        votes = self._search.votes(question, placed)
         with self._lazy.suspended():
-            return self._search.passages(question, self.placed(distinct(books)), count, minimum)
+            return self._search.passages(question, placed, count, minimum, votes)
 
     def collect(
         self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]

@@ -11,12 +11,13 @@ from torch import Tensor
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.qa.archive import provenance
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
-from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.tokenised_document import TokenisedDocument
-from esa_cli.storage.library import Entry
+from esa_cli.storage.library import Entry, Layout
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.memory_store import split_rows
 
 FORMAT = 1
 """Raised when indexes computed by an older version would differ."""
@@ -43,9 +44,8 @@ def index_identity(model: Mapping[str, Any], digest: str) -> str:
 
 
 def append_keys(store: KVStore, keys: Tensor) -> None:
-    """Appends reduced keys (n, R) to the one layer of an index."""
-    halves = keys.view(keys.shape[0], 2, -1)
-    store.append(halves[:, 0][None], halves[:, 1][None])
+    """Appends keys (n, R) to the one layer of an index."""
+    store.append(*split_rows(keys, store.heads, store.shared))
 
 
 def finish_index(writer: Writer, text: TokenisedDocument, preset: Preset) -> Entry:
@@ -59,9 +59,9 @@ def finish_index(writer: Writer, text: TokenisedDocument, preset: Preset) -> Ent
     )
 
 
-def read_keys(store: DiskStore) -> ReducedKeys:
-    """All reduced keys (N, R) of an index. Raises LibraryError: a row is damaged."""
-    keys = ReducedKeys.empty(len(store), 2 * store.dim)
+def read_keys(store: DiskStore, layout: Layout) -> ReducedKeys:
+    """All keys (N, R) of an index. Raises LibraryError: a row is damaged."""
+    keys = ReducedKeys.empty(len(store), layout)
     for start, records in store.records(0, len(store)):
         keys.records[start : start + records.shape[0]] = records
     return keys

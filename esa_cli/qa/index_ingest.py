@@ -1,9 +1,11 @@
-"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder."""
+"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder or of
+its voting heads."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +15,9 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
+from esa_cli.qa.finding.index_encoder import IndexEncoder
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.index_archive import (
     PIECE,
     append_keys,
@@ -34,7 +36,7 @@ from esa_cli.system.progress import Progress
 class IndexIngest(PartIngest):
     """Makes books with token indexes; `given`: the arguments of `PartIngest`."""
 
-    def __init__(self, encoder: TokenEncoder, *given: Any) -> None:
+    def __init__(self, encoder: IndexEncoder, *given: Any) -> None:
         super().__init__(*given)
         self.encoder = encoder
 
@@ -54,7 +56,7 @@ class IndexIngest(PartIngest):
         assert self.library is not None
         stored = self.library.open(entry)
         [store] = stored.layers()
-        keys, words = read_keys(store), self._words(entry, document.text)
+        keys, words = read_keys(store, self.encoder.layout), self._words(entry, document.text)
         return self.held(Book(document, None, stored.offsets, entry, read_s, keys, words))
 
     def _words(self, entry: Entry, text: str) -> SentenceWords:
@@ -77,12 +79,7 @@ class IndexIngest(PartIngest):
         return super().make(text, hear, more, started)
 
     def form(self, text: TokenisedDocument) -> StoredForm:
-        return StoredForm(self.identity, text.ids, index_layout(self.encoder.dim))
-
-    def check_memory(self, tokens: int) -> None:
-        """Where rows are read, too, the plan is of these, which take a hundred times as much."""
-        if not self.lazy.preset.answer.needs_rows:
-            super().check_memory(tokens)
+        return StoredForm(self.identity, text.ids, self.encoder.layout)
 
     def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
         [store] = writer.layers
@@ -105,21 +102,23 @@ class IndexIngest(PartIngest):
             self._encoded(part.ids, start, min(start + PIECE, len(part.ids)))
             for start in range(part.before, len(part.ids), PIECE)
         )
-        return torch.cat([ReducedKeys.of(keys).records for keys in pieces])
+        return torch.cat([ReducedKeys.of(keys, self.encoder.layout).records for keys in pieces])
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
         ids = text.ids
         self.check_memory(len(ids))
         self.events.started(text.document, len(ids), None)
-        keys = ReducedKeys.empty(len(ids), self.encoder.dim)
+        layout = self.encoder.layout
+        keys = ReducedKeys.empty(len(ids), layout)
         for start in range(0, len(ids), PIECE):
             stop = min(start + PIECE, len(ids))
-            keys.records[start:stop] = ReducedKeys.of(self._encoded(ids, start, stop)).records
+            found = self._encoded(ids, start, stop)
+            keys.records[start:stop] = ReducedKeys.of(found, layout).records
             hear(stop, len(ids))
         spent = time.perf_counter() - started
         return self.held(Book(text.document, None, text.offsets, None, spent, index=keys))
 
     def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
-        """Reduced keys (stop - start, R), of the bare model."""
-        with self.lazy.suspended():
+        """Keys (stop - start, R)."""
+        with self.lazy.suspended() if self.encoder.bare else nullcontext():
             return self.encoder.encode(ids, start, stop)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from esa_cli.qa.finding.token_encoder import SEGMENT_TOKENS
+from esa_cli.qa.finding.segments import SEGMENT_TOKENS
 from esa_cli.qa.index_archive import finish_index
 from esa_cli.qa.preset import Preset
 from esa_cli.qa.tokenised_document import TokenisedDocument

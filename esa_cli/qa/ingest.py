@@ -13,7 +13,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import UsageError
 from esa_cli.qa.archive import restored
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.index_encoder import IndexEncoder
 from esa_cli.qa.index_ingest import IndexIngest
 from esa_cli.qa.ingest_events import IngestEvents
 from esa_cli.qa.lazy_session import LazySession
@@ -36,7 +36,7 @@ class DocumentIngest:
         keep: whether documents that are not in the library are stored there.
         rows: how: `int8`, or `native` bit for bit.
         events: the observer. planner: what is read must fit its memory; None: nobody looks.
-        encoder: of the preset's finder; None: it has none, or answers from rows.
+        encoder: of the preset's token indexes; None: it has none, or answers from rows.
     """
 
     def __init__(
@@ -47,22 +47,20 @@ class DocumentIngest:
         rows: str = "int8",
         events: IngestEvents | None = None,
         planner: Planner | None = None,
-        encoder: TokenEncoder | None = None,
+        encoder: IndexEncoder | None = None,
     ) -> None:
         self.lazy, self.library = lazy, library
         self.events = events or IngestEvents()
         given = lazy, library, keep, self.events, planner
         self._rows = RowIngest(rows, *given)
         self.index = None if encoder is None else IndexIngest(encoder, *given)
-        """Makes token indexes; None: the preset has no finder, or answers from rows."""
+        """Makes token indexes; None: the preset has none, or answers from rows."""
 
     @property
     def parts(self) -> list[PartIngest]:
-        """What is read of a document: its index for the preset's finder, and its rows where answers
-        need them. Without a finder rows are stored, too, for presets that answer from these."""
-        if self.index is None:
-            return [self._rows]
-        return [self._rows, self.index] if self._needs_rows else [self.index]
+        """What is read of a document: its token index, where the preset has one. Without one rows
+        are stored, too, for presets that answer from these."""
+        return [self._rows if self.index is None else self.index]
 
     @property
     def stored_tokens(self) -> int | None:

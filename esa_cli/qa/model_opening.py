@@ -42,8 +42,8 @@ def open_model(
     resolved, place = resolve(name, given, method, length), choose_device(device)
     check_passages_for(choice, resolved.preset)
     check_adapter(resolved.preset.answer)
-    memory, index = machine.available_memory(place), index_sizes(resolved.preset.answer)
-    load = models.load if index is None else models.load_for_text
+    memory, index = machine.available_memory(place), index_sizes(resolved.preset)
+    load = models.load_for_text if index is not None and index.bare else models.load
     loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
     other = None if choice is None else choice.open(device, dtype)
     planner = Planner(

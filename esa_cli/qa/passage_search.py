@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.books import PlacedBook
@@ -15,7 +16,8 @@ from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.passage import Passage
 
-if TYPE_CHECKING:  # it imports the model's library, which words alone do not need
+if TYPE_CHECKING:  # they import the model's library, which words alone do not need
+    from esa_cli.qa.finding.index_votes import HeadVotes
     from esa_cli.qa.finding.token_encoder import TokenEncoder
 
 COUNT = 8
@@ -27,12 +29,19 @@ class PassageSearch:
     """Finds passages in books; the index of the last books' words is kept.
 
     Args:
-        encoder: of the preset's finder; None: passages are found by their words alone. words: see
-            `ReducedQueries`.
+        encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`. heads:
+            the votes of the preset's heads, and weight: theirs; None: none vote.
     """
 
-    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
+    def __init__(
+        self,
+        encoder: TokenEncoder | None = None,
+        words: float = 0.0,
+        heads: HeadVotes | None = None,
+        weight: float = 0.0,
+    ) -> None:
         self._encoder, self._words = encoder, words
+        self._heads, self._weight = heads, weight
         self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
     def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
@@ -56,6 +65,14 @@ class PassageSearch:
         queries, shares = self._encoder.questions([asked])
         return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
 
+    def votes(self, question: str, books: Sequence[PlacedBook]) -> list[Tensor | None]:
+        """The heads' votes (n,) for the tokens of each book that has been read for them; empty
+        where none has. The model's method must be attached."""
+        if self._heads is None or all(book.index is None for book in books):
+            return []
+        found = iter(self._heads(question, [book.index for book in books if book.index]))
+        return [None if book.index is None else next(found) for book in books]
+
     @torch.inference_mode()
     def passages(
         self,
@@ -63,15 +80,16 @@ class PassageSearch:
         books: Sequence[PlacedBook],
         count: int | None = COUNT,
         minimum: float | None = None,
+        votes: Sequence[Tensor | None] = (),
     ) -> list[Passage]:
         """The best passages, best first, none overlapping a better one by half of it.
 
-        A document that has not been read for the finder has those with a word of the question in
+        A document that has not been read for finding has those with a word of the question in
         them or around them.
 
         Args:
             count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
-                or the best passage's score if that is lower.
+                or the best passage's score if that is lower. votes: see `votes`.
 
         Raises:
             UsageError: there is no book, or `count` is below 1.
@@ -81,7 +99,9 @@ class PassageSearch:
         if count is not None and count < 1:
             raise UsageError(f"count must be at least 1, got {count}", "None gives all passages")
         finder = self.finder(books)
-        scores = finder.scores(question, reduced=self.reduced(question, books))
+        scores = finder.scores(
+            question, reduced=self.reduced(question, books), votes=votes, weight=self._weight
+        )
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
         most = len(finder.index) if count is None else count
         found = finder.pick(replace(scores, total=total), most)

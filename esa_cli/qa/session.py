@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
@@ -152,35 +151,6 @@ class Session(Prefill):
             total_s=time.perf_counter() - started,
             cut=streamer.count >= tokens and streamer.last not in end_ids(self.model),
         )
-
-    @torch.inference_mode()
-    def survey(self, question: str) -> Tensor | None:
-        """Scores (N,) of the cached tokens by the survey pass alone, on the processor; None for
-        selectors without one, and where everything is in view.
-
-        Raises:
-            UsageError: as `ask`.
-        """
-        self._check_prefilled()
-        length = len(self._ids)
-        asked = EncodedQuestion.of(self.prompt, question, "", (), length)
-        asked.check(self.method.window, self.preset.context, 1)
-        text = self.text.turn(self._ids, question)
-        query = QueryState(Phase.QUESTION, turn_start=length, text=text)
-        self._begin(query)
-        try:
-            query.question = asked.span
-            query.answer_start = length + len(asked.ids_before_answer)
-            self._survey(asked, query)
-            found = self.method.selector.survey_scores(query.selector)
-        finally:
-            self.cache.truncate(length)
-            self.cache.begin(QueryState())
-        if found is None:
-            return None
-        scores = torch.zeros(length)
-        scores[found.low : found.low + found.scores.shape[0]] = found.scores.float().cpu()
-        return scores
 
     def check(
         self,

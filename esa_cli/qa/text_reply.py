@@ -70,7 +70,6 @@ class TextReplies:
         self,
         question: str,
         books: Sequence[PlacedBook],
-        open_books: Callable[[], None],
         *,
         history: Sequence[Turn] = (),
         max_new_tokens: int | None = None,
@@ -82,9 +81,7 @@ class TextReplies:
     ) -> tuple[Reply, Tensor]:
         """The reply to one question, and the weights (N,) of the cached tokens.
 
-        Args:
-            open_books: puts the books' rows into the session's cache, for votes. The others are
-                those of `reply.Asker.ask`.
+        Args: those of `reply.Asker.ask`.
 
         Raises:
             UsageError: the question is empty, or a setting is out of range. LengthError: it is too
@@ -103,12 +100,8 @@ class TextReplies:
         if self._reader is not None:
             sampling = Sampling(tokens, heat, nucleus, seed)
             write = partial(self._write, question, books, history, sampling, told)
-        votes = []
-        if lazy.preset.answer.votes:
-            open_books()
-            if (scores := lazy.session.survey(question)) is not None:
-                votes = [scores[one.rows.start : one.rows.stop] for one in books]
-        read = bool(votes) or all(one.index is not None for one in books)
+        votes = answers.search.votes(question, books)
+        read = all(one.index is not None for one in books)
         with lazy.suspended():
             found = answers.answer(
                 completed(question, history), books, earlier=referred_to(question, history),

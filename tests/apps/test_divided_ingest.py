@@ -26,7 +26,7 @@ from esa_cli.apps.engine.task_engine import TaskQueue, TaskResult, WorkerProcess
 from esa_cli.documents.document import Document
 from esa_cli.qa import index_ingest
 from esa_cli.qa.finding import reduced_keys
-from esa_cli.qa.finding.token_encoder import SEGMENT_TOKENS
+from esa_cli.qa.finding.segments import SEGMENT_TOKENS
 from esa_cli.qa.index_ranges import RANGE_SEGMENTS, TokenRange
 from esa_cli.storage.library import Library
 

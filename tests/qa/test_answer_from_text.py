@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -32,7 +31,7 @@ QUESTION = "When does Ahab open the northern gate?"
 FROM_TEXT = ["answer.from=text", "answer.prior=100.0"]
 """What is found decides: a random model's log-odds say nothing."""
 VOTES = [
-    *FROM_TEXT, "answer.votes=1.0", "reading=local", "score.name=vote",
+    *FROM_TEXT, "answer.votes=1.0", "score={name: vote, heads: [[0, 1], [1, 2]]}",
     "selector={name: consensus, rounds: 2, passage: 16}",
 ]  # fmt: skip
 
@@ -435,39 +434,24 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
         assert stored.entry is not None
     with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
         assert asker.ingest(document(STORY)).entry.key == stored.entry.key
+
+
+def test_votes_of_heads_count_and_need_no_rows(loaded: Any) -> None:
+    texts = STORY, FILLER + "Starbuck sleeps."
     with esa(loaded, base=VOTES) as asker:
-        assert asker.ingest(document(STORY)).prefilled is not None
-
-
-def test_votes_of_the_rows_count_and_leave_no_trace(loaded: Any, tmp_path: Path) -> None:
-    paths = []
-    for name, text in (("story.txt", STORY), ("boat.txt", FILLER + "Starbuck sleeps.")):
-        (tmp_path / name).write_text(text, "utf-8")
-        paths.append(str(tmp_path / name))
-    seen: list[torch.Tensor] = []
-    with esa(loaded, base=VOTES) as asker:
-        books = [asker.ingest(path) for path in paths]
-        survey = asker.session.survey
-
-        def watched(question: str) -> torch.Tensor | None:
-            out = survey(question)
-            assert out is not None
-            seen.append(out)
-            return out
-
-        asker.session.survey = watched  # type: ignore[method-assign]
+        books = [asker.ingest(document(text)) for text in texts]
+        assert all(one.prefilled is None and one.index is not None for one in books)
         first = asker.ask(QUESTION, books)
-        length = asker.session.cache.get_seq_length()
+        assert first.read
+        assert asker.cached_tokens == 0
         assert asker.ask(QUESTION, books).text == first.text
-        assert asker.session.cache.get_seq_length() == length
-        with pytest.raises(UsageError, match="has not been read"):
-            asker.ask(QUESTION, [replace(books[0], prefilled=None)])
-        assert asker.ask(QUESTION, books).text == first.text
-    assert len(seen) == 3
-    assert seen[0].shape == (length,)
-    assert torch.equal(seen[0], seen[2])
+        shown = asker.find_passages(QUESTION, books, 3)
+        unread = [asker.open(document(text)) for text in texts]
+        assert not asker.ask(QUESTION, unread).read
+        by_words = asker.find_passages(QUESTION, unread, 3)
+    assert [one.score for one in shown] != [one.score for one in by_words]
     with esa(loaded, base=[*VOTES, "answer.votes=0.0"]) as asker:
-        plain = asker.ask(QUESTION, [book(asker, STORY), book(asker, FILLER + "Starbuck sleeps.")])
+        plain = asker.ask(QUESTION, [book(asker, text) for text in texts])
     assert [one.weight for one in plain.evidence] != [one.weight for one in first.evidence]
 
 

@@ -18,7 +18,6 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
 from esa_cli.qa import index_ingest, preset
-from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.load_encoder import index_sizes
@@ -118,7 +117,7 @@ def index_of(book: Book) -> torch.Tensor:
 
 def rounded(keys: torch.Tensor) -> torch.Tensor:
     """Reduced keys (n, R) as they would be read from the library."""
-    return ReducedKeys.of(keys).rows(0, keys.shape[0])
+    return ReducedKeys.of(keys, index_layout(keys.shape[1])).rows(0, keys.shape[0])
 
 
 def test_an_index_is_stored_found_and_opened_as_it_is_computed(
@@ -303,27 +302,6 @@ def test_another_finders_index_is_not_found(
         assert same.find(note()) is not None, "settings of questions do not count"
 
 
-def test_with_votes_rows_are_read_too(loaded: Any, library: Library, finder: Path) -> None:
-    votes = [
-        "answer.votes=1.0", "reading=local", "score.name=vote",
-        "selector={name: consensus, rounds: 2, passage: 16}",
-    ]  # fmt: skip
-    with esa(loaded, library, finder) as one:
-        one.ingest(note())
-    with esa(loaded, library, finder, *votes) as one:
-        assert one.find(note()) is None, "its rows are missing"
-        book = one.ingest(note())
-        index_of(book)
-        assert book.prefilled is not None
-        assert one.ask(QUESTION, [book]).text
-        assert {entry.rows for entry in library.entries()} == {"int8", "index"}
-        for entry in library.entries():
-            found = one.stored(entry)
-            assert torch.equal(index_of(found), index_of(book))
-            assert found.prefilled is not None
-        assert one.ingest(note()).read_s == 0
-
-
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("text", ["", "x"])
 def test_very_short_texts(
@@ -377,17 +355,16 @@ def test_a_finder_that_is_missing_or_of_another_model(
         esa(loaded, None, folder)
     plain = preset.load("tiny-random", [f"answer.finder={tmp_path}"])
     with Esa(loaded, plain) as rows:
-        assert rows.encoder is None, "answers from rows need none"
+        assert rows.documents.index is None, "answers from rows need none"
 
 
 def test_sizes_before_a_model_is_loaded(finder: Path, tmp_path: Path) -> None:
-    def settings(*more: str) -> AnswerSettings:
-        return preset.load("tiny-random", [f"answer.finder={finder}", *more]).answer
+    def settings(*more: str) -> preset.Preset:
+        return preset.load("tiny-random", [f"answer.finder={finder}", *more])
 
     assert index_sizes(settings("answer.from=text")) == (2, DIM)
     assert index_sizes(settings()) is None, "rows are read"
-    assert index_sizes(settings("answer.from=text", "answer.votes=1.0")) is None
-    assert index_sizes(AnswerSettings(source="text")) is None
+    assert index_sizes(settings("answer.from=text", "answer.finder=null")) is None
     (tmp_path / "maps.safetensors").write_bytes(b"no maps")
     with pytest.raises(ModelError, match="no finder can be read"):
         index_sizes(settings("answer.from=text", f"answer.finder={tmp_path}"))

@@ -618,29 +618,10 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
             session.use(reduced)
 
 
-def surveying(loaded: Any, *more: str) -> Session:
+def surveying(loaded: Any) -> Session:
     overrides = ["selector={name: consensus, rounds: 2, passage: 16}", "score.name=vote"]
-    made = preset.load("tiny-random", ["reading=local", *overrides, *more])
+    made = preset.load("tiny-random", ["reading=local", *overrides])
     return Session(loaded.model, loaded.tokenizer, made)
-
-
-def test_a_survey_leaves_the_cache_as_before(loaded: Any) -> None:
-    with surveying(loaded) as session:
-        session.read(TEXT)
-        want = session.ask(QUESTION)
-        rows = torch.cat(session.cache.memory(0).store.span(0, session.document_tokens))
-        scores = session.survey(QUESTION)
-        assert scores is not None
-        assert scores.shape == (session.document_tokens,)
-        assert scores.isfinite().all()
-        assert scores.abs().max() > 0
-        assert session.cache.get_seq_length() == session.document_tokens
-        again = torch.cat(session.cache.memory(0).store.span(0, session.document_tokens))
-        assert torch.equal(rows, again)
-        assert session.ask(QUESTION).text == want.text
-        repeated = session.survey(QUESTION)
-        assert repeated is not None
-        assert torch.equal(repeated, scores)
 
 
 def test_an_interrupted_survey_leaves_the_cache_as_before(
@@ -655,29 +636,6 @@ def test_an_interrupted_survey_leaves_the_cache_as_before(
         with monkeypatch.context() as patch:
             patch.setattr(type(session.method.selector), "after_survey", stop)
             with pytest.raises(KeyboardInterrupt):
-                session.survey(QUESTION)
+                session.ask(QUESTION)
         assert session.cache.get_seq_length() == session.document_tokens
         assert session.ask(QUESTION).text == want
-
-
-def test_no_survey_where_everything_is_in_view_or_nothing_surveys(
-    loaded: Any, session: Session
-) -> None:
-    session.read(TEXT)
-    assert session.survey(QUESTION) is None
-    session.close()
-    with surveying(loaded) as other:
-        other.read("The gate opens at nine.")
-        assert other.survey(QUESTION) is None
-
-
-def test_a_survey_is_refused_as_a_question_is(loaded: Any) -> None:
-    with surveying(loaded, "window.ending=0") as session:
-        with pytest.raises(UsageError, match="no document has been read"):
-            session.survey(QUESTION)
-        session.read(TEXT)
-        with pytest.raises(UsageError, match="the question must not be empty"):
-            session.survey(" ")
-        with pytest.raises(LengthError, match="the model's window has room"):
-            session.survey("Who? " * 200)
-        assert session.cache.get_seq_length() == session.document_tokens

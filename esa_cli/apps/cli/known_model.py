@@ -25,7 +25,7 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.load_encoder import IndexSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.resolved_preset import ResolvedPreset
     from esa_cli.qa.tokenised_document import TokenisedDocument
@@ -66,7 +66,7 @@ class KnownModel:
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 
     def planner(
-        self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
+        self, resolved: ResolvedPreset, index: IndexSizes | None = None, by_words: bool = False
     ) -> Planner:
         """The memory and time of this method here, or of an `index`, or of passages found by their
         words. Raises PresetError, ModelError."""
@@ -96,7 +96,7 @@ class KnownModel:
         check_runs_on(resolved.method, self.config, self.place.device, self.place.dtype)
 
     def check_methods(self, methods: Mapping[str, Preset], tokens: int) -> None:
-        """As `check` for methods by name; for `text`, with what is read for the finder alone.
+        """As `check` for methods by name; for `text`, with what is read for finding alone.
 
         Raises:
             ResourceError. PresetError, ModelError: adapter or finder is missing.
@@ -109,7 +109,7 @@ class KnownModel:
         self.check([one for name, one in methods.items() if name != FROM_TEXT], tokens)
         if chosen := methods.get(FROM_TEXT):
             check_adapter(chosen.answer)
-            index = index_sizes(chosen.answer)
+            index = index_sizes(chosen)
             if index is not None or chosen.answer.needs_rows:
                 self.planner(resolve(chosen), index).check(tokens)
 

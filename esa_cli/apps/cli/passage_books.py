@@ -81,7 +81,7 @@ class PassageBooks:
         """The book of a path or document. Raises DocumentError, and what loading the model does."""
         document = read_document(source) if isinstance(source, str) else source
         book = None
-        if self.preset.answer.finder is not None:
+        if self.preset.answer.has_index:
             if self._read:
                 book = self._loaded().ingest(document)
             elif text_digest(document.text) in self._indexed:

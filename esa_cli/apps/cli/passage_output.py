@@ -62,10 +62,10 @@ class FoundInBooks:
 
     @property
     def unread(self) -> str:
-        """A note on the documents that were found by their words alone where the preset's finder
-        could read them; empty: there is none."""
+        """A note on the documents that were found by their words alone where they could be read for
+        finding; empty: there is none."""
         names = [book.document.name for book in self.books if not book.read]
-        if not names or self.preset.answer.finder is None:
+        if not names or not self.preset.answer.has_index:
             return ""
         which, them = first_names(names), "it" if len(names) == 1 else "them"
         return f"not read, searched by words alone: {which}; --read first reads {them}"

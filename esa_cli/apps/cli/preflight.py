@@ -16,7 +16,7 @@ from esa_cli.qa.preset import Preset
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.load_encoder import IndexSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.resolved_preset import ResolvedPreset
     from esa_cli.qa.tokenised_document import TokenisedDocument
@@ -29,13 +29,13 @@ class Preflight:
     resolved: ResolvedPreset
     model: KnownModel
     planner: Planner
-    index: FinderSizes | None = None
-    """Of the finder for which documents are read; None: their rows are, or nothing is."""
+    index: IndexSizes | None = None
+    """Of the token index for which documents are read; None: their rows are, or nothing is."""
     texts: Sequence[TokenisedDocument] = ()
     """The documents, where the method is made for their length."""
 
     def keeps(self, asked: bool | None) -> bool:
-        """Whether what is read is stored: as asked, else what is read for a finder, which is
+        """Whether what is read is stored: as asked, else what is read for an index, which is
         small and takes long to read."""
         return self.index is not None if asked is None else asked
 
@@ -74,9 +74,9 @@ def prepare(
         texts = model.tokenise(documents)
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     check_adapter(resolved.preset.answer)
-    index = index_sizes(resolved.preset.answer)
+    index = index_sizes(resolved.preset)
     answer = resolved.preset.answer
-    runs = attaches or answer.needs_rows or (index is None and bool(keep))
+    runs = attaches or answer.needs_rows or answer.has_votes or (index is None and bool(keep))
     attaches = runs or not answer.by_words
     model = model or inspect_model(chosen, ModelPlace.of(options), reporter, attaches)
     if runs:

@@ -14,7 +14,6 @@ from esa_cli.apps.cli.preflight import Preflight
 from esa_cli.apps.engine.ingest_report import IngestReport
 from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
-from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.index_ranges import RangedIndex, TokenRange
 from esa_cli.qa.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
@@ -140,7 +139,7 @@ class IngestTasks:
         document, ready = self._documents[at], self._ready
         assert ready.index is not None
         assert self._identity is not None
-        layout = index_layout(ready.index.dim)
+        layout = ready.index.layout(ready.planner.costs.shape)
         key = self._library.key(self._identity, document.text)
         text = TokenisedDocument.of(document, ready.model.tokenizer)
         lock = ExitStack()

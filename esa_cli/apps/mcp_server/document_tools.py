@@ -74,7 +74,7 @@ class DocumentTools:
         books = self._books(given.query, documents, opener.stored, opener.open)
         job.check()
         passages = opener.passages(given.query, books, given.limit, None)
-        unread = [b.document.name for b in books if not b.read and self._preset.answer.finder]
+        unread = [b.document.name for b in books if not b.read and self._preset.answer.has_index]
         return FindResult(
             passages=self._placed(passages, books),
             note=_note(unread, lacking(books)),

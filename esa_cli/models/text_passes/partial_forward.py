@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+GROUP = 8
+"""Sequences of a forward call: of like lengths, so that little is padded."""
 
 
 class _LayerReached(Exception):
@@ -52,3 +55,9 @@ def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
     for row, ids in enumerate(sequences):
         out[row, : len(ids)] = torch.tensor(list(ids))
     return out
+
+
+def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The sequences' numbers, those of one forward call together."""
+    for at in range(0, len(items), GROUP):
+        yield items[at : at + GROUP]

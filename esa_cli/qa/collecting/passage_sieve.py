@@ -50,9 +50,10 @@ def chosen_passages(
     if not books:
         raise UsageError("no document to collect from", "name one")
     finder = search.finder(books)
-    scores = standardised(finder.scores(question, reduced=search.reduced(question, books)).total)
+    reduced = search.reduced(question, books)
+    scores = standardised(finder.scores(question, reduced=reduced).total)
     index = finder.index
-    unread = [minimum is None and book.index is None for book in books]
+    unread = [minimum is None and (reduced is None or book.index is None) for book in books]
     bound = SIEVE if minimum is None else minimum
     chosen = [
         FoundPassage(document, window.start, window.end, score)

@@ -2,9 +2,9 @@
 
 Scores are added, each in standard deviations over the windows: BM25 of the question's words
 (`LexicalIndex`); where the document has been read for the finder, late interaction of reduced
-queries and keys, which then counts most; and the votes of the model's retrieval heads, summed over
-a window's tokens. One in eight passages is of those that the words alone rank first: an unusual
-name or number is found by them.
+queries and keys, which then counts most; or, where it has been read for them, the votes of the
+model's retrieval heads, summed over a window's tokens. With late interaction one in eight passages
+is of those that the words alone rank first: an unusual name or number is found by them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WindowScores:
     Args:
         total: what ranks them. words: of the question's words alone, in standard deviations.
         fitting: bool, whether a word of the question is in or around the window, or its document
-            has been read for the finder. read: whether one has been.
+            has been read for finding. read: whether one has been for the finder.
     """
 
     total: Tensor
@@ -119,7 +119,7 @@ class PassageFinder:
         *,
         earlier: str = "",
         reduced: ReducedQueries | None = None,
-        votes: Sequence[Tensor] = (),
+        votes: Sequence[Tensor | None] = (),
         weight: float = 0.0,
         apart: Sequence[FoundPassage] = (),
     ) -> list[FoundPassage]:
@@ -128,8 +128,8 @@ class PassageFinder:
         Args:
             earlier: text of earlier turns that the question refers to; counts half. reduced: the
                 question's reduced queries, for documents with reduced keys.
-            votes: for each document, (n,) of its tokens. weight: of the votes. apart: passages that
-                are overlapped by none of the windows either.
+            votes: for each document, (n,) of its tokens, or None. weight: of the votes.
+            apart: passages that are overlapped by none of the windows either.
         """
         scores = self.scores(question, earlier=earlier, reduced=reduced, votes=votes, weight=weight)
         return self.pick(scores, count, apart)
@@ -140,7 +140,7 @@ class PassageFinder:
         *,
         earlier: str = "",
         reduced: ReducedQueries | None = None,
-        votes: Sequence[Tensor] = (),
+        votes: Sequence[Tensor | None] = (),
         weight: float = 0.0,
     ) -> WindowScores:
         """The scores of all windows; the arguments are those of `find`."""
@@ -154,8 +154,10 @@ class PassageFinder:
             total = self._late(reduced, reduced.words * share * words, words)
             for own, keys in zip(self._own, self._keys, strict=True):
                 fitting[own] |= keys is not None
+        for own, one in zip(self._own, votes, strict=bool(votes)) if weight else ():
+            fitting[own] |= one is not None
         if weight and votes:
-            total = total + weight * standardised(self._summed(votes))
+            total = total + weight * self._voted(votes)
         return WindowScores(total, words, fitting, read)
 
     def pick(
@@ -168,17 +170,20 @@ class PassageFinder:
         self._fill(out, scores.words, scores.total, base + count)
         return out.passages[base:]
 
-    def _summed(self, votes: Sequence[Tensor]) -> Tensor:
-        """Votes of each window's tokens, (windows,)."""
-        out = torch.zeros(len(self.index))
+    def _voted(self, votes: Sequence[Tensor | None]) -> Tensor:
+        """Votes of each window's tokens (windows,), standardised over the windows that have some;
+        0 of others."""
+        out = torch.full((len(self.index),), torch.nan)
         for own, bounds, one in zip(self._own, self._bounds, votes, strict=True):
-            if bounds is not None:
+            if bounds is not None and one is not None:
                 first, last = bounds
                 # float64: differences of sums over a whole book
                 summed = to_float64(one).cumsum(0)
                 sums = torch.cat((summed.new_zeros(1), summed))
                 out[own] = (sums[last] - sums[first]).float()
-        return out
+        voted = ~out.isnan()
+        out[voted] = standardised(out[voted])
+        return out.nan_to_num()
 
     def _late(self, reduced: ReducedQueries, beside: Tensor, words: Tensor) -> Tensor:
         """Scores of windows (windows,) by late interaction, with `beside` (windows,) added; `words`

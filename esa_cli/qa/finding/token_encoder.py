@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,14 @@ from torch import Tensor, nn
 from esa_cli.errors import ModelError
 from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.partial_forward import hidden_states, of_size_one, padded
+from esa_cli.models.text_passes.partial_forward import grouped, hidden_states, of_size_one, padded
+from esa_cli.qa.finding.reduced_keys import index_layout
+from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.storage.library import Layout
 from esa_cli.system.files import replacing
 
 MAPS = "maps.safetensors"
 PROMPT = "Question: {question}\nThe text that answers:"
-SEGMENT_TOKENS = 512
-"""Tokens of a document that are encoded together."""
-CONTEXT_TOKENS = 64
-"""Tokens before a segment that its own ones see."""
-GROUP = 8
-"""Sequences of a forward call: of like lengths, so that little is padded."""
 WEIGHT_SCALE = 8.0
 """Divides the logits of the question tokens' weights: they learn slowly."""
 
@@ -51,6 +48,8 @@ class TokenEncoder:
     Raises:
         ModelError: the maps are of another model.
     """
+
+    bare = True
 
     def __init__(
         self,
@@ -141,6 +140,11 @@ class TokenEncoder:
         return self.maps["key_map"].shape[1]
 
     @property
+    def layout(self) -> Layout:
+        """Of the index."""
+        return index_layout(self.dim)
+
+    @property
     def first(self) -> int:
         """The first layer, from 0, that the adapter changes."""
         return min(map(_layer, self.adapter.matrices))
@@ -192,7 +196,7 @@ class TokenEncoder:
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces: list[Tensor] = []
         fused = self._fused()
-        for group in _groups(range(first, last, SEGMENT_TOKENS)):
+        for group in grouped(range(first, last, SEGMENT_TOKENS)):
             begins = [max(0, at - CONTEXT_TOKENS) for at in group]
             ends = [min(last, at + SEGMENT_TOKENS) for at in group]
             states, _ = self._states([ids[a:b] for a, b in zip(begins, ends, strict=True)], fused)
@@ -225,7 +229,7 @@ class TokenEncoder:
         order = sorted(range(len(sequences)), key=lambda n: len(sequences[n]))
         rows: dict[int, Tensor] = {}
         with nullcontext() if fused else self.adapter.active():
-            for group in _groups(order):
+            for group in grouped(order):
                 ids = padded([sequences[n] for n in group])
                 if fused:
                     found = of_size_one(fused.states(ids)[0])
@@ -235,11 +239,6 @@ class TokenEncoder:
                     kept = one[: len(sequences[n])]
                     rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
         return torch.stack([rows[n] for n in range(len(sequences))]), lengths
-
-
-def _groups(items: Sequence[int]) -> Iterator[Sequence[int]]:
-    for at in range(0, len(items), GROUP):
-        yield items[at : at + GROUP]
 
 
 def _layer(name: str) -> int:

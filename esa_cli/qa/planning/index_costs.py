@@ -1,15 +1,15 @@
-"""The cost of a token index: bytes of its reduced keys, and operations of the layers that run."""
+"""The cost of a token index: bytes of its keys, and operations of the layers that run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from esa_cli.models.text_passes.fused_forward import MOST_BYTES
-from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.finding.reduced_keys import index_layout
-from esa_cli.qa.finding.token_encoder import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.finding.load_encoder import IndexSizes
+from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.index_archive import PIECE
 from esa_cli.qa.planning.costs import LIBRARIES, TOKEN_BYTES, Costs
+from esa_cli.storage.library import Layout
 
 SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 """Tokens that pass the model for each segment."""
@@ -17,19 +17,25 @@ SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 
 @dataclass(frozen=True)
 class IndexCosts(Costs):
-    """The cost of a finder of these sizes; the method reads nothing."""
+    """The cost of an index of these sizes; the method reads nothing."""
 
-    sizes: FinderSizes
+    sizes: IndexSizes
+
+    @property
+    def layout(self) -> Layout:
+        """Of the index."""
+        return self.sizes.layout(self.shape)
 
     def keys_values(self, tokens: int, size: int) -> int:
         return 0
 
     def reduced_keys(self, tokens: int, size: int) -> int:
         """As they are stored, whatever the model's type."""
-        return tokens * index_layout(self.sizes.dim).row_bytes
+        return tokens * self.layout.row_bytes
 
     def working(self, tokens: int, size: int) -> int:
-        shape, rows = self.shape, PIECE // SEGMENT_TOKENS * SEQUENCE
+        shape, together = self.shape, PIECE // SEGMENT_TOKENS if self.sizes.bare else 1
+        rows = together * SEQUENCE
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
         scores = rows * SEQUENCE * shape.heads * size
@@ -41,10 +47,13 @@ class IndexCosts(Costs):
         copied = self.shape.body * size
         if self.on_gpu or copied > MOST_BYTES:
             return 0
-        return copied + copied * self.sizes.layers // self.shape.layers
+        finder = copied * self.sizes.layers // self.shape.layers if self.sizes.bare else 0
+        return copied + finder
 
     def operations(self, tokens: int) -> float:
         shape = self.shape
         attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
         share = self.sizes.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
-        return tokens * (share * (2 * shape.body + attention) + 2 * shape.hidden * self.sizes.dim)
+        return tokens * (
+            share * (2 * shape.body + attention) + 2 * shape.hidden * self.layout.width
+        )

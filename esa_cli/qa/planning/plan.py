@@ -14,7 +14,7 @@ import torch
 
 from esa_cli.errors import ResourceError
 from esa_cli.qa.archive import storable
-from esa_cli.qa.finding.load_encoder import FinderSizes
+from esa_cli.qa.finding.load_encoder import IndexSizes
 from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.cache_places import (
     RowPlaces,
@@ -43,7 +43,7 @@ class Planner:
         config: the model's config.json. dtype: of weights and keys.
         device: of torch, or "balanced"; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
-        index: the sizes of the finder whose index is computed instead of rows; see `index_sizes`.
+        index: the sizes of the index that is computed instead of rows; see `index_sizes`.
         by_words: passages are found by their words, and no document is read.
         cache: where rows are: device, host, auto or disk; see `storage.cache_choice`.
         packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
@@ -61,7 +61,7 @@ class Planner:
         dtype: torch.dtype,
         device: str,
         memory: int | None = None,
-        index: FinderSizes | None = None,
+        index: IndexSizes | None = None,
         by_words: bool = False,
         cache: str = "auto",
         packing: str = "",

@@ -102,7 +102,7 @@ def check_sizes(resolved: ResolvedPreset, config: dict[str, Any], model: str) ->
         ) from error
     check_context(preset, config, model)
     check_heads(preset, config, model)
-    index = index_sizes(preset.answer) if preset.answer.source == "text" else None
+    index = index_sizes(preset)
     layers = config["num_hidden_layers"]
     if index is not None and index.layers > layers:
         raise PresetError(

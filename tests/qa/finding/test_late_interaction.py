@@ -11,7 +11,7 @@ from esa_cli.qa.finding.late_interaction import (
     products_around,
     window_products,
 )
-from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 
 
 def window_scores(
@@ -74,7 +74,9 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> Non
     torch.manual_seed(2)
     tokens = 900
     queries = torch.nn.functional.normalize(torch.randn(9, 16), dim=1)
-    keys = ReducedKeys.of(torch.nn.functional.normalize(torch.randn(tokens, 16), dim=1))
+    keys = ReducedKeys.of(
+        torch.nn.functional.normalize(torch.randn(tokens, 16), dim=1), index_layout(16)
+    )
     weights = torch.rand(9).softmax(0)
     # Windows of all lengths, within a tile and over several, that overlap and leave gaps.
     first = torch.randint(5, tokens - 20, (200,)).sort()[0]
@@ -88,10 +90,10 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> Non
 
 def test_reduced_keys_take_a_byte_a_number() -> None:
     keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1)
-    kept = ReducedKeys.of(keys)
+    kept = ReducedKeys.of(keys, index_layout(16))
     assert (kept.shape, kept.nbytes) == ((50, 16), 50 * (16 + 8))
     torch.testing.assert_close(kept.rows(0, 50), keys, atol=0.004, rtol=0)
     assert torch.equal(kept.rows(10, 20), kept.rows(0, 50)[10:20])
-    room = ReducedKeys.empty(50, 16)
+    room = ReducedKeys.empty(50, index_layout(16))
     room.records[:] = kept.records
     assert torch.equal(room.rows(0, 50), kept.rows(0, 50))

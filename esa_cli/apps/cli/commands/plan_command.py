@@ -53,13 +53,12 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     """Bytes of the indexes of documents with so many tokens in the library, or of their rows, with
     --cache disk; None: nothing is stored, or latents are."""
     from esa_cli.qa.archive import layout as row_layout
-    from esa_cli.qa.finding.reduced_keys import index_layout
     from esa_cli.storage.library import Library
 
     planner, library, states = ready.planner, Library(), 0
     shape = planner.costs.shape
     if ready.index is not None:
-        layout = index_layout(ready.index.dim)
+        layout = ready.index.layout(shape)
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)
