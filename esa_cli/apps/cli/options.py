@@ -111,7 +111,7 @@ Keep = Annotated[
     bool | None,
     typer.Option(
         "--keep/--no-keep",
-        help="Put what is read into the library, or not; by default what is read for the finder.",
+        help="Put what is read into the library, or not; by default what is read for finding.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
