@@ -176,18 +176,6 @@ def test_the_session_is_made_when_it_is_needed(
     assert not session.attachment.attached
 
 
-def test_votes_need_rows(both: tuple[Any, Path], deferred: models.DeferredModel) -> None:
-    more = [
-        "answer.votes=1.0", "reading=local", "score.name=vote",
-        "selector={name: consensus, rounds: 2, passage: 16}",
-    ]  # fmt: skip
-    replies = []
-    for loaded in (both[0], deferred):
-        with esa(loaded, both[1], *more) as asker:
-            replies.append(without_times(asker.ask(QUESTION, [asker.ingest(note())])))
-    assert replies[0] == replies[1]
-
-
 def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:
     text = ["answer.from=text", f"answer.finder={both[1] / 'finder'}"]
     with Esa.load("tiny-random", text, **HOW) as asker:
@@ -197,7 +185,7 @@ def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> No
             asker.ask(QUESTION, [asker.open(note())], max_new_tokens=0)
         with pytest.raises(UsageError, match="temperature must be"):
             asker.ask(QUESTION, [asker.open(note())], temperature=-1.0)
-    for others in ([], ["answer.from=text"], [*text, "answer.votes=1.0"]):
+    for others in ([], ["answer.from=text"]):
         with Esa.load("tiny-random", others, **HOW) as asker:
             assert isinstance(asker.loaded, models.LoadedModel)
 

@@ -90,10 +90,9 @@ def test_quoted_and_free_answers(folder: Path, book: Path) -> None:
 
 
 def test_what_needs_a_method_is_refused(folder: Path) -> None:
-    for settings in ([], [*BY_WORDS, "answer.votes=0.5"]):
-        with pytest.raises(ModelError, match="methods cannot run") as caught:
-            Esa.load("tiny-random", [f"model={folder}", *settings], device="cpu")
-        assert "(answer.from=text)" in caught.value.hint
+    with pytest.raises(ModelError, match="methods cannot run") as caught:
+        Esa.load("tiny-random", [f"model={folder}"], device="cpu")
+    assert "(answer.from=text)" in caught.value.hint
 
 
 @pytest.mark.parametrize("settings", [[], ["--set", "answer.from=text"]])
@@ -130,7 +129,6 @@ def test_an_assistant_asks(folder: Path, book: Path) -> None:
         ["ask", "--keep"],
         ["ask", "--method", "infllm"],
         ["ask", "--set", "answer.from=rows"],
-        ["ask", "--set", "answer.votes=0.5"],
     ],
 )
 def test_what_a_model_cannot_do_names_what_it_can(

@@ -47,8 +47,8 @@ def test_presets_commands(esa: Esa, tmp_path: Path) -> None:
 def test_presets_are_checked_against_their_models_sizes(esa: Esa) -> None:
     large = esa("presets", "check", "qwen3-8b")
     assert large.code == 0
-    assert large.out.splitlines()[-1].split() == [
-        "qwen3-8b", "yes", "rows", "15.3", "GiB", "29.7", "GiB", "153", "GiB",
+    assert large.out.splitlines()[-1].split()[:3] == [
+        "qwen3-8b", "yes", "index",
     ]  # fmt: skip
     assert "nothing" in esa("presets", "check", "mistral-7b").out
     other = ("presets", "check", "qwen3-8b", "--set", "model=org/other")
