@@ -28,18 +28,17 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from common import append_line, named_device, tokens
+from device_timing import settled
+from gpu_kernels import ceilings, kernel_rows
 from torch.nn.attention.bias import causal_lower_right
 
-from esa_cli.attention.kernels import KERNELS, attend
-from esa_cli.attention.kernels.reference import attend as plain
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.decoding.cuda_graph import graphs_on
@@ -59,78 +58,7 @@ DECODED = 64
 """Tokens that are written behind a text."""
 SEGMENT = 2048
 """Tokens that the index form reads side by side."""
-SIZES = [
-    # queries, keys, causal
-    (512, 512, True),
-    (512, 4096, False),
-    (512, 8192, False),
-    (1, 8192, False),
-    (1, 131072, False),
-]
 Row = dict[str, Any]
-
-
-def settled(device: torch.device) -> None:
-    """Waits for what the device was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds(call: Callable[[], Any], device: torch.device, repeats: int = 20) -> float:
-    """The median time of a call, after three to warm up."""
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(repeats):
-        settled(device)
-        started = time.perf_counter()
-        call()
-        settled(device)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
-
-
-def ceilings(device: torch.device, large: bool) -> Row:
-    """The device's own rates: copying, bytes read and written; a matrix product in bfloat16."""
-    size = 8192 if large else 256
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in "ab")
-    block = torch.empty((1 << 30) if large else (1 << 20), dtype=torch.uint8, device=device)
-    other = torch.empty_like(block)
-    return {
-        "part": "ceilings",
-        "matrix_tflops": 2 * size**3 / seconds(lambda: a @ b, device) / 1e12,
-        "copy_gb_per_s": 2 * block.numel() / seconds(lambda: other.copy_(block), device) / 1e9,
-    }
-
-
-def kernel_rows(device: torch.device, heads: int, groups: int, dim: int) -> Iterator[Row]:
-    """Times and errors of every kernel that can run, at the sizes of `SIZES`."""
-    for count, length, causal in SIZES:
-        q = torch.randn(heads, count, dim, device=device, dtype=torch.bfloat16)
-        k, v = (torch.randn(groups, length, dim, device=device, dtype=torch.bfloat16) for _ in "kv")
-        for name, kernel in KERNELS.items():
-            if kernel.usable(q) and (name != "reference" or device.type != "cuda"):
-                row: Row = {"part": "kernels", "kernel": name, "queries": count, "keys": length}
-                try:
-                    yield row | kernel_row(name, q, k, v, causal)
-                except Exception as error:  # one kernel must not hide the others
-                    yield row | {"failed": f"{type(error).__name__}: {str(error)[:160]}"}
-
-
-def kernel_row(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> Row:
-    """Time, rates and errors of one kernel; the errors against plain operations."""
-    scale = q.shape[2] ** -0.5
-    want, want_lse = plain(q, k, v, causal, scale)
-    run = partial(attend, q, k, v, causal=causal, scale=scale, kernel=name)
-    out, lse = run()
-    error = (out.float() - want.float()).norm() / want.float().norm()
-    took = seconds(run, q.device)
-    work = 4 * q.numel() * k.shape[1] / (2 if causal else 1)
-    return {
-        "causal": causal, "ms": took * 1e3, "tflops": work / took / 1e12,
-        "gb_per_s": (k.nbytes + v.nbytes) / took / 1e9,
-        "error": float(error), "lse_error": float((lse - want_lse).abs().max()),
-    }  # fmt: skip
 
 
 def random_model(shape: str, device: torch.device) -> Any:
@@ -307,9 +235,10 @@ def main() -> None:
     cuda = device.type == "cuda"
     where = {"device": name, "torch": torch.__version__}
     with torch.inference_mode():
-        rows = [ceilings(device, cuda)]
-        made = kernel_rows(device, 32, 8, 128) if arguments.part == "kernels" else None
-        for row in (*rows, *(made or text_rows(arguments, device))):
+        kernels = arguments.part == "kernels"
+        made = kernel_rows(device, 32, 8, 128) if kernels else text_rows(arguments, device)
+        # One by one: a run that is stopped has written the rows before.
+        for row in chain([ceilings(device, cuda)], made):
             row = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
             append_line(arguments.out, row | where)
             print(row, flush=True)

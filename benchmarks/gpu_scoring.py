@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from common import append_line, named_device, tokens
+from device_timing import seconds
 from torch import Tensor
 
 from esa_cli.attention import scoring
@@ -128,19 +127,7 @@ def product_alone(step: Step) -> Tensor:
 
 
 def milliseconds(way: Callable[[], Tensor], runs: int, device: torch.device) -> float:
-    times = []
-    for _ in range(runs + 2):
-        synchronize(device)
-        begun = time.perf_counter()
-        way()
-        synchronize(device)
-        times.append(1000 * (time.perf_counter() - begun))
-    return round(median(times[2:]), 4)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return round(1000 * seconds(way, device, runs), 4)
 
 
 def peak_mb(way: Callable[[], Tensor], device: torch.device) -> float | None:

@@ -68,9 +68,10 @@ class PassageSearch:
     def votes(self, question: str, books: Sequence[PlacedBook]) -> list[Tensor | None]:
         """The heads' votes (n,) for the tokens of each book that has been read for them; empty
         where none has. The model's method must be attached."""
-        if self._heads is None or all(book.index is None for book in books):
+        read = [book.index for book in books if book.index is not None]
+        if self._heads is None or not read:
             return []
-        found = iter(self._heads(question, [book.index for book in books if book.index]))
+        found = iter(self._heads(question, read))
         return [None if book.index is None else next(found) for book in books]
 
     @torch.inference_mode()

@@ -100,13 +100,13 @@ class TextReplies:
         if self._reader is not None:
             sampling = Sampling(tokens, heat, nucleus, seed)
             write = partial(self._write, question, books, history, sampling, told)
-        votes = answers.search.votes(question, books)
+        whole = completed(question, history)
+        votes = answers.search.votes(whole, books)
         read = all(one.index is not None for one in books)
         with lazy.suspended():
             found = answers.answer(
-                completed(question, history), books, earlier=referred_to(question, history),
-                votes=votes, max_new_tokens=tokens, temperature=heat, top_p=nucleus,
-                on_text=told, write=write,
+                whole, books, earlier=referred_to(question, history), votes=votes,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=told, write=write,
             )  # fmt: skip
         first, spent = (told.first or started) - started, time.perf_counter() - started
         reply = Reply(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     benchmark = module_of(BENCHMARKS / "gpu.py", "gpu_benchmark")
-    monkeypatch.setattr(benchmark, "SIZES", [(8, 8, True), (1, 64, False)])
+    monkeypatch.setattr(sys.modules["gpu_kernels"], "SIZES", [(8, 8, True), (1, 64, False)])
     monkeypatch.setattr(benchmark, "DECODED", 3)
     out = tmp_path / "rows.jsonl"
     monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments, "--device=cpu", f"--out={out}"])
@@ -38,6 +39,23 @@ def test_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ways = ["esa", "host", "index"]
     assert measured == [*((way, 200) for way in ["dense", *ways]), *((way, 260) for way in ways)]
     assert all(row["tokens_per_s"] > 0 and "failed" not in row for row in rows)
+
+
+def test_rows_are_written_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So that a run that is stopped has those before."""
+    benchmark = module_of(BENCHMARKS / "gpu.py", "gpu_benchmark")
+
+    def stopped(*given: Any) -> Iterator[dict[str, Any]]:
+        yield {"part": "texts"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "text_rows", stopped)
+    out = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "texts", "--device=cpu", f"--out={out}"])
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main()
+    parts = [json.loads(line)["part"] for line in out.read_text("utf-8").splitlines()]
+    assert parts == ["ceilings", "texts"]
 
 
 def test_dense_reading_is_the_models_own() -> None:

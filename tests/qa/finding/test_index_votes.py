@@ -19,7 +19,9 @@ from esa_cli.qa.books import Book
 from esa_cli.qa.finding import head_encoder, index_votes
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.planning.plan import Planner
+from esa_cli.qa.reply import Turn
 from esa_cli.qa.resolved_preset import resolve
 from esa_cli.qa.session import Session
 from esa_cli.storage.library import Library
@@ -177,6 +179,22 @@ def test_a_segment_sees_what_is_just_before_it(
         found = encoder.encode(ids, 32, 64)
         monkeypatch.setattr(head_encoder, "SEGMENT_TOKENS", 40)
         torch.testing.assert_close(found, encoder.encode(ids[24:64], 0, 40)[8:])
+
+
+def test_an_elliptic_question_is_voted_for_with_the_one_before(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = PassageSearch.votes
+
+    def votes(search: PassageSearch, question: str, books: Any) -> list[torch.Tensor | None]:
+        asked.append(question)
+        return real(search, question, books)
+
+    monkeypatch.setattr(PassageSearch, "votes", votes)
+    with Esa(loaded, chosen()) as asker:
+        asker.ask("When?", [asker.ingest(note(TEXT))], history=[Turn(QUESTION, "At nine.")])
+    assert asked == [f"{QUESTION} When?"]
 
 
 def test_refusals(loaded: Any) -> None:
