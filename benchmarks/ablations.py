@@ -83,8 +83,8 @@ def main() -> None:
     from esa_cli.evaluation.tasks import find_task
     from esa_cli.evaluation.tasks.haystack_text import Haystack
     from esa_cli.evaluation.tasks.task_sample import TaskRequest
-    from esa_cli.qa import preset
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.presets import preset
 
     loaded = models.load(preset.load(arguments.preset).model)
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from common import ROOT, append_line, chronicle_questions, token_counter, tokens
 
-from esa_cli.qa.preset import DEFAULT
+from esa_cli.qa.presets.preset import DEFAULT
 from esa_cli.system.machine import peak_memory
 
 
@@ -45,7 +45,7 @@ def make_text(path: Path, length: int, facts: list[str], preset: str) -> None:
     from esa_cli import models
     from esa_cli.evaluation.tasks.haystack_text import Haystack
     from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
-    from esa_cli.qa.preset import load
+    from esa_cli.qa.presets.preset import load
 
     tokenizer = load_tokenizer(models.resolve(load(preset).model))
     parts = Haystack.chronicle(0).cut(token_counter(tokenizer), length)

@@ -65,8 +65,8 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.qa import preset
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.presets import preset
 
     needles = load_lines(NEEDLES)[:16]
     chosen = preset.load(arguments.preset, COMMON)

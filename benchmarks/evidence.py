@@ -34,8 +34,8 @@ from common import (
 from torch import Tensor
 
 from esa_cli.attention.trace import ChunkTrace
-from esa_cli.qa.attention_weights import AttentionWeights
-from esa_cli.qa.evidence import FOUND, heaviest, strength
+from esa_cli.qa.evidence.attention_weights import AttentionWeights
+from esa_cli.qa.evidence.evidence import FOUND, heaviest, strength
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
 """Depth in the chronicle where each excerpt begins, and its approximate number of characters."""
@@ -43,7 +43,7 @@ EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000
 
 @dataclass(frozen=True)
 class Plain:
-    """A document as `esa_cli.qa.evidence` wants it."""
+    """A document as `esa_cli.qa.evidence.evidence` wants it."""
 
     name: str
     text: str
@@ -188,8 +188,8 @@ def texts(size: Callable[[str], int]) -> Iterator[tuple[str, str, list[dict[str,
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli import models
-    from esa_cli.qa import preset
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.presets import preset
 
     chosen = preset.load(arguments.preset)
     loaded = models.load(arguments.model or chosen.model)

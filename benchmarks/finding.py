@@ -40,10 +40,10 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
-    from esa_cli.qa import preset
     from esa_cli.qa.finding.load_encoder import load_encoder
     from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
     from esa_cli.qa.finding.reduced_keys import ReducedKeys
+    from esa_cli.qa.presets import preset
 
     chosen = preset.load(given.preset)
     loaded = models.load(chosen.model)

@@ -44,9 +44,9 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.decoding.cuda_graph import graphs_on
 from esa_cli.models.decoding.graph_decoding import GraphDecoding
 from esa_cli.models.text_passes.partial_forward import hidden_states
-from esa_cli.qa import preset
 from esa_cli.qa.planning.model_shapes import known_shapes
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.storage.store_places import StorePlaces
 

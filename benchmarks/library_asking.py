@@ -22,7 +22,7 @@ from common import answered, append_line, chronicle_questions, token_counter
 from esa_cli import Esa, Library
 from esa_cli.apps.cli.best_books import BestBooks
 from esa_cli.apps.cli.document_search import document_search
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.system.machine import peak_memory

@@ -33,11 +33,12 @@ from typing import Any
 
 from common import append_line, load_lines
 
-from esa_cli.qa.folder_sync import sync_folder
-from esa_cli.storage.library import Entry, Library, manifest
-from esa_cli.storage.library.catalogue_file import catalogue_in_memory
-from esa_cli.storage.library.library_paths import LibraryPaths
-from esa_cli.storage.library.text_index import TextIndex
+from esa_cli.qa.ingestion.folder_sync import sync_folder
+from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library.catalogue.catalogue_file import catalogue_in_memory
+from esa_cli.storage.library.catalogue.text_index import TextIndex
+from esa_cli.storage.library.formats import manifest
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.system.text import text_digest
 
 WORDS_A_TOKEN = 0.75

@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models
-    from esa_cli.qa import preset
-    from esa_cli.qa.resolved_preset import resolve
+    from esa_cli.qa.presets import preset
+    from esa_cli.qa.presets.resolved_preset import resolve
 
     chosen = preset.load(arguments.preset, arguments.overrides)
     method = resolve(chosen).method

@@ -68,8 +68,8 @@ def run_questions(
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from esa_cli import models
-    from esa_cli.qa import preset
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.presets import preset
 
     plan = yaml.safe_load(Path(arguments.plan).read_text("utf-8"))
     needles = load_lines(NEEDLES)[:16]

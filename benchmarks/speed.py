@@ -34,10 +34,10 @@ from esa_cli import models
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.models.files.model_reference import parse_reference
 from esa_cli.models.files.wheel import fetch_member
-from esa_cli.qa import preset
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.load_encoder import load_encoder
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 FEED = 1024
 """Tokens that prefill of rows and dense prefill are given at once."""

@@ -16,7 +16,7 @@ from esa_cli.evaluation.reader_training.example_batches import TokenExample
 from esa_cli.evaluation.training.training_steps import fixed_weights, make_trainable
 from esa_cli.models import load
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.qa.preset import load as load_preset
+from esa_cli.qa.presets.preset import load as load_preset
 
 ANSWER = 6
 """Tokens of an answer."""

@@ -17,7 +17,7 @@ import threading
 from types import FrameType
 from typing import TextIO
 
-from esa_cli.apps.cli.wrapped_lines import wrapped
+from esa_cli.apps.cli.output.wrapped_lines import wrapped
 from esa_cli.errors import (
     BUG,
     INTERRUPTED,

@@ -19,8 +19,8 @@ from transformers import TextStreamer
 from esa_cli import attach, load_preset
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.models.loading.load import load
-from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.presets.resolved_preset import resolve
 
 READ_AT_ONCE = 1024
 """Tokens in one forward call; it bounds the memory for activations. One call for all works too."""

@@ -537,9 +537,9 @@ def once() -> Iterator[None]:
     import torch
 
     from esa_cli.apps.cli import cli_app as app
-    from esa_cli.qa import preset_files
     from esa_cli.qa.planning import machine_probe
-    from esa_cli.storage.library import catalogue_tables
+    from esa_cli.qa.presets import preset_files
+    from esa_cli.storage.library.catalogue import catalogue_tables
 
     torch.set_num_threads(1)
     parsed = functools.cache(preset_files.load_yaml)
@@ -584,7 +584,7 @@ def repeatable() -> Iterator[None]:
 @pytest.fixture
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tokens: a random model goes on to the last one that it is allowed, of hundreds."""
-    from esa_cli.qa.session import Answer, Session
+    from esa_cli.qa.answering.session import Answer, Session
 
     ask = Session.ask
 

@@ -64,7 +64,7 @@ def test_needle_is_answered_by_esa_ask(tmp_path: Path, long_text: str) -> None:
 def test_what_is_answered_rests_on_the_passage_that_says_so(loaded, long_text: str) -> None:
     """The sentence with the answer is among the first three passages, in at least 95 %."""
     from esa_cli import Document, Esa
-    from esa_cli.qa import preset
+    from esa_cli.qa.presets import preset
 
     lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
     questions = [one for one in map(json.loads, lines) if one["fact"] in long_text]
@@ -95,8 +95,8 @@ def test_needle_is_lost_on_plain_attention(loaded, long_text: str) -> None:
     """The same model, prompt and text, with transformers' own attention and cache."""
     from transformers import DynamicCache
 
-    from esa_cli.qa import preset
-    from esa_cli.qa.prompt import PromptTokens
+    from esa_cli.qa.answering.prompt import PromptTokens
+    from esa_cli.qa.presets import preset
 
     prompt = PromptTokens(loaded.tokenizer, preset.load().prompt)
     ids = torch.tensor([prompt.document(long_text) + prompt.question(QUESTION)])
@@ -111,8 +111,8 @@ def test_needle_is_lost_on_plain_attention(loaded, long_text: str) -> None:
 
 def test_asked_again_the_answer_is_the_same(loaded, long_text: str) -> None:
     """Questions leave no trace: the second asking sees what the first one saw."""
-    from esa_cli.qa import preset
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.presets import preset
 
     with Session(loaded.model, loaded.tokenizer, preset.load()) as session:
         session.read(long_text[:20000])
@@ -124,7 +124,7 @@ def test_asked_again_the_answer_is_the_same(loaded, long_text: str) -> None:
 
 
 def test_the_chronicle_is_over_four_windows_long(loaded) -> None:
-    from esa_cli.qa import preset
+    from esa_cli.qa.presets import preset
 
     text = (EXAMPLES / "chronicle.md").read_text("utf-8")
     count = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

@@ -17,7 +17,7 @@ import torch
 
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
-from esa_cli.apps.cli.engine_options import EngineOptions
+from esa_cli.apps.cli.options.engine_options import EngineOptions
 from esa_cli.attention.fused_scoring import scoring_kernel
 from esa_cli.attention.kernels import flash_attn
 from esa_cli.documents.text_builder import optional_import
@@ -27,7 +27,7 @@ from esa_cli.evaluation.metrics import library
 from esa_cli.evaluation.report.chart import new_figure
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.storage.library.remote_folder import RemoteFolder
+from esa_cli.storage.library.transfer.remote_folder import RemoteFolder
 from esa_cli.system import folder_changes
 
 ROOT = Path(__file__).parent.parent

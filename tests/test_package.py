@@ -36,9 +36,9 @@ DEFAULT_FILES = (
     "presets/adapters/smollm2-135m/adapter_model.safetensors",
     "presets/finders/smollm2-135m/adapter_model.safetensors",
     "presets/finders/smollm2-135m/maps.safetensors",
-    "qa/evidence.html.jinja",
-    "qa/page.css",
-    "qa/page.js",
+    "qa/evidence/evidence.html.jinja",
+    "qa/evidence/page.css",
+    "qa/evidence/page.js",
     "apps/server/page_files/question.html",
     "apps/server/page_files/question.css",
     "apps/server/page_files/start.js",
@@ -204,7 +204,7 @@ def test_the_wheel_alone_runs(run: Run, tmp_path: Path) -> None:
 def test_every_preset_of_the_wheel_holds(run: Run) -> None:
     code = (
         "from esa_cli.__main__ import main\n"
-        "from esa_cli.qa.preset_files import shipped, shipped_dir\n"
+        "from esa_cli.qa.presets.preset_files import shipped, shipped_dir\n"
         "import esa_cli, pathlib\n"
         "assert shipped_dir() == pathlib.Path(esa_cli.__file__).parent / 'presets'\n"
         "assert [name for name in shipped() if main(['presets', 'check', name])] == []\n"

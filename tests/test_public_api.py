@@ -39,8 +39,10 @@ def test_names_are_those_of_their_modules() -> None:
     from esa_cli.attention import method
     from esa_cli.documents import document
     from esa_cli.models.attachment import attach as seam
-    from esa_cli.qa import api, books, passage_search, preset, reply, session
+    from esa_cli.qa import api, books, passage_search
+    from esa_cli.qa.answering import reply, session
     from esa_cli.qa.collecting import collected_place, collection
+    from esa_cli.qa.presets import preset
     from esa_cli.storage import library
 
     assert esa_cli.CollectedPlace is collected_place.CollectedPlace

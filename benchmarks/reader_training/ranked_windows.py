@@ -22,7 +22,7 @@ from esa_cli.models import load
 from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.preset import load as load_preset
+from esa_cli.qa.presets.preset import load as load_preset
 from esa_cli.system.files import replacing
 
 COUNT = 16

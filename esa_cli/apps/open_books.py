@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
-from esa_cli.qa.reply import Asker
+from esa_cli.qa.answering.reply import Asker
 from esa_cli.system.progress import Progress
 
 MOST_RECENT = 16

@@ -12,15 +12,15 @@ import time
 import torch
 
 from esa_cli.documents.document import Document
+from esa_cli.qa.answering.lazy_session import LazySession
+from esa_cli.qa.answering.reply import Evidence, Reply
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.answering.text_reply import TextReplies
 from esa_cli.qa.books import Book, PlacedBook, place_books
 from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
 from esa_cli.qa.finding.passage_finder import token_bounds
-from esa_cli.qa.ingest import DocumentIngest
-from esa_cli.qa.lazy_session import LazySession
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.reply import Evidence, Reply
-from esa_cli.qa.session import Session
-from esa_cli.qa.text_reply import TextReplies
+from esa_cli.qa.ingestion.ingest import DocumentIngest
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 

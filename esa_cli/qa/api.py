@@ -18,30 +18,30 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.layer_calls import before_each_layer
+from esa_cli.qa.answering.cached_books import CachedBooks
+from esa_cli.qa.answering.lazy_session import LazySession
+from esa_cli.qa.answering.passage import Passage
+from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
+from esa_cli.qa.answering.row_reply import reply_from_rows
+from esa_cli.qa.answering.text_reply import text_replies
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
-from esa_cli.qa.cached_books import CachedBooks
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
+from esa_cli.qa.evidence.heat_map import WeighedBooks, heat_maps, weighed
 from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
-from esa_cli.qa.heat_map import WeighedBooks, heat_maps, weighed
-from esa_cli.qa.ingest import DocumentIngest, Source
-from esa_cli.qa.ingest_events import IngestEvents, ProgressEvents
-from esa_cli.qa.lazy_session import LazySession
+from esa_cli.qa.ingestion.ingest import DocumentIngest, Source
+from esa_cli.qa.ingestion.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.model_opening import open_model
-from esa_cli.qa.passage import Passage
 from esa_cli.qa.passage_search import COUNT
 from esa_cli.qa.planning.plan import Planner
-from esa_cli.qa.preset import DEFAULT, Preset
-from esa_cli.qa.reply import HeatMap, Reply, Turn
-from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
-from esa_cli.qa.row_reply import reply_from_rows
+from esa_cli.qa.presets.preset import DEFAULT, Preset
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.second_model.answer_reader import AnswerReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
-from esa_cli.qa.text_reply import text_replies
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # it imports transformers' models
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
 
 
 class Esa:
@@ -236,7 +236,7 @@ class Esa:
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""
-        from esa_cli.qa.evidence_page import evidence_page
+        from esa_cli.qa.evidence.evidence_page import evidence_page
 
         return evidence_page(reply, question, *weighed(self._last, books))
 

@@ -9,10 +9,10 @@ from esa_cli import models
 from esa_cli.models.loading.load import choose_device
 from esa_cli.models.loading.quantization import packing_of
 from esa_cli.models.loading.text_part import language_settings
-from esa_cli.qa.adapter_files import check_adapter
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Planner
-from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.adapter_files import check_adapter
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.second_model.answer_reader import AnswerReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
 from esa_cli.system import machine

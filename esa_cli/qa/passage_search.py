@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import UsageError
+from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries, standardised
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
-from esa_cli.qa.passage import Passage
 
 if TYPE_CHECKING:  # they import the model's library, which words alone do not need
     from esa_cli.qa.finding.index_votes import HeadVotes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine import actor_pool
 from esa_cli.apps.engine.actor_pool import ActorPool
 from esa_cli.apps.engine.actor_share import ActorShare, actor_share

@@ -28,7 +28,7 @@ from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.open_books import MOST_SCHEDULED
 from esa_cli.documents.document import read_document
 from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
@@ -669,9 +669,9 @@ def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.open_esa")
+    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
     module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
     app = typer.Typer()
     app.command()(batch.batch)
     return typer.testing.CliRunner().invoke(app, [*words, "--preset", "tiny-random"])

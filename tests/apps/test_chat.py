@@ -28,12 +28,12 @@ from rich.cells import cell_len
 from esa_cli.apps.chat import line_editor
 from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
 from esa_cli.apps.chat.conversation import Conversation, Exchange
-from esa_cli.apps.cli import terminal as render
 from esa_cli.apps.cli.commands import chat_command as chat
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output import terminal as render
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import read_document
 from esa_cli.errors import DocumentError, ResourceError, UsageError
-from esa_cli.qa.reply import Turn
+from esa_cli.qa.answering.reply import Turn
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
 
@@ -438,9 +438,9 @@ def opening(asker: FakeAsker, *seen: Any) -> Iterator[FakeAsker]:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.open_esa")
+    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
     module.opened = lambda *given, **more: opening(asker, given)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
     app = typer.Typer()
     app.command()(chat.chat)
     return typer.testing.CliRunner().invoke(app, list(words), input=stdin)

@@ -19,15 +19,15 @@ from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 from tiny_finder import tiny_finder
 
-from esa_cli.apps.cli.engine_options import EngineOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.engine_options import EngineOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine import ingest_tasks
 from esa_cli.apps.engine.task_engine import TaskQueue, TaskResult, WorkerProcess
 from esa_cli.documents.document import Document
-from esa_cli.qa import index_ingest
 from esa_cli.qa.finding import reduced_keys
 from esa_cli.qa.finding.segments import SEGMENT_TOKENS
-from esa_cli.qa.index_ranges import RANGE_SEGMENTS, TokenRange
+from esa_cli.qa.ingestion import index_ingest
+from esa_cli.qa.ingestion.index_ranges import RANGE_SEGMENTS, TokenRange
 from esa_cli.storage.library import Library
 
 __all__ = ["cache", "esa", "surroundings"]

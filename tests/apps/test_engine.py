@@ -19,8 +19,8 @@ from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, TINY, Esa, fail
 
-from esa_cli.apps.cli.engine_options import EngineOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.engine_options import EngineOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.task_engine import TaskResult, WorkerProcess
 from esa_cli.errors import ResourceError
 

@@ -17,7 +17,7 @@ from command import ROOT, TINY, listen
 from square_worker import SquareWorker
 from tiny_finder import tiny_finder
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.process_engine import ProcessEngine
 from esa_cli.errors import ResourceError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.actor_pool import ActorPool
 from esa_cli.apps.engine.ray_engine import ray_engine
 from esa_cli.errors import ResourceError

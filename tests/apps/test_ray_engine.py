@@ -19,7 +19,7 @@ from command import ROOT, TINY, listen
 from square_worker import SquareWorker
 from tiny_finder import tiny_finder
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine import actor_pool
 from esa_cli.apps.engine.ray_engine import ray_engine
 from esa_cli.apps.engine.task_engine import WorkerProcess

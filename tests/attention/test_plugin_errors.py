@@ -31,9 +31,9 @@ from esa_cli.evaluation.conformance.random_steps import make_step
 from esa_cli.methods.part_registry import register
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa import preset
-from esa_cli.qa.resolved_preset import resolve
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 
 @dataclass(frozen=True)

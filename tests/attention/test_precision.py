@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "esa_cli"
 ON_THE_PROCESSOR = {
     "attention/precision.py": "the place itself",
     "evaluation/passages.py": "weights that the witness keeps in main memory",
-    "qa/evidence_page.py": "the same weights",
+    "qa/evidence/evidence_page.py": "the same weights",
     "evaluation/calibration/key_recall.py": "fitted on the processor where there is no CUDA",
     "evaluation/calibration/head_ranking.py": "goes to main memory first",
     "evaluation/calibration/vote_journal.py": "goes to main memory first",

@@ -12,11 +12,11 @@ from bench_rows import longbench_row, records, rows_of, stars_row, whole, write
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import bench_output as bench_table
-from esa_cli.apps.cli.terminal import print_table
+from esa_cli.apps.cli.output.terminal import print_table
 from esa_cli.evaluation import bench
 from esa_cli.evaluation.report import bench_table as table
-from esa_cli.qa import session
-from esa_cli.qa.preset import load
+from esa_cli.qa.answering import session
+from esa_cli.qa.presets.preset import load
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 
@@ -231,7 +231,7 @@ def test_a_table_of_many_methods_fits_a_narrow_terminal(
     pieces = bench_table._pieces(bench.find("longbench"), found, {}, 80)
     assert [name for headers, _ in pieces for name in headers[2:]] == methods
     assert 2 <= len(pieces) < 8
-    monkeypatch.setattr("esa_cli.apps.cli.terminal.room", lambda: 80)
+    monkeypatch.setattr("esa_cli.apps.cli.output.terminal.room", lambda: 80)
     for piece in pieces:
         print_table(*piece)
         lines = esa.capture.readouterr().out.splitlines()

@@ -20,7 +20,7 @@ from esa_cli.evaluation.bench import task_selection as order
 from esa_cli.evaluation.bench.bench_runner import KEY, BenchReply, run
 from esa_cli.evaluation.bench.session_asker import RecordAsker
 from esa_cli.evaluation.report import bench_table as table
-from esa_cli.qa.preset import load
+from esa_cli.qa.presets.preset import load
 from esa_cli.system.jsonl import Journal
 
 # -- what is run

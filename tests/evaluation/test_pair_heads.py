@@ -28,9 +28,9 @@ from esa_cli.evaluation.training.training_pairs import TrainingText, read_traini
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import load as load_model
 from esa_cli.models.files.random_model import write_random
-from esa_cli.qa import preset
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import Preset
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",

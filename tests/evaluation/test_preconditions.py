@@ -10,8 +10,8 @@ import pytest
 from test_selftest import TINY, engine, loaded, settings_of
 
 from esa_cli.errors import LengthError
-from esa_cli.qa import preset
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import preset
 
 __all__ = ["loaded"]  # a fixture
 

@@ -37,10 +37,10 @@ from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models import load as load_model
-from esa_cli.qa import preset
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",

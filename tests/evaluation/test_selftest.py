@@ -33,10 +33,10 @@ from esa_cli.evaluation.selftest.selftest_run import SelftestRun
 from esa_cli.evaluation.selftest.shared_prefill import shared_reading
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
-from esa_cli.qa import preset
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.resolved_preset import resolve
-from esa_cli.qa.session import Session
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.jsonl import Journal
 
@@ -387,7 +387,7 @@ def test_methods_have_the_presets_budget() -> None:
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
     from esa_cli.methods import recipes
-    from esa_cli.qa import method_presets
+    from esa_cli.qa.presets import method_presets
 
     names = [name for name in recipes.RECIPES if not recipes.find(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
@@ -404,7 +404,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 def test_a_method_over_the_budget_is_refused() -> None:
     from esa_cli.methods import recipes
-    from esa_cli.qa import method_presets
+    from esa_cli.qa.presets import method_presets
 
     @recipes.recipe("greedy", about="", source="", cost="")
     def greedy(base: recipes.Base) -> dict[str, Any]:

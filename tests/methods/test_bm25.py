@@ -22,8 +22,8 @@ from esa_cli.errors import PresetError
 from esa_cli.methods import part_registry as registry
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.token_windows import best_windows
-from esa_cli.qa import method_presets, preset
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import method_presets, preset
 
 LOW, WINDOW = 3, 8
 QUESTION = "Where is the fox, and where the mole?"
@@ -178,7 +178,8 @@ def test_a_session_without_such_a_score_decodes_nothing(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "esa_cli.qa.cached_text.token_pieces", lambda *_: pytest.fail("pieces were asked for")
+        "esa_cli.qa.answering.cached_text.token_pieces",
+        lambda *_: pytest.fail("pieces were asked for"),
     )
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
         session.read(TEXT)

@@ -39,8 +39,8 @@ from esa_cli.methods.loki import Loki
 from esa_cli.methods.tokenselect import TokenSelect
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa import method_presets, preset
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, GROUPS, DIM = 6, 2, 8

@@ -35,8 +35,8 @@ from esa_cli.methods.rope_interpolation import Interpolation
 from esa_cli.methods.streaming_llm import StreamingPositions
 from esa_cli.methods.yarn import YaRN
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
 
 NAMES = [

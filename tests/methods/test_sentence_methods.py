@@ -24,8 +24,8 @@ from esa_cli.methods.fused_consensus import FusedConsensus, standardised
 from esa_cli.methods.infiniretri import PhraseScore, phrase_sums
 from esa_cli.methods.token_windows import best_windows
 from esa_cli.methods.whole_sentences import WholeSentences, sentence_starts
-from esa_cli.qa import method_presets, preset
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import method_presets, preset
 
 HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
 

@@ -19,7 +19,7 @@ from esa_cli.models.loading.deferred_model import DeferredModel, load_deferred, 
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
-from esa_cli.qa.cache_key import model_facts
+from esa_cli.qa.presets.cache_key import model_facts
 
 MODEL = "random:llama"
 HOW: dict[str, Any] = {"device": "cpu", "dtype": "float32"}

@@ -37,7 +37,7 @@ from esa_cli.models.text_passes.text_forward import ModelForward
 from esa_cli.qa.finding.head_encoder import HeadEncoder
 from esa_cli.qa.finding.voting_heads import VotingHeads
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer

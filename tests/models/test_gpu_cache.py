@@ -12,7 +12,7 @@ import torch
 from conftest import ModelFactory
 from test_host_cache import METHODS, VOCABULARY, run
 
-from esa_cli.qa.cache_placement import CachePlacement
+from esa_cli.qa.ingestion.cache_placement import CachePlacement
 from esa_cli.storage.host_copies import HostCopies
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.memory_store import MemoryStore

@@ -18,8 +18,8 @@ from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import Attachment, attach
-from esa_cli.qa import preset
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import preset
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 10
 QUESTION = "When does the gate open?"

@@ -25,10 +25,10 @@ from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.models.loading import layer_spreading
 from esa_cli.models.loading.layer_spreading import device_map, layer_places, spread
-from esa_cli.qa import preset
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.method_presets import apply
-from esa_cli.qa.session import Session
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.method_presets import apply
 from esa_cli.storage.library import Library
 
 pytestmark = pytest.mark.families

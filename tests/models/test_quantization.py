@@ -25,8 +25,8 @@ from esa_cli.models.loading.deferred_model import load_deferred
 from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.models.text_passes.fused_forward import can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.qa.cache_key import model_facts
 from esa_cli.qa.planning.model_shape import Shape, shape_of
+from esa_cli.qa.presets.cache_key import model_facts
 
 HERE = [name for name, way in QUANTIZATIONS.items() if "cpu" in way.devices]
 

@@ -14,12 +14,12 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
-from esa_cli.qa import preset
+from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingest_events import IngestEvents
-from esa_cli.qa.reply import Turn
+from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -38,9 +38,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
-    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 64)
-    monkeypatch.setattr("esa_cli.qa.row_ingest.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 64)
+    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 128)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
         del books[1]
         memory.ingest(boat)
         assert asked[2] == asked[1], "what was let go takes no room"
-    monkeypatch.setattr("esa_cli.qa.row_ingest.STORED_AT_ONCE", 200)
+    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.STORED_AT_ONCE", 200)
     with esa(loaded, library, planner=planner) as one:
         assert one.ingest(gate).tokens > 200
         one.ingest(gate)
@@ -208,7 +208,7 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 
 def test_a_whole_method_is_loaded_by_its_name() -> None:
     """As the commands take it; one that is made for a length needs one."""
-    from esa_cli.qa import method_presets
+    from esa_cli.qa.presets import method_presets
 
     given = ("tiny-random", ["window.selected=40"])
     with Esa.load(*given, method="streaming-llm", device="cpu", dtype="float32") as one:

@@ -12,8 +12,8 @@ from esa_cli import models
 from esa_cli.evaluation.calibration.calibration_pipeline import open_job
 from esa_cli.evaluation.calibration.fit_maps import FitSettings
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
+from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
 
 KINDS = ["deepseek_v3", "deepseek_v2"]

@@ -12,10 +12,10 @@ from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.calibration_pipeline import open_job
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
-from esa_cli.qa.method_fit import check_fits_model
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.method_fit import check_fits_model
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Library
 
 pytestmark = pytest.mark.families

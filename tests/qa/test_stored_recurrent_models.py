@@ -15,10 +15,10 @@ from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.models.inspection import state_devices
 from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Layout, Library
 
 pytestmark = pytest.mark.families
@@ -51,9 +51,9 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 256 tokens, in two pieces each."""
-    monkeypatch.setattr("esa_cli.qa.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
 
 
 def open_esa(loaded: Any, library: Library | None, rows: str = "native") -> Esa:
@@ -171,7 +171,7 @@ def test_each_layers_state_is_where_the_layer_is(
         reader.ingest(str(path))
         count = len(state_devices(loaded.model))
         away = [torch.device("meta")] * count
-        monkeypatch.setattr("esa_cli.qa.row_ingest.state_devices", lambda model: away)
+        monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.state_devices", lambda model: away)
         found = reader.ingest(str(path))
         assert {one.device.type for one in states_of(found)} == {"meta"}
         assert len(found.prefilled.recurrent) == count if found.prefilled else False

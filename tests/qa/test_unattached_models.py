@@ -13,15 +13,15 @@ import torch
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import mcp_command
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.api import Esa
 from esa_cli.qa.planning.preset_check import check_sizes
-from esa_cli.qa.preset import load as load_preset
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets.preset import load as load_preset
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Library
 
 IDS = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}

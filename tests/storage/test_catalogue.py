@@ -15,16 +15,11 @@ from forked import child, ended, killed, taken
 from test_library import WITH, files, ingest, text_of
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import (
-    Entry,
-    FileRecord,
-    Library,
-    catalogue_file,
-    manifest,
-    manifest_copies,
-)
-from esa_cli.storage.library.catalogue_file import NAME
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library import Entry, FileRecord, Library
+from esa_cli.storage.library.catalogue import catalogue_file, manifest_copies
+from esa_cli.storage.library.catalogue.catalogue_file import NAME
+from esa_cli.storage.library.formats import manifest
+from esa_cli.storage.library.formats.library_paths import MARKER
 from esa_cli.system.text import text_digest
 
 TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "anvil", "loom"))]

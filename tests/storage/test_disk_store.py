@@ -16,8 +16,8 @@ from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.int8_rows import decode, encode
-from esa_cli.storage.library.segment import Segment
+from esa_cli.storage.library.formats.int8_rows import decode, encode
+from esa_cli.storage.library.formats.segment import Segment
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
@@ -253,7 +253,7 @@ def test_parts_must_fit_each_other(tmp_path: Path) -> None:
 
 
 def test_rows_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esa_cli.storage.library import segment
+    from esa_cli.storage.library.formats import segment
 
     stored, _, _ = pair(tmp_path, 16, 0)
     checked: list[int] = []

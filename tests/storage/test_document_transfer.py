@@ -17,10 +17,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from test_library import files, ingest
 
 from esa_cli.errors import DiskError, LibraryError, RemoteError, UsageError
-from esa_cli.storage.library import Library, disk_room, maintenance, manifest
-from esa_cli.storage.library.document_transfer import pull, push
-from esa_cli.storage.library.library_paths import MARKER, LibraryPaths
-from esa_cli.storage.library.remote_folder import RemoteFolder, without_password
+from esa_cli.storage.library import Library, disk_room, maintenance
+from esa_cli.storage.library.formats import manifest
+from esa_cli.storage.library.formats.library_paths import MARKER, LibraryPaths
+from esa_cli.storage.library.transfer.document_transfer import pull, push
+from esa_cli.storage.library.transfer.remote_folder import RemoteFolder, without_password
 
 IDS = [*range(40)]
 

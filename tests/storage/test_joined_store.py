@@ -12,9 +12,9 @@ from simulated_device import DEVICE, SimulatedDevice, lies_there
 from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import UsageError
-from esa_cli.qa import preset
-from esa_cli.qa.reply import Turn
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import preset
 from esa_cli.storage import growing_rows
 from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore

@@ -23,9 +23,10 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
-from esa_cli.storage.library import Entry, Layout, Library, manifest_copies
+from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library.catalogue import manifest_copies
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.formats.library_paths import MARKER
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH_STATES = replace(LAYOUT, states=3)

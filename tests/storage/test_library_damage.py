@@ -11,8 +11,9 @@ from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, 
 
 from esa_cli.attention.folding import flatten_keys
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, Layout, Library, checksummed_file
+from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.formats import checksummed_file
 
 PLACES = 200
 IDS = [*range(40)]

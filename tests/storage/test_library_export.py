@@ -26,17 +26,13 @@ from esa_cli.errors import (
     ResourceError,
     UsageError,
 )
-from esa_cli.storage.library import (
-    Layout,
-    Library,
-    checksummed_file,
-    export_format,
-    library_export,
-)
-from esa_cli.storage.library.export_format import BLOCK, END
-from esa_cli.storage.library.exported_file import ExportedFile
-from esa_cli.storage.library.library_export import export_documents, import_documents
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.transfer import export_format, library_export
+from esa_cli.storage.library.transfer.export_format import BLOCK, END
+from esa_cli.storage.library.transfer.exported_file import ExportedFile
+from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
 
 IDS = [*range(40)]
 MORE = [*IDS, *range(90, 120)]
@@ -480,7 +476,7 @@ def test_an_import_that_is_stopped_goes_on(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ExportedFile, "chunks", chunks)
             patch.setattr(
-                "esa_cli.storage.library.library_export.check_export",
+                "esa_cli.storage.library.transfer.library_export.check_export",
                 lambda export, progress: sorted(library.entries(), key=lambda one: one.tokens),
             )
             try:

@@ -35,8 +35,9 @@ from test_library import (
 )
 
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.library import Entry, Layout, Library, checksummed_file
+from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.formats import checksummed_file
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]

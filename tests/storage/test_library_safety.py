@@ -13,9 +13,10 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import LibraryError, ResourceError, UnreadableError
-from esa_cli.storage.library import Entry, Library, checksummed_file, library_paths, maintenance
+from esa_cli.storage.library import Entry, Library, maintenance
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.formats import checksummed_file, library_paths
+from esa_cli.storage.library.formats.library_paths import MARKER
 from esa_cli.storage.library.reservations import NeededFiles
 
 IDS = [*range(40)]

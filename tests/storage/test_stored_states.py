@@ -24,10 +24,11 @@ from test_library import (
 )
 
 from esa_cli.errors import ForeignVersionError, LibraryError
-from esa_cli.storage.library import Entry, Library, checksummed_file
-from esa_cli.storage.library.document_transfer import pull, push
-from esa_cli.storage.library.library_export import export_documents, import_documents
-from esa_cli.storage.library.state_file import decode_states, pack_states
+from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.state_file import decode_states, pack_states
+from esa_cli.storage.library.transfer.document_transfer import pull, push
+from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
 
 IDS = [*range(70)]
 

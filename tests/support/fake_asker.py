@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
-from esa_cli.qa.reply import Evidence, HeatMap, Reply, ShadedSpan, Turn
+from esa_cli.qa.answering.reply import Evidence, HeatMap, Reply, ShadedSpan, Turn
 
 
 class FakeBook(str):

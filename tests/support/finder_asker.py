@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from esa_cli import models
-from esa_cli.qa import preset
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.presets import preset
 
 
 @pytest.fixture(scope="module")

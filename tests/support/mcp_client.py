@@ -12,19 +12,19 @@ import torch
 from fake_asker import FakeAsker
 from mcp import Client, MCPError
 
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.mcp_server.asker_on_demand import AskerOnDemand
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.mcp_server.mcp_run import served
 from esa_cli.apps.mcp_server.named_documents import DocumentNames
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.document import Document, read_document
-from esa_cli.qa.archive import restored
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.ingestion.archive import restored
 from esa_cli.qa.passage_search import Passage, PassageSearch
-from esa_cli.qa.preset import load
-from esa_cli.qa.reply import Reply
+from esa_cli.qa.presets.preset import load
 from esa_cli.storage.library import Entry, Library
 
 Value = TypeVar("Value")

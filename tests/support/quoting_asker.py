@@ -9,7 +9,15 @@ from typing import Any
 from fake_asker import FakeAsker
 
 from esa_cli.documents.sentences import Sentences
-from esa_cli.qa.reply import NOT_TOLD, Evidence, HeatMap, Quotation, Reply, ShadedSpan, Turn
+from esa_cli.qa.answering.reply import (
+    NOT_TOLD,
+    Evidence,
+    HeatMap,
+    Quotation,
+    Reply,
+    ShadedSpan,
+    Turn,
+)
 
 
 class QuotingAsker(FakeAsker):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import EsaError
-from esa_cli.qa.reply import Reply, lacking
+from esa_cli.qa.answering.reply import Reply, lacking
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut

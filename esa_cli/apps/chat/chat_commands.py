@@ -18,10 +18,10 @@ from typing import Any
 
 from esa_cli.apps.chat.conversation import Conversation
 from esa_cli.apps.chat.transcript import transcript
-from esa_cli.apps.cli import output_paths
-from esa_cli.apps.cli.answer_output import AnswerStream, complain, in_full, show_under
 from esa_cli.apps.cli.inputs import Line
-from esa_cli.apps.cli.terminal import Reporter, clean
+from esa_cli.apps.cli.options import output_paths
+from esa_cli.apps.cli.output.answer_output import AnswerStream, complain, in_full, show_under
+from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.errors import EsaError, UsageError
 
 COMMANDS = {

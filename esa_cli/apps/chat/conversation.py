@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esa_cli.errors import HistoryError
-from esa_cli.qa.reply import Asker, Evidence, Reply, Turn
+from esa_cli.qa.answering.reply import Asker, Evidence, Reply, Turn
 
 MAX_PASSAGES = 10
 """Passages of each answer that are recorded, for /evidence."""

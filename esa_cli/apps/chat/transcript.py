@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from esa_cli.apps.chat.conversation import Exchange
-from esa_cli.qa.reply import Evidence, says_not_told
+from esa_cli.qa.answering.reply import Evidence, says_not_told
 
 
 def place(passage: Evidence) -> str:

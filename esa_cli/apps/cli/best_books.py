@@ -7,7 +7,7 @@ from itertools import islice
 
 from esa_cli.apps.cli.document_search import Candidate, DocumentSearch
 from esa_cli.apps.cli.inputs import without_beginnings
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.books import Book
 from esa_cli.storage.library import Entry, Library

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from esa_cli.apps.cli.command_help import PlainCommand
+from esa_cli.apps.cli.options.command_help import PlainCommand
 from esa_cli.version import __version__
 
 COMMANDS = (

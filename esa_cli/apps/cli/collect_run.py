@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from esa_cli.apps.cli.answer_output import asked_documents
-from esa_cli.apps.cli.passage_progress import PassageProgress, places_text
-from esa_cli.apps.cli.terminal import Reporter, print_json
+from esa_cli.apps.cli.output.answer_output import asked_documents
+from esa_cli.apps.cli.output.passage_progress import PassageProgress, places_text
+from esa_cli.apps.cli.output.terminal import Reporter, print_json
 from esa_cli.apps.collect.collected_file import CollectedFile, place_row
 from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, distinct_places
 
@@ -79,7 +79,7 @@ def run_collect(
     Raises:
         EsaError.
     """
-    from esa_cli.apps.cli.output_paths import check
+    from esa_cli.apps.cli.options.output_paths import check
     from esa_cli.apps.cli.request import no_keep_hint
 
     reporter = Reporter(request.options.quiet)
@@ -100,11 +100,11 @@ def _collected(
     stack: ExitStack,
 ) -> CollectedPlaces:
     from esa_cli.apps.cli.inputs import library_books, read_files
-    from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.output_paths import spare
+    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.options.output_paths import spare
     from esa_cli.documents.sources import source_files
-    from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.books import distinct
+    from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.storage.library import Library
 
     ways, started = request.options, time.perf_counter()

@@ -49,8 +49,8 @@ class BashWord(str):
 def documents(incomplete: str) -> list[str]:
     """Names of stored documents, and ids that begin so."""
     from esa_cli.errors import EsaError
-    from esa_cli.storage.library.library_paths import LibraryPaths, default_root
-    from esa_cli.storage.library.stored_names import stored_names
+    from esa_cli.storage.library.catalogue.stored_names import stored_names
+    from esa_cli.storage.library.formats.library_paths import LibraryPaths, default_root
 
     try:
         paths = LibraryPaths(default_root())
@@ -67,7 +67,7 @@ def documents(incomplete: str) -> list[str]:
 
 def presets(incomplete: str) -> list[str]:
     """Names of presets."""
-    from esa_cli.qa.preset_files import available
+    from esa_cli.qa.presets.preset_files import available
 
     try:
         names = sorted(available())

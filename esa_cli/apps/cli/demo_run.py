@@ -11,17 +11,17 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from esa_cli.apps.cli.answer_output import NOT_FOUND, PIPE_WIDTH, AnswerStream, passage_line
-from esa_cli.apps.cli.terminal import Reporter, make_console
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND, PIPE_WIDTH, AnswerStream, passage_line
+from esa_cli.apps.cli.output.terminal import Reporter, make_console
 from esa_cli.documents.document import Document
 from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered, reworded
 from esa_cli.system.machine import size_text, time_text
 
 if TYPE_CHECKING:
+    from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.preset import Preset
-    from esa_cli.qa.reply import Reply
+    from esa_cli.qa.presets.preset import Preset
 
 NAME = "chronicle.md"
 SOURCE = "esa demo"

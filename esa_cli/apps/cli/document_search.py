@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from esa_cli.apps.cli.progress_display import token_progress
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.progress_display import token_progress
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DocumentError, LibraryError
-from esa_cli.qa.file_indexing import FileIndexing
+from esa_cli.qa.ingestion.file_indexing import FileIndexing
 from esa_cli.storage.library import Catalogue, Library
 
 

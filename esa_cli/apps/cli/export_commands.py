@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.library_transfer import Names, show_transfer
+from esa_cli.apps.cli.options import options
 from esa_cli.errors import UsageError
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file, a tar archive.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="What `esa library export` wrote.")]
@@ -21,7 +21,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="What `esa library ex
 
 def _stage(reporter: Reporter, label: str, unit: str) -> Progress:
     """As `token_progress`, which says nothing before the stage begins."""
-    from esa_cli.apps.cli.progress_display import token_progress
+    from esa_cli.apps.cli.output.progress_display import token_progress
 
     begun: list[Progress] = []
 
@@ -40,11 +40,11 @@ def export(
     quiet: options.Quiet = False,
 ) -> None:
     """Write documents of the library to one checked file."""
-    from esa_cli.apps.cli import output_paths
     from esa_cli.apps.cli.entry_choice import several_entries
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.options import output_paths
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.storage.library import Library
-    from esa_cli.storage.library.library_export import export_documents
+    from esa_cli.storage.library.transfer.library_export import export_documents
 
     output_paths.check("--out", out)
     library, reporter = Library(), Reporter(quiet)
@@ -69,9 +69,9 @@ def import_(
 
     The whole file is checked before anything is copied.
     """
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.storage.library import Library
-    from esa_cli.storage.library.library_export import import_documents
+    from esa_cli.storage.library.transfer.library_export import import_documents
     from esa_cli.system.progress import WaitNotice
 
     reporter = Reporter(quiet)

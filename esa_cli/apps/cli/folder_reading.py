@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import DiskError, DocumentError, ResourceError
 from esa_cli.storage.library import FileRecord, Library
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
 
 
 class FolderReading:
@@ -55,7 +55,7 @@ class FolderReading:
 
     def _loaded(self) -> Esa:
         if self._esa is None:
-            from esa_cli.apps.cli.open_esa import opened
+            from esa_cli.apps.cli.model_choice.open_esa import opened
 
             self._esa = self._stack.enter_context(
                 opened(

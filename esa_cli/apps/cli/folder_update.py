@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from esa_cli.apps.cli.folder_reading import FolderReading
-from esa_cli.apps.cli.progress_display import token_progress
-from esa_cli.apps.cli.terminal import Reporter
-from esa_cli.qa.folder_sync import FolderState, outdated_entries, sync_folder
+from esa_cli.apps.cli.output.progress_display import token_progress
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.qa.ingestion.folder_sync import FolderState, outdated_entries, sync_folder
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.system.machine import time_text
 

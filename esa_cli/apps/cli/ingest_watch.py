@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import find_any, is_several
 from esa_cli.errors import DiskError, DocumentError, ResourceError, UsageError
 from esa_cli.system import folder_changes

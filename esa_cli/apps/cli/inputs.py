@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.qa.reply import Asker
+from esa_cli.qa.answering.reply import Asker
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:

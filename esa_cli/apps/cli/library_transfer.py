@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.completion import documents
+from esa_cli.apps.cli.options import options
 from esa_cli.errors import LibraryError
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
-    from esa_cli.storage.library.document_copy import TransferResult
+    from esa_cli.storage.library.transfer.document_copy import TransferResult
 
 Url = Annotated[
     str,
@@ -43,11 +43,11 @@ def push(
     The folder then is a library, too.
     """
     from esa_cli.apps.cli.entry_choice import several_entries
-    from esa_cli.apps.cli.progress_display import token_progress
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.progress_display import token_progress
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.storage.library import Library
-    from esa_cli.storage.library.document_transfer import push as copy
-    from esa_cli.storage.library.remote_folder import without_password
+    from esa_cli.storage.library.transfer.document_transfer import push as copy
+    from esa_cli.storage.library.transfer.remote_folder import without_password
 
     library, reporter = Library(), Reporter(quiet)
     entries = several_entries(library, names) if names else library.entries()
@@ -69,11 +69,11 @@ def pull(
 
     Every byte is checked.
     """
-    from esa_cli.apps.cli.progress_display import token_progress
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.progress_display import token_progress
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.storage.library import Library
-    from esa_cli.storage.library.document_transfer import pull as copy
-    from esa_cli.storage.library.remote_folder import without_password
+    from esa_cli.storage.library.transfer.document_transfer import pull as copy
+    from esa_cli.storage.library.transfer.remote_folder import without_password
     from esa_cli.system.progress import WaitNotice
 
     reporter = Reporter(quiet)
@@ -94,7 +94,7 @@ def show_transfer(done: str, kind: str, place: str, result: TransferResult, as_j
     some could not be."""
     import sys
 
-    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.apps.cli.output.terminal import print_json
 
     if as_json:
         print_json(

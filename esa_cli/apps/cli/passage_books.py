@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from esa_cli.apps.cli.model_place import ModelPlace
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
-from esa_cli.qa.archive import restored
+from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.books import Book, distinct, place_books
-from esa_cli.qa.index_archive import INDEX
-from esa_cli.qa.passage import Passage
+from esa_cli.qa.ingestion.archive import restored
+from esa_cli.qa.ingestion.index_archive import INDEX
 from esa_cli.qa.passage_search import PassageSearch
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
 from esa_cli.system.text import text_digest
@@ -114,7 +114,7 @@ class PassageBooks:
         return self._esa
 
     def _open_model(self) -> Esa:
-        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.apps.cli.model_choice.open_esa import opened
 
         # Where nothing is read, a library that cannot be written is no matter.
         keep = self._keep if self._read or self._library.writable else False

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.worker_deaths import STARTING, WorkerDeaths
 from esa_cli.errors import ResourceError
 

@@ -12,10 +12,10 @@ from typing import Any
 from esa_cli.apps.batch.batch_questions import BatchQuestion
 from esa_cli.apps.batch.batch_run import answer_groups
 from esa_cli.apps.batch.schedule import Group, groups
-from esa_cli.apps.cli.options import ModelOptions, load_plugins
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.task_engine import TaskEngine
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
 from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
@@ -43,7 +43,7 @@ class BatchWorker:
 
     @contextmanager
     def open(self, reporter: Reporter) -> Iterator[Callable[[Group], AnsweredRows]]:
-        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.apps.cli.model_choice.open_esa import opened
         from esa_cli.storage.library import Library
 
         def warn(text: str) -> None:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from esa_cli.apps.cli.known_model import inspect_model
-from esa_cli.apps.cli.model_place import ModelPlace
-from esa_cli.apps.cli.options import ModelOptions, load_plugins
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.model_choice.known_model import inspect_model
+from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.task_engine import TaskEngine
 from esa_cli.errors import LengthError
 from esa_cli.evaluation.bench import BenchRecord, find
@@ -19,7 +19,7 @@ from esa_cli.evaluation.bench.bench_runner import KEY, BenchReply, has_answer
 from esa_cli.evaluation.bench.bench_runner import run as ask_all
 from esa_cli.evaluation.bench.task_selection import TaskSelection
 from esa_cli.models.loading.quiet_transformers import quiet_transformers
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.jsonl import Journal
 
 
@@ -59,7 +59,7 @@ class BenchWorker:
         place = ModelPlace.of(replace(self.model, dtype=self.dtype))
         known = inspect_model(self.preset, place, reporter)
         from esa_cli.evaluation.bench.session_asker import record_asker
-        from esa_cli.qa.session import Session
+        from esa_cli.qa.answering.session import Session
 
         score = find(self.benchmark).score
         asker: Callable[[BenchRecord], BenchReply] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 
 if TYPE_CHECKING:

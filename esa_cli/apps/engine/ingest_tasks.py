@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from esa_cli.apps.cli.preflight import Preflight
+from esa_cli.apps.cli.model_choice.preflight import Preflight
 from esa_cli.apps.engine.ingest_report import IngestReport
 from esa_cli.documents.document import Document
 from esa_cli.errors import LibraryError
-from esa_cli.qa.index_ranges import RangedIndex, TokenRange
-from esa_cli.qa.tokenised_document import TokenisedDocument
+from esa_cli.qa.ingestion.index_ranges import RangedIndex, TokenRange
+from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry, Library
 
 LONG = 131_072

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from esa_cli.apps.cli.options import ModelOptions, load_plugins
-from esa_cli.apps.cli.preflight import Preflight
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.model_choice.preflight import Preflight
+from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.ingest_report import IngestReport, ingest_document
 from esa_cli.apps.engine.ingest_tasks import IngestTask, IngestTasks, IngestValue
 from esa_cli.apps.engine.task_engine import TaskEngine
 from esa_cli.documents.document import Document
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Library
 from esa_cli.system.machine import time_text
 
@@ -35,7 +35,7 @@ class IngestWorker:
 
     @contextmanager
     def open(self, reporter: Reporter) -> Iterator[Callable[[IngestTask], IngestValue]]:
-        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.apps.cli.model_choice.open_esa import opened
 
         load_plugins(self.model.plugins)
         with opened(

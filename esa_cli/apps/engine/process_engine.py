@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 from typing import Any
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.task_engine import (
     Result,
     Task,

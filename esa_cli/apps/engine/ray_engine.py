@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.actor_pool import ActorPool, actor_errors
 from esa_cli.apps.engine.actor_share import actor_share
 from esa_cli.apps.engine.task_engine import (

@@ -9,23 +9,23 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.known_model import inspect_model
-from esa_cli.apps.cli.model_place import ModelPlace
-from esa_cli.apps.cli.options import ModelOptions, load_plugins
-from esa_cli.apps.cli.progress_display import SelftestDisplay
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.model_choice.known_model import inspect_model
+from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
+from esa_cli.apps.cli.output.progress_display import SelftestDisplay
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.task_engine import TaskEngine
 from esa_cli.evaluation.selftest.resumed_rows import KEY
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.models.loading.quiet_transformers import quiet_transformers
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.evaluation.selftest.selftest_run import SelftestRun
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
 
 Row = dict[str, Any]
 

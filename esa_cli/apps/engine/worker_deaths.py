@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ResourceError
 
 MOST_DEATHS = 3

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from esa_cli.qa.reply import Asker, HeatMap, Reply, Turn
+from esa_cli.qa.answering.reply import Asker, HeatMap, Reply, Turn
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
+    from esa_cli.qa.answering.passage import Passage
     from esa_cli.qa.books import Book
-    from esa_cli.qa.passage import Passage
     from esa_cli.storage.library import Entry
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.mcp_server.asker_on_demand import AskerOnDemand
 from esa_cli.apps.mcp_server.document_facts import listed_documents
 from esa_cli.apps.mcp_server.named_documents import MOST_FILES, DocumentNames, path_of
@@ -31,13 +31,13 @@ from esa_cli.apps.server.worker import Job
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import UsageError
-from esa_cli.qa.reply import Evidence, Reply, lacking
+from esa_cli.qa.answering.reply import Evidence, Reply, lacking
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
+    from esa_cli.qa.answering.passage import Passage
     from esa_cli.qa.books import Book
-    from esa_cli.qa.passage import Passage
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Entry
 
 NOT_READ = "not read by the model, searched by words alone: "
@@ -65,7 +65,7 @@ class DocumentTools:
         """Passages, ranked. Raises EsaError."""
         documents = self._named(given.documents)
         from esa_cli.apps.cli.passage_books import PassageBooks
-        from esa_cli.qa.adapter_files import for_finding
+        from esa_cli.qa.presets.adapter_files import for_finding
 
         opener = PassageBooks(
             for_finding(self._preset), self._model, self.library, self._reporter, ExitStack(),

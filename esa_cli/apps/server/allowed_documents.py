@@ -18,7 +18,7 @@ from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.apps.server.stored_documents import STORED, StoredDocuments
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError, LibraryError
-from esa_cli.qa.reply import Asker
+from esa_cli.qa.answering.reply import Asker
 from esa_cli.system.progress import Progress
 
 FIXED = "esa:"

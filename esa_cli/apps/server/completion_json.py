@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from esa_cli.qa.reply import HeatMap, Reply
+from esa_cli.qa.answering.reply import HeatMap, Reply
 
 
 @dataclass(frozen=True)

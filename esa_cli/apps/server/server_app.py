@@ -25,7 +25,7 @@ from esa_cli.apps.server.streaming import ClientGoneError, Events, follow
 from esa_cli.apps.server.wire import ChatRequest, parse
 from esa_cli.apps.server.worker import Answer, Event, Job, Worker
 from esa_cli.errors import EsaError, LengthError
-from esa_cli.qa.reply import Asker, Reply, lacking
+from esa_cli.qa.answering.reply import Asker, Reply, lacking
 
 CLIENT_GONE = 499
 END_WITHIN_S = 5.0

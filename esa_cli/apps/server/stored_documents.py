@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.documents.document import Document
-from esa_cli.qa.archive import restored
+from esa_cli.qa.ingestion.archive import restored
 from esa_cli.storage.library import Entry, Library
 
 STORED = "library:"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.qa.reply import Turn
+from esa_cli.qa.answering.reply import Turn
 
 MAX_DOCUMENTS = 64
 MAX_EVIDENCE = 50

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from esa_cli.evaluation.bench.bench_record import BenchRecord
 from esa_cli.evaluation.bench.bench_runner import BenchReply
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.method_presets import FROM_TEXT
-from esa_cli.qa.preset import Preset, Prompt
+from esa_cli.qa.presets.method_presets import FROM_TEXT
+from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
 
 Reading = Callable[[BenchRecord], Progress | None]
 """Called before a prefill; returns progress(done, all)."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.bench_record import Benchmark, BenchRecord
 from esa_cli.methods import recipes
-from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.settings_hash import method_hash
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.settings_hash import method_hash
 from esa_cli.system.registry import nearest
 from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
@@ -112,7 +112,7 @@ def tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> li
 def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Preset]:
     """A preset for each method, at the base's token budget; each method is built once as a check.
     Raises UsageError: no method, or an unknown one. PresetError: one is invalid."""
-    from esa_cli.qa.resolved_preset import resolve
+    from esa_cli.qa.presets.resolved_preset import resolve
 
     if not methods:
         raise UsageError(

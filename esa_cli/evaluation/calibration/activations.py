@@ -27,8 +27,8 @@ from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.models.attachment.attach import Attachment
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.inspection import layer_devices
+from esa_cli.qa.ingestion.prefill import feed
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.prefill import feed
 from esa_cli.system.machine import size_text
 from esa_cli.system.progress import Progress
 

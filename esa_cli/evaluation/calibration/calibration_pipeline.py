@@ -21,10 +21,10 @@ from esa_cli.models.attachment.method_layers import layer_windows
 from esa_cli.models.attachment.supported_families import keeps_state
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
 from esa_cli.models.loading.load import LoadedModel
-from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.system.files import replacing
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest

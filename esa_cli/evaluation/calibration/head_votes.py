@@ -21,8 +21,8 @@ from esa_cli.evaluation.calibration.head_ranking import HeadSet, judge, window_s
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.qa.prefill import feed
-from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.ingestion.prefill import feed
 from esa_cli.storage.row_allocation import RESERVE
 from esa_cli.system.progress import Progress
 

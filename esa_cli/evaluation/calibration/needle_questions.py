@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
-from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptTokens
 
 FEWEST = 4
 """Fewest questions that are enough in two halves."""

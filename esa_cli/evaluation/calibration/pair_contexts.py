@@ -15,10 +15,10 @@ import torch
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.training.training_pairs import AnswerPair, Span, TrainingText
+from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.finding.sentence_windows import TextWindow
-from esa_cli.qa.prompt import PromptTokens
 from esa_cli.system.progress import Progress
 from esa_cli.system.registry import nearest
 

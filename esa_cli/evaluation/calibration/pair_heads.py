@@ -54,8 +54,8 @@ from esa_cli.evaluation.calibration.vote_journal import (
 )
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 

@@ -47,9 +47,9 @@ from esa_cli.evaluation.calibration.vote_journal import (
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa import build_method as build
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.prompt import PromptTokens
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.presets import build_method as build
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 PASSAGE = 128

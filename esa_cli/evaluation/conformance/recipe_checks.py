@@ -11,9 +11,9 @@ from functools import partial
 
 from esa_cli.attention.window import Window
 from esa_cli.evaluation.conformance.finding import Finding, attempt, gather
-from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 USUAL = Window(initial=64, selected=1024, local=1024, chunk=512)
 SMALL = Window(initial=4, selected=64, local=64, chunk=32)

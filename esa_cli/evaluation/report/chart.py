@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.qa import page_style as look
+from esa_cli.qa.evidence import page_style as look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from esa_cli.evaluation.report.chart import (
     plain_name,
 )
 from esa_cli.evaluation.report.statistics import BINS, REASONS, Summary
-from esa_cli.qa import page_style as look
+from esa_cli.qa.evidence import page_style as look
 
 
 def picture(summary: Summary) -> Chart:

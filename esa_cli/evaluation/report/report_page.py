@@ -19,8 +19,8 @@ from esa_cli.evaluation.report.chart import Chart
 from esa_cli.evaluation.report.figures import reasons_chart, recall_chart, score_chart
 from esa_cli.evaluation.report.result_rows import Row
 from esa_cli.evaluation.report.statistics import BINS, Summary, summarise
-from esa_cli.qa import page_style as look
-from esa_cli.qa.html_page import render_page
+from esa_cli.qa.evidence import page_style as look
+from esa_cli.qa.evidence.html_page import render_page
 
 LONGEST = 4000
 """The most characters of a prompt or an answer that the page shows."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from esa_cli.evaluation.selftest.needle_recall import IN_VIEW
 from esa_cli.evaluation.tasks.task_sample import Fact
-from esa_cli.qa.reply import Evidence
+from esa_cli.qa.answering.reply import Evidence
 
 SHOWN = 3
 """First passages that count as evidence: as many as `esa ask` shows."""

@@ -14,10 +14,10 @@ from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.shared_prefill import read_for
 from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.books import PlacedBook
-from esa_cli.qa.evidence import heaviest
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.session import Session
+from esa_cli.qa.evidence.evidence import heaviest
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
 

@@ -11,9 +11,9 @@ from esa_cli.errors import LengthError
 from esa_cli.evaluation.selftest.run_plan import prompted_preset
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.resolved_preset import resolve
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 
 def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.settings_hash import method_hash
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.text import text_digest
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods import recipes
-from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset, Prompt, merge, validated
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset, Prompt, merge, validated
+from esa_cli.qa.presets.resolved_preset import resolve
 
 DENSE = "dense"
 """Method name of the ceiling: the same model with full attention, inside its own window."""

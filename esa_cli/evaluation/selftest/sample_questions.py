@@ -13,9 +13,9 @@ from esa_cli.evaluation.selftest.run_plan import prompted_preset
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.task_sample import Fact, TaskQuestion, TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.reply import Reply
-from esa_cli.qa.session import Answer, Session
+from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.answering.session import Answer, Session
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.text import text_digest
 

@@ -28,9 +28,9 @@ from esa_cli.evaluation.selftest.shared_prefill import read_for
 from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.session import Session
-from esa_cli.qa.settings_hash import method_hash
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.work_shard import ALL_WORK, WorkShard
 

@@ -16,9 +16,9 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
-from esa_cli.qa import build_method as build
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.session import Session
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import build_method as build
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 

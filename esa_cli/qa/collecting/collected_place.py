@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from esa_cli.qa.passage import Passage
+from esa_cli.qa.answering.passage import Passage
 
 _WORD = re.compile(r"\w+")
 _ARTICLES = frozenset(("a", "an", "the"))

@@ -10,6 +10,7 @@ from typing import Self, TypedDict
 
 import torch
 
+from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
 from esa_cli.qa.collecting.merged_places import MergedPlaces, WeighedPlace
@@ -17,7 +18,6 @@ from esa_cli.qa.collecting.passage_sieve import ChosenPassages
 from esa_cli.qa.collecting.told_spans import PassageDecision, ToldSpan
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.sentence_windows import sentence_spans
-from esa_cli.qa.reply import Evidence
 from esa_cli.system.progress import Progress
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from esa_cli.qa.answering.reply import Evidence, says_not_told
 from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.qa.reading.passage_reader import PassageReader
-from esa_cli.qa.reply import Evidence, says_not_told
 from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 from esa_cli.system.content_words import content_words
 

@@ -23,11 +23,11 @@ from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
+from esa_cli.qa.answering.lazy_session import LazySession
+from esa_cli.qa.answering.question import EncodedQuestion
 from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.finding.voting_heads import VotingHeads
-from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.question import EncodedQuestion
 from esa_cli.storage.library import Layout
 
 WHOLE = Window(initial=0, selected=0, local=0, chunk=1 << 30, dense=1 << 30)

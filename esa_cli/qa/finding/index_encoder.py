@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.finding.head_encoder import HeadEncoder
 from esa_cli.qa.finding.index_votes import HeadVotes
 from esa_cli.qa.finding.load_encoder import load_encoder, voting_heads
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.lazy_session import LazySession
 from esa_cli.qa.passage_search import PassageSearch
 
 IndexEncoder = TokenEncoder | HeadEncoder

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.qa.adapter_files import finder_folder
-from esa_cli.qa.answer_settings import AnswerSettings
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 from esa_cli.qa.finding.voting_heads import VotingHeads
 from esa_cli.qa.planning.model_shape import Shape
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets.adapter_files import finder_folder
+from esa_cli.qa.presets.answer_settings import AnswerSettings
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Layout
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.qa.archive import storable
 from esa_cli.qa.finding.load_encoder import IndexSizes
+from esa_cli.qa.ingestion.archive import storable
 from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.cache_places import (
     RowPlaces,
@@ -28,7 +28,7 @@ from esa_cli.qa.planning.machine_probe import probe
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.passage_costs import PassageCosts
 from esa_cli.qa.planning.weight_bytes import with_packing
-from esa_cli.qa.resolved_preset import ResolvedPreset
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 
 EFFICIENCY = 0.6

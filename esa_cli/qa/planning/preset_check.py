@@ -11,8 +11,8 @@ from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.supported_families import check_type
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Plan, Planner
-from esa_cli.qa.preset import Preset
-from esa_cli.qa.resolved_preset import ResolvedPreset
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.system.machine import size_text
 
 LENGTHS = {"100k": 100_000, "1M": 1_000_000}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.answering.reply import Evidence, Turn
 
 MOST_PASSAGES = 8
 """Passages that a reader is shown."""

@@ -11,9 +11,9 @@ from jinja2 import TemplateError
 from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.qa.preset import Prompt
-from esa_cli.qa.prompt import PromptTokens
-from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.reply import Evidence, Turn
+from esa_cli.qa.presets.preset import Prompt
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 from esa_cli.qa.second_model.reader_prompt import QUESTION, SYSTEM, numbered
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from esa_cli import models
 from esa_cli.errors import UsageError
-from esa_cli.qa import preset
-from esa_cli.qa.preset_files import SUFFIXES, available
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset_files import SUFFIXES, available
 from esa_cli.qa.second_model.server_address import ServerAddress, is_address
 from esa_cli.system.progress import StageProgress
 

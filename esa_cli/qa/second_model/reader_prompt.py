@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esa_cli.qa.reply import NOT_TOLD, Evidence, Turn
+from esa_cli.qa.answering.reply import NOT_TOLD, Evidence, Turn
 
 SYSTEM = (
     "You answer questions about documents. Use only the numbered passages, which were found in "

@@ -13,7 +13,7 @@ from typing import Any
 import requests
 
 from esa_cli.errors import ReaderError
-from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.answering.reply import Evidence, Turn
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 from esa_cli.qa.second_model.completion_stream import BrokenAnswerError, CompletionText, decoded
 from esa_cli.qa.second_model.reader_prompt import messages

@@ -5,11 +5,11 @@ from __future__ import annotations
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from esa_cli.storage.library import checksummed_file, content_names
-from esa_cli.storage.library.checksummed_file import damage_error
-from esa_cli.storage.library.document_files import fit_name
-from esa_cli.storage.library.library_paths import LibraryPaths
-from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.formats import checksummed_file, content_names
+from esa_cli.storage.library.formats.checksummed_file import damage_error
+from esa_cli.storage.library.formats.document_files import fit_name
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.system.text import text_digest
 
 _UNPACKING = (SafetensorError, KeyError, OverflowError, RuntimeError, TypeError, ValueError)

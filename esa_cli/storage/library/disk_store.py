@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.storage.library.row_layout import Layout
-from esa_cli.storage.library.segment import Segment
+from esa_cli.storage.library.formats.row_layout import Layout
+from esa_cli.storage.library.formats.segment import Segment
 from esa_cli.storage.memory_store import split_rows
 from esa_cli.storage.reduced_rows import BLOCK
 

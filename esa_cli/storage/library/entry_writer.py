@@ -19,22 +19,22 @@ from torch import Tensor
 
 from esa_cli.errors import EsaError, ResourceError
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
-from esa_cli.storage.library import checksummed_file, content_names, manifest
-from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.disk_store import disk_stores
-from esa_cli.storage.library.document_files import (
+from esa_cli.storage.library.formats import checksummed_file, content_names, manifest
+from esa_cli.storage.library.formats.checksummed_file import write_errors
+from esa_cli.storage.library.formats.document_files import (
     Projections,
     fit_name,
     pack_fit,
     pack_tokens,
 )
-from esa_cli.storage.library.library_paths import LibraryPaths, size_of
-from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.formats.library_paths import LibraryPaths, size_of
+from esa_cli.storage.library.formats.manifest import Entry
+from esa_cli.storage.library.formats.row_layout import Layout
+from esa_cli.storage.library.formats.segment import Layer, Segment, write_segment
+from esa_cli.storage.library.formats.state_file import State, pack_states
 from esa_cli.storage.library.reservations import end_reservation, reserve
 from esa_cli.storage.library.resumed_segments import resumed_segments, undamaged_segment
-from esa_cli.storage.library.row_layout import Layout
-from esa_cli.storage.library.segment import Layer, Segment, write_segment
-from esa_cli.storage.library.state_file import State, pack_states
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
 

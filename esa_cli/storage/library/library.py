@@ -14,34 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.library import (
-    checksummed_file,
-    content_names,
-    maintenance,
-    manifest,
-    manifest_copies,
+from esa_cli.storage.library import maintenance
+from esa_cli.storage.library.catalogue import catalogue_file, manifest_copies
+from esa_cli.storage.library.catalogue.catalogue import (
+    Catalogue,
+    open_catalogue,
+    search_catalogue,
+    tidy,
 )
-from esa_cli.storage.library.catalogue import Catalogue, open_catalogue, search_catalogue, tidy
-from esa_cli.storage.library.catalogue_file import (
-    catalogue_bytes,
-    change_catalogue,
-    stale_note,
-    with_catalogue,
-)
-from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.disk_room import check_room, nearest_folder
-from esa_cli.storage.library.library_paths import MARKER, LibraryPaths, default_root, size_of
-from esa_cli.storage.library.manifest import Entry
-from esa_cli.storage.library.row_layout import Layout
+from esa_cli.storage.library.formats import checksummed_file, content_names, library_paths, manifest
+from esa_cli.storage.library.formats.checksummed_file import write_errors
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.manifest import Entry
+from esa_cli.storage.library.formats.row_layout import OTHER_BYTES, Layout
 
 if TYPE_CHECKING:
     import torch
 
-    from esa_cli.storage.library.document_files import StoredDocument
     from esa_cli.storage.library.entry_writer import Writer
-
-OTHER_BYTES = 48
-"""Upper bound of a token's bytes beside its rows: id and offsets (24), text, projections."""
+    from esa_cli.storage.library.formats.document_files import StoredDocument
 
 
 class Library:
@@ -52,7 +44,7 @@ class Library:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = default_root() if root is None else root
+        self.root = library_paths.default_root() if root is None else root
         self._paths = LibraryPaths(self.root)
         self.catalogue_note = ""
         """Why `remove` or `prune` left words in the catalogue, for people; empty: they did not."""
@@ -87,24 +79,29 @@ class Library:
 
     def text_digests(self) -> set[str]:
         """Digests of the texts of all documents. Raises LibraryError: as `entries`."""
-        self._paths.check()
-        return with_catalogue(self._paths, lambda db: set(Catalogue(self._paths, db).stored_keys()))
+        paths = self._paths
+        paths.check()
+        return catalogue_file.with_catalogue(
+            paths, lambda db: set(Catalogue(paths, db).stored_keys())
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes of all files in the library."""
-        return sum(map(size_of, self._paths.files()))
+        return sum(map(library_paths.size_of, self._paths.files()))
 
     @property
     def synced_files(self) -> int:
         """How many files `esa sync` has put into it, to be found by their words."""
         paths = self._paths
-        return with_catalogue(paths, lambda db: len(Catalogue(paths, db).files.synced()))
+        return catalogue_file.with_catalogue(
+            paths, lambda db: len(Catalogue(paths, db).files.synced())
+        )
 
     @property
     def catalogue_bytes(self) -> int:
         """Bytes of its catalogue, which `nbytes` does not include."""
-        return catalogue_bytes(self._paths)
+        return catalogue_file.catalogue_bytes(self._paths)
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
         """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
@@ -122,7 +119,7 @@ class Library:
     @property
     def exists(self) -> bool:
         """Whether something was stored in it once."""
-        return (self.root / MARKER).is_file()
+        return (self.root / library_paths.MARKER).is_file()
 
     @property
     def writable(self) -> bool:
@@ -179,7 +176,7 @@ class Library:
     def open(self, entry: Entry) -> StoredDocument:
         """Opens the document for questions and sets the time of its last use. Raises LibraryError:
         a file of it is missing, damaged or of another version."""
-        from esa_cli.storage.library.document_files import StoredDocument
+        from esa_cli.storage.library.formats.document_files import StoredDocument
 
         if entry.damage:
             raise manifest.entry_error(entry)
@@ -242,8 +239,8 @@ class Library:
         return done
 
     def _change_catalogue(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        if why := change_catalogue(self._paths, work):
-            self.catalogue_note = stale_note(self._paths, why)
+        if why := catalogue_file.change_catalogue(self._paths, work):
+            self.catalogue_note = catalogue_file.stale_note(self._paths, why)
 
 
 def _busy() -> None:

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file, manifest
-from esa_cli.storage.library.checksummed_file import READ_HINT, sync_folder, write_errors
-from esa_cli.storage.library.library_paths import LibraryPaths, size_of
-from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.formats import checksummed_file, manifest
+from esa_cli.storage.library.formats.checksummed_file import READ_HINT, sync_folder, write_errors
+from esa_cli.storage.library.formats.library_paths import LibraryPaths, size_of
+from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.reservations import needed_files
 
 
@@ -173,9 +173,9 @@ def _delete(paths: LibraryPaths, files: list[Path]) -> int:
 def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     """Reads every byte of a document and returns one error for each damaged file. Checks made
     before do not count. Sentences and words are left out, for their damage is repaired."""
-    from esa_cli.storage.library.document_files import read_fit
-    from esa_cli.storage.library.segment import Segment
-    from esa_cli.storage.library.state_file import read_states
+    from esa_cli.storage.library.formats.document_files import read_fit
+    from esa_cli.storage.library.formats.segment import Segment
+    from esa_cli.storage.library.formats.state_file import read_states
 
     if entry.damage:
         return [manifest.entry_error(entry)]

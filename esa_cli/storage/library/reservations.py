@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file, manifest
-from esa_cli.storage.library.library_paths import LibraryPaths
-from esa_cli.storage.library.manifest import Entry
+from esa_cli.storage.library.formats import checksummed_file, manifest
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.manifest import Entry
 
 
 def end_reservation(paths: LibraryPaths, key: str, new: Iterable[Path]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library.document_files import NO_FIT, read_fit
-from esa_cli.storage.library.library_paths import LibraryPaths
-from esa_cli.storage.library.row_layout import Layout
-from esa_cli.storage.library.segment import Segment
-from esa_cli.storage.library.state_file import State, read_unfinished
+from esa_cli.storage.library.formats.document_files import NO_FIT, read_fit
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.row_layout import Layout
+from esa_cli.storage.library.formats.segment import Segment
+from esa_cli.storage.library.formats.state_file import State, read_unfinished
 
 
 @dataclass(frozen=True)

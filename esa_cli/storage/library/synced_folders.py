@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import checksummed_file
-from esa_cli.storage.library.checksummed_file import read_errors, write_errors
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.checksummed_file import read_errors, write_errors
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.system.text import text_bytes
 
 KIND = "folder"

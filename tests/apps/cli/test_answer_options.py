@@ -12,12 +12,12 @@ from command import TINY, Esa, fail
 
 from esa_cli.apps.chat.conversation import Exchange
 from esa_cli.apps.chat.transcript import transcript
-from esa_cli.apps.cli.answer_options import AnswerOptions
-from esa_cli.apps.cli.answer_output import NOT_FOUND, show_under
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND, show_under
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.qa.reply import NOT_TOLD, Reply, says_not_told
+from esa_cli.qa.answering.reply import NOT_TOLD, Reply, says_not_told
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -28,7 +28,7 @@ QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model's window has 512 bytes."""
-    monkeypatch.setattr("esa_cli.qa.answer_from_text.ROOM", 256)
+    monkeypatch.setattr("esa_cli.qa.answering.answer_from_text.ROOM", 256)
 
 
 def chosen(answer: AnswerOptions, *settings: str, **more: Any) -> Any:

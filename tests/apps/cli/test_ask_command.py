@@ -79,7 +79,7 @@ def test_a_report_takes_no_documents_place(esa: Esa, note: str, tmp_path: Path) 
 def test_a_report_that_finds_no_room_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esa_cli.apps.cli import output_paths as files
+    from esa_cli.apps.cli.options import output_paths as files
     from esa_cli.errors import ResourceError
 
     def full(file: int) -> None:
@@ -114,7 +114,7 @@ def test_an_answer_is_shown_where_its_report_finds_no_room(
 def test_nothing_that_is_noted_can_steer_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json
 
     text = "a\x1b[2J\x9b31m\nesa: b\r[bold]c\x07"
     Reporter().note(text)
@@ -215,7 +215,7 @@ def test_a_forced_colour_does_not_reach_a_pipe(
 
 
 def test_an_answer_cannot_steer_the_terminal() -> None:
-    from esa_cli.apps.cli.terminal import clean
+    from esa_cli.apps.cli.output.terminal import clean
 
     assert clean("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"
 
@@ -224,7 +224,8 @@ def test_a_missing_adapter_is_said_before_the_model_is_loaded(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "esa_cli.apps.cli.known_model.KnownModel.load", lambda *given: pytest.fail("loaded")
+        "esa_cli.apps.cli.model_choice.known_model.KnownModel.load",
+        lambda *given: pytest.fail("loaded"),
     )
     missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
     result = esa("ask", note, "When?", *TINY, *missing)

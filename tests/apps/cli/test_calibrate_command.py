@@ -21,8 +21,8 @@ from esa_cli.evaluation.calibration.activation_files import Shards
 from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.fit_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
-from esa_cli.qa import method_presets, preset
-from esa_cli.qa.resolved_preset import resolve
+from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 Esa = Callable[..., tuple[int, str, str]]
@@ -44,7 +44,7 @@ def esa(
     monkeypatch.setenv("ESA_HOME", str(cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
-    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
     monkeypatch.chdir(tmp_path)
     lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
     (tmp_path / "note.md").write_text("".join(lines), "utf-8")

@@ -16,7 +16,7 @@ from command import TINY, Esa, fail
 
 from esa_cli.__main__ import _Interrupts, main
 from esa_cli.errors import PresetError
-from esa_cli.qa import session
+from esa_cli.qa.answering import session
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -175,7 +175,7 @@ def test_what_the_system_refuses(
     def trip(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("esa_cli.qa.preset.dump", trip)
+    monkeypatch.setattr("esa_cli.qa.presets.preset.dump", trip)
     fail(esa("presets", "show"), code, *words)
 
 
@@ -192,7 +192,7 @@ def test_an_interruption_that_a_library_answers_with_an_error(
         except KeyboardInterrupt:
             raise error from None
 
-    monkeypatch.setattr("esa_cli.qa.preset.dump", trip)
+    monkeypatch.setattr("esa_cli.qa.presets.preset.dump", trip)
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

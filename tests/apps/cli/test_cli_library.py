@@ -23,9 +23,9 @@ from forked import child, ended, killed
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli import open_esa as opening
+from esa_cli.apps.cli.model_choice import open_esa as opening
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.formats.library_paths import MARKER
 
 TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -51,9 +51,9 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr("esa_cli.qa.prefill.FEED", 128)
-    monkeypatch.setattr("esa_cli.qa.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.archive.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
     monkeypatch.chdir(tmp_path)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")

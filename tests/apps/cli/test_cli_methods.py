@@ -16,8 +16,8 @@ import esa_cli.documents.readers  # noqa: F401 - registered before a test copies
 from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
-from esa_cli.qa import method_presets, preset
-from esa_cli.qa.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]

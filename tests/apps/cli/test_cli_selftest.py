@@ -18,8 +18,8 @@ from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, ROOT, TINY, Esa, fail, listen
 from rich.console import Console
 
-from esa_cli.apps.cli.progress_display import SelftestDisplay
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.progress_display import SelftestDisplay
+from esa_cli.apps.cli.output.terminal import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")

@@ -16,8 +16,8 @@ from command import TINY, Result, fail
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.passage_progress import PassageProgress
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.passage_progress import PassageProgress
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.qa.collecting.collection import Collection
 
 __all__ = ["cache", "surroundings"]

@@ -15,7 +15,8 @@ from command import TINY, Result
 
 from esa_cli.__main__ import main
 from esa_cli.documents import document
-from esa_cli.storage.library import Library, catalogue_file
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.catalogue import catalogue_file
 
 __all__ = ["cache", "surroundings"]
 

@@ -36,14 +36,14 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, attribute, counted)
 
-    count("presets resolved", "esa_cli.qa.preset", "read_file")
-    count("methods built", "esa_cli.qa.build_method", "method")
+    count("presets resolved", "esa_cli.qa.presets.preset", "read_file")
+    count("methods built", "esa_cli.qa.presets.build_method", "method")
     count("plugins looked for", "esa_cli.methods.plugin_loading", "entry_points")
     count("machine timed", "esa_cli.qa.planning.plan", "probe")
     plugin_loading: Any = importlib.import_module("esa_cli.methods.plugin_loading")
     plugin_loading.load_installed.cache_clear()
     transformers: Any = importlib.import_module("transformers")
-    known_model: Any = importlib.import_module("esa_cli.apps.cli.known_model")
+    known_model: Any = importlib.import_module("esa_cli.apps.cli.model_choice.known_model")
     call, tokens = transformers.PreTrainedTokenizerBase.__call__, known_model.count_tokens
 
     def seen(text: Any) -> None:

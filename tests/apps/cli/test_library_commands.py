@@ -18,9 +18,10 @@ from test_library import ingest, part_of, used_at
 
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import library_command as commands
-from esa_cli.apps.cli.entry_output import facts
+from esa_cli.apps.cli.output.entry_output import facts
 from esa_cli.errors import EsaError, ForeignVersionError, LibraryError, UsageError
-from esa_cli.storage.library import Layout, Library, catalogue_file
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.catalogue import catalogue_file
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]

@@ -20,7 +20,7 @@ from reader_models import WINDOW, wide_model
 
 from esa_cli import Esa as Interface
 from esa_cli.errors import ReaderError, UsageError
-from esa_cli.qa.reply import Turn
+from esa_cli.qa.answering.reply import Turn
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")

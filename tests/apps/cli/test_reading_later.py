@@ -21,16 +21,17 @@ from fake_asker import FakeAsker
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.apps.cli import inputs
-from esa_cli.apps.cli import open_esa as opening
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.model_choice import open_esa as opening
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.index_archive import PIECE
+from esa_cli.qa.ingestion.index_archive import PIECE
 from esa_cli.qa.planning.plan import Planner
-from esa_cli.qa.reply import Reply
-from esa_cli.storage.library import Library, checksummed_file
-from esa_cli.storage.library.row_layout import SEGMENT
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.row_layout import SEGMENT
 
 __all__ = ["cache", "surroundings"]
 
@@ -306,7 +307,8 @@ def test_a_library_that_cannot_be_written(run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_what_read_does_not_go_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "esa_cli.apps.cli.known_model.KnownModel.load", lambda *given: pytest.fail("loaded")
+        "esa_cli.apps.cli.model_choice.known_model.KnownModel.load",
+        lambda *given: pytest.fail("loaded"),
     )
     fail(run(*ASK, "--read", "never", "--keep"), 2, "--read never has nothing to keep")
     for rows in (("--method", "esa"), ("--set", "answer.from=rows")):

@@ -155,6 +155,6 @@ def test_a_file_that_finds_no_room_is_named(
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", "plugin.py")
 
-    monkeypatch.setattr("esa_cli.qa.preset.dump", fill)
+    monkeypatch.setattr("esa_cli.qa.presets.preset.dump", fill)
     assert main(["presets", "show"]) == 6
     assert "plugin.py cannot be written" in capsys.readouterr().err

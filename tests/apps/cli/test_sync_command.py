@@ -16,8 +16,9 @@ from cli_fixtures import cache, surroundings
 from command import TINY, Result
 
 from esa_cli.__main__ import main
-from esa_cli.qa.file_indexing import FileChanges, FileIndexing
-from esa_cli.storage.library import Library, catalogue_file
+from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.catalogue import catalogue_file
 from esa_cli.system import folder_changes
 
 __all__ = ["cache", "surroundings"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli import terminal
+from esa_cli.apps.cli.output import terminal
 
 BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
 CELLS = (

@@ -14,8 +14,8 @@ from reader_pairs import ANIMALS, write_text
 from esa_cli.__main__ import main
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
-from esa_cli.qa import preset
-from esa_cli.qa.adapter_files import adapter_folder
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.adapter_files import adapter_folder
 
 pytestmark = pytest.mark.training
 

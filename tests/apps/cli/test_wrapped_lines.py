@@ -7,7 +7,7 @@ import io
 import pytest
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 
 PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
 

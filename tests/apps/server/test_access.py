@@ -24,7 +24,7 @@ from forked import child, ended
 from live_server import HEAD, TOKEN, LiveServer, Start, user
 
 from esa_cli.apps.cli.commands import serve_command as command
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import access, server_run
 from esa_cli.documents.document import read_document
 from esa_cli.errors import UsageError
@@ -139,9 +139,9 @@ def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.open_esa")
+    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
     module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
     monkeypatch.setattr(server_run, "run", lambda app, sock: None)
     app = typer.Typer()
     app.command()(command.serve)

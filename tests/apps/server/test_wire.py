@@ -13,7 +13,7 @@ from live_server import LiveServer, Start, user
 
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.qa.reply import Turn
+from esa_cli.qa.answering.reply import Turn
 
 
 def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:

@@ -13,7 +13,7 @@ from finder_asker import loaded as loaded
 
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.qa import preset
+from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, distinct_places
@@ -21,7 +21,7 @@ from esa_cli.qa.collecting.collection import Collection, EarlierRun
 from esa_cli.qa.collecting.passage_sieve import ChosenPassages, chosen_passages
 from esa_cli.qa.collecting.told_spans import ToldSpan
 from esa_cli.qa.passage_search import PassageSearch
-from esa_cli.qa.reply import NOT_TOLD, Evidence
+from esa_cli.qa.presets import preset
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
 from esa_cli.qa.collecting.told_spans import WrittenDecision, quoted_place
-from esa_cli.qa.reply import NOT_TOLD, Evidence
 from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 
 TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."

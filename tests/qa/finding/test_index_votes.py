@@ -13,17 +13,18 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError
 from esa_cli.methods.consensus import Consensus, ConsensusTurn
-from esa_cli.qa import index_ingest, preset
+from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding import head_encoder, index_votes
 from esa_cli.qa.finding.load_encoder import index_sizes
-from esa_cli.qa.ingest_events import IngestEvents
+from esa_cli.qa.ingestion import index_ingest
+from esa_cli.qa.ingestion.ingest_events import IngestEvents
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.planning.plan import Planner
-from esa_cli.qa.reply import Turn
-from esa_cli.qa.resolved_preset import resolve
-from esa_cli.qa.session import Session
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Library
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 3

@@ -11,7 +11,7 @@ from reader_models import foreign_model, wide_model
 from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
-from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.answering.reply import Evidence, Turn
 from esa_cli.qa.second_model.answer_reader import Sampling
 from esa_cli.qa.second_model.local_reader import LocalReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice

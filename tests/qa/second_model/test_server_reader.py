@@ -11,7 +11,7 @@ import pytest
 from completion_server import KEY, CompletionServer
 
 from esa_cli.errors import ReaderError, UsageError
-from esa_cli.qa.reply import Evidence, Turn
+from esa_cli.qa.answering.reply import Evidence, Turn
 from esa_cli.qa.second_model import server_connection
 from esa_cli.qa.second_model.answer_reader import Sampling
 from esa_cli.qa.second_model.reader_choice import ReaderChoice

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.commands.ask_request import AS_NAMED, AskOptions, AskRequest
-from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.answer_output import Timing
     from esa_cli.apps.cli.best_books import BestBooks
     from esa_cli.apps.cli.document_search import DocumentSearch
-    from esa_cli.apps.cli.preflight import Preflight
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.model_choice.preflight import Preflight
+    from esa_cli.apps.cli.output.answer_output import Timing
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.preset import Preset
-    from esa_cli.qa.tokenised_document import TokenisedDocument
+    from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Library
 
 Arguments = Annotated[
@@ -51,10 +51,10 @@ def ask(
 
     esa ask book.txt "Who is Ahab?"
     """
-    from esa_cli.apps.cli.answer_output import Timing
-    from esa_cli.apps.cli.output_paths import check
+    from esa_cli.apps.cli.options.output_paths import check
+    from esa_cli.apps.cli.output.answer_output import Timing
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.request import check_characters, check_method_alone, no_keep_hint, split
-    from esa_cli.apps.cli.terminal import Reporter
 
     if ways.stdin and ways.report is not None:
         raise UsageError("--report must be of one question, got --stdin", "ask it without --stdin")
@@ -78,9 +78,9 @@ def ask(
 
 def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     """Answers on standard output; the exit code. Raises EsaError."""
-    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.document_search import document_search
-    from esa_cli.apps.cli.output_paths import spare
+    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.options.output_paths import spare
     from esa_cli.documents.sources import source_files
     from esa_cli.models import parse_reference
     from esa_cli.models.tokenization.tokenizer_loading import read_ahead
@@ -115,7 +115,7 @@ def _answer(
     from esa_cli.apps.cli.best_books import BestBooks
     from esa_cli.apps.cli.commands.one_question import OneQuestion
     from esa_cli.apps.cli.document_search import named_alone
-    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.qa.books import distinct
 
     ways = request.options
@@ -163,13 +163,13 @@ def _ready(
         UsageError: --library with a method that is made for the length of its documents, --read
             never where answers need rows, or several documents that cannot be asked together.
     """
-    from esa_cli.apps.cli.preflight import prepare
-    from esa_cli.qa.archive import check_asked_together
+    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.qa.ingestion.archive import check_asked_together
     from esa_cli.qa.planning.model_shape import shape_of
 
     method = request.options.method
     if request.options.library and method is not None:
-        from esa_cli.qa.method_presets import stretches
+        from esa_cli.qa.presets.method_presets import stretches
 
         if stretches(method, chosen):
             raise UsageError(

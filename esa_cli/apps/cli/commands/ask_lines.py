@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.batch.result_row import answer_row, error_row
-from esa_cli.apps.cli.answer_output import (
+from esa_cli.apps.cli.inputs import Line
+from esa_cli.apps.cli.output.answer_output import (
     SHOWN,
     AnswerStream,
     asked_documents,
     complain,
     show_under,
 )
-from esa_cli.apps.cli.inputs import Line
-from esa_cli.apps.cli.terminal import Reporter, clean
-from esa_cli.apps.cli.terminal import as_json as written
+from esa_cli.apps.cli.output.terminal import Reporter, clean
+from esa_cli.apps.cli.output.terminal import as_json as written
 from esa_cli.errors import EsaError
-from esa_cli.qa.reply import Asker
+from esa_cli.qa.answering.reply import Asker
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.best_books import BestBooks

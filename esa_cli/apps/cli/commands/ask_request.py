@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.answer_options import AnswerOptions
-from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 
 SelectorName = Annotated[
     str | None,
@@ -89,7 +89,7 @@ class AskOptions:
     @property
     def passages(self) -> int:
         """Passages of an answer to show, or to put into its JSON object."""
-        from esa_cli.apps.cli.answer_output import passage_count
+        from esa_cli.apps.cli.output.answer_output import passage_count
 
         return passage_count(self.evidence, self.quiet and not self.as_json)
 

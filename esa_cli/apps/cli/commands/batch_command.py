@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli import output_paths as files
-from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.commands.batch_request import BatchRequest, Begin
-from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
-from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
-from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
-from esa_cli.apps.cli.terminal import Reporter
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.ordered_jsonl import OrderedJsonLines
     from esa_cli.system.work_shard import WorkShard
 
@@ -81,7 +81,7 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
-    from esa_cli.apps.cli.by_words import answerable
+    from esa_cli.apps.cli.model_choice.by_words import answerable
 
     engines.check()
     chosen = answer.load_preset(model, method=method)
@@ -203,7 +203,7 @@ def _summarise(
     reporter: Reporter,
     as_json: bool,
 ) -> int:
-    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.system.machine import time_text
 
     failed = sum(index < end for index in answers.failed)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
-    from esa_cli.apps.cli.engine_options import EngineOptions
-    from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.qa.preset import Preset
+    from esa_cli.apps.cli.options.engine_options import EngineOptions
+    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.second_model.reader_choice import ReaderChoice
     from esa_cli.system.ordered_jsonl import OrderedJsonLines
 
@@ -39,7 +39,7 @@ class BatchRequest:
     def answer_here(self, answers: OrderedJsonLines, end: int, begin: Begin) -> None:
         """Answers the first `end` questions in this process. Raises EsaError."""
         from esa_cli.apps.batch.batch_run import run_batch
-        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.apps.cli.model_choice.open_esa import opened
 
         with opened(
             self.preset, self.model, self.reporter, keep=self.keep, reader=self.reader
@@ -53,9 +53,9 @@ class BatchRequest:
         self, engines: EngineOptions, answers: OrderedJsonLines, end: int, begin: Begin
     ) -> None:
         """Answers the first `end` questions in the processes of an engine. Raises EsaError."""
-        from esa_cli.apps.cli.preflight import prepare
+        from esa_cli.apps.cli.model_choice.preflight import prepare
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
-        from esa_cli.storage.library.library_paths import default_root
+        from esa_cli.storage.library.formats.library_paths import default_root
 
         prepare(self.preset, self.model, self.reporter, keep=self.keep)
         if self.reader is not None and self.reader.address is not None:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.bench_request import BenchRequest, check_files, header
 from esa_cli.apps.cli.commands.bench_run import BenchRun
-from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import EsaError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark
     from esa_cli.evaluation.bench.task_selection import TaskSelection
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
 
 Name = Annotated[
@@ -72,7 +72,7 @@ def bench(
 
     esa bench longbench --data LongBench/data --methods preset,infllm --out longbench.jsonl
     """
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.bench import find
 
@@ -113,8 +113,8 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
     from esa_cli.apps.cli.commands import bench_output as bench_table
-    from esa_cli.apps.cli.known_model import inspect_model
-    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import inspect_model
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.evaluation.bench.task_selection import presets
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from esa_cli.apps.cli.output_paths import writing
-from esa_cli.apps.cli.terminal import one_line, print_json, print_table, room
+from esa_cli.apps.cli.options.output_paths import writing
+from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table, room
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark
     from esa_cli.evaluation.bench.task_selection import TaskSelection
     from esa_cli.evaluation.report.bench_table import MeanScores
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
 
 Table = tuple[list[str], list[list[str]]]
@@ -119,8 +119,8 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
-    from esa_cli.qa.method_presets import FROM_TEXT
-    from esa_cli.qa.resolved_preset import resolve
+    from esa_cli.qa.presets.method_presets import FROM_TEXT
+    from esa_cli.qa.presets.resolved_preset import resolve
 
     plain = {
         name: resolve(preset).method.window.dense_below

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.options import ModelOptions
-    from esa_cli.qa.preset import Preset
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.options.options import ModelOptions
+    from esa_cli.qa.presets.preset import Preset
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, A
 
 def check_files(out: Path | None, markdown: Path | None, data: Path) -> None:
     """Raises UsageError, DocumentError: a file cannot be written, or would take another's place."""
-    from esa_cli.apps.cli import output_paths as files
     from esa_cli.apps.cli.commands import bench_output as bench_table
+    from esa_cli.apps.cli.options import output_paths as files
 
     files.check("--markdown", markdown)
     files.check("--out", out)

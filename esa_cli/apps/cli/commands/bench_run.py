@@ -12,12 +12,12 @@ from esa_cli.errors import LengthError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.bench_output import NoRoom
-    from esa_cli.apps.cli.known_model import KnownModel
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import BenchRecord
     from esa_cli.evaluation.bench.task_selection import TaskSelection
-    from esa_cli.qa.preset import Preset
-    from esa_cli.qa.session import Session
+    from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.progress import Progress
 
@@ -66,7 +66,7 @@ class BenchRun:
 
     def _here(self, settings: Mapping[str, Any]) -> bool:
         from esa_cli.models.loading.quiet_transformers import quiet_transformers
-        from esa_cli.qa.session import Session
+        from esa_cli.qa.answering.session import Session
 
         with quiet_transformers():
             loaded = self.known.load(self.reporter)
@@ -77,7 +77,7 @@ class BenchRun:
 
     def _ask(self, session: Session, method: str, settings: Any) -> bool:
         """Asks all records by one method."""
-        from esa_cli.apps.cli import progress_display as progress
+        from esa_cli.apps.cli.output import progress_display as progress
         from esa_cli.evaluation.bench.bench_runner import run as ask_all
         from esa_cli.evaluation.bench.session_asker import record_asker
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest, TrainingOptions
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_output import CalibrationOutcome
-    from esa_cli.apps.cli.known_model import KnownModel
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
 
 Texts = Annotated[
@@ -38,7 +38,7 @@ def calibrate(
     esa calibrate book.txt --out book.safetensors
     """
     from esa_cli.apps.cli.commands.calibrate_output import show
-    from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json
 
     options.load_plugins(model.plugins)  # a reader of theirs says which files of a folder are read
     wanted.check(texts, training)
@@ -78,8 +78,8 @@ def _steps(
         outcome,
         tell_limits,
     )
-    from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.preflight import prepare
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.preflight import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.fit_maps import FitSettings
@@ -107,9 +107,9 @@ def _steps(
 
 
 def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None:
-    from esa_cli.apps.cli.progress_display import prefill_bar
+    from esa_cli.apps.cli.output.progress_display import prefill_bar
     from esa_cli.qa.planning.plan import Planner
-    from esa_cli.qa.resolved_preset import ResolvedPreset
+    from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
     total, read = len(job.ids), job.shards.tokens
     if read:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.options import output_paths as files
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
     from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
 
 PARTS = ("selector", "score", "position")
 """Settings that the use of maps depends on; each is an option of `esa ask`."""
@@ -92,7 +92,7 @@ def tell_limits(wanted: CalibrationRequest, job: CalibrationJob, reporter: Repor
 
 def show(study: CalibrationStudy) -> None:
     """Prints the recall of every layer, and the means at each k where there are several."""
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
 
     names, results = list(study.results), study.results
     series = [results[name].series() for name in names]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.errors import UsageError
 from esa_cli.system.registry import nearest
 

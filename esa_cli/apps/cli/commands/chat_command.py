@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import inputs, options
-from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
-from esa_cli.apps.cli.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli import inputs
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.qa.reply import Asker
+    from esa_cli.qa.answering.reply import Asker
 
 Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
@@ -45,11 +46,11 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
-    from esa_cli.apps.cli.answer_output import passage_count
-    from esa_cli.apps.cli.by_words import answerable
-    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.output.answer_output import passage_count
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.request import no_keep_hint
-    from esa_cli.apps.cli.terminal import Reporter
 
     named = documents or []
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.collect_request import (
     AS_COLLECTED,
     CollectOptions,
     CollectRequest,
 )
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import NOT_FOUND, UsageError
 
 EXAMPLE = 'for example: esa collect book.txt "How old is somebody?"'
@@ -46,7 +46,7 @@ def collect(
     esa collect book.txt "How old is somebody?"
     """
     from esa_cli.apps.cli.collect_run import run_collect
-    from esa_cli.apps.cli.place_output import PlaceOutput
+    from esa_cli.apps.cli.output.place_output import PlaceOutput
     from esa_cli.apps.cli.request import check_characters, split
 
     ways.check()

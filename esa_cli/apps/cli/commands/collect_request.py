@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from esa_cli.apps.cli import answer_options, options
-from esa_cli.apps.cli.answer_options import AnswerOptions
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import answer_options, options
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.books import Book
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
 
 Minimum = Annotated[
     float | None,
@@ -132,7 +132,7 @@ class CollectRequest:
 
     def key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""
-        from esa_cli.qa.settings_hash import text_settings_hash
+        from esa_cli.qa.presets.settings_hash import text_settings_hash
         from esa_cli.system.text import text_digest
 
         facts = {

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.ask_command import Arguments
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 
 Passages = Annotated[
     int,
@@ -18,9 +18,9 @@ Passages = Annotated[
     ),
 ]
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.selftest.method_comparison import MethodAnswer
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.progress import Progress
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
@@ -44,8 +44,8 @@ def compare(
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
     from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.apps.cli.request import split
-    from esa_cli.apps.cli.terminal import Reporter, print_json
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
     from esa_cli.storage.cache_choice import check_in_memory
@@ -84,13 +84,13 @@ def _results(
     reporter: Reporter,
 ) -> Sequence[MethodAnswer]:
     """Reads the text and asks, by each method."""
-    from esa_cli.apps.cli.preflight import prepare
-    from esa_cli.apps.cli.progress_display import token_progress
+    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.preconditions import all_in_view
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
-    from esa_cli.qa.method_presets import FROM_TEXT
+    from esa_cli.qa.presets.method_presets import FROM_TEXT
 
     ready = prepare(chosen, model, reporter, attaches=True)
     tokens = ready.model.count_tokens(text)
@@ -129,7 +129,7 @@ def _as_dict(result: MethodAnswer, text: str) -> dict[str, Any]:
 
 
 def _print(results: Sequence[MethodAnswer], text: str) -> None:
-    from esa_cli.apps.cli.terminal import clean, print_table
+    from esa_cli.apps.cli.output.terminal import clean, print_table
     from esa_cli.system.machine import size_text, time_text
 
     rows = []

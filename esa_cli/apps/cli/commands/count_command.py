@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.collect_command import Arguments
 from esa_cli.apps.cli.commands.collect_request import (
     AS_COLLECTED,
     CollectOptions,
     CollectRequest,
 )
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import NOT_FOUND
 
 EXAMPLE = 'for example: esa count book.txt "How old is somebody?"'
@@ -32,7 +32,7 @@ def count(
     esa count book.txt "How old is somebody?"
     """
     from esa_cli.apps.cli.collect_run import run_collect
-    from esa_cli.apps.cli.place_output import PlaceOutput, count_text
+    from esa_cli.apps.cli.output.place_output import PlaceOutput, count_text
     from esa_cli.apps.cli.request import check_characters, split
 
     ways.check()

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 
 MOST = 9
 Count = Annotated[
@@ -33,10 +33,10 @@ def demo(
 
     Nothing is left behind. Works in any folder. The first use fetches the model.
     """
-    from esa_cli.apps.cli.by_words import answerable
     from esa_cli.apps.cli.demo_run import DemoRun
-    from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.output.terminal import Reporter
 
     started, reporter = time.perf_counter(), Reporter(quiet)
     run = DemoRun(count, keep, reporter, started)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import options
 
 
 def doctor(as_json: options.Json = False) -> None:
@@ -13,7 +13,7 @@ def doctor(as_json: options.Json = False) -> None:
     Kernels and disk, too; and what to do about what is missing.
     """
     from esa_cli.apps.cli.doctor_report import report
-    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
 
     facts = report()
     if as_json:

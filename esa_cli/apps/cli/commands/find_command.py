@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.find_request import AS_FOUND, FindOptions, FindRequest
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import NOT_FOUND
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.document_search import DocumentSearch
+    from esa_cli.apps.cli.output.passage_output import FoundInBooks
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.passage_books import PassageBooks
-    from esa_cli.apps.cli.passage_output import FoundInBooks
-    from esa_cli.apps.cli.terminal import Reporter
     from esa_cli.documents.document import Document
     from esa_cli.qa.books import Book
     from esa_cli.storage.library import Library
@@ -48,8 +48,8 @@ def find(
 
     esa find book.txt "the white whale"
     """
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.request import check_characters, no_keep_hint, split
-    from esa_cli.apps.cli.terminal import Reporter
 
     ways.check()
     documents, question = split(arguments or [], library=ways.library, example=EXAMPLE)
@@ -71,10 +71,10 @@ def _found(request: FindRequest, reporter: Reporter, stack: ExitStack) -> FoundI
     """Opens the documents, and finds passages. Raises EsaError."""
     from esa_cli.apps.cli.document_search import document_search, named_alone
     from esa_cli.apps.cli.inputs import read_files
+    from esa_cli.apps.cli.output.passage_output import FoundInBooks
     from esa_cli.apps.cli.passage_books import PassageBooks
-    from esa_cli.apps.cli.passage_output import FoundInBooks
     from esa_cli.documents.sources import source_files
-    from esa_cli.qa.adapter_files import check_adapter, for_finding
+    from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
     from esa_cli.storage.library import Library
 
     ways, started = request.options, time.perf_counter()
@@ -130,8 +130,8 @@ def _books(
 
 def _show(request: FindRequest, found: FoundInBooks, reporter: Reporter) -> None:
     """Writes what was found to standard output, and on standard error what it lacks."""
-    from esa_cli.apps.cli.passage_output import files_of, print_files, print_passages
-    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.apps.cli.output.passage_output import files_of, print_files, print_passages
+    from esa_cli.apps.cli.output.terminal import print_json
 
     ways = request.options
     passages = found.in_document_order() if ways.every else found.passages

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
 TOP = 8

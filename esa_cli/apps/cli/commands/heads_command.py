@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.heads_request import HeadsRequest
 from esa_cli.apps.cli.commands.heads_search import (
     HeadsSearch,
@@ -24,13 +23,14 @@ from esa_cli.apps.cli.commands.heads_search import (
     by_pairs,
     open_journal,
 )
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
 
 SHOWN = 16
 """Heads in the table."""
@@ -61,7 +61,7 @@ def heads(
 
     esa heads --model HuggingFaceTB/SmolLM2-360M-Instruct --out few.yaml
     """
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
 
     reporter = Reporter(quiet)
     try:
@@ -71,7 +71,7 @@ def heads(
 
 
 def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json: bool) -> None:
-    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.errors import ModelError
 
     chosen = model.load_preset()
@@ -96,8 +96,8 @@ def _steps(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.known_model import inspect_model
-    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import inspect_model
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
@@ -147,7 +147,7 @@ def _use(found: RetrievalHeads) -> str:
 
 
 def _write(path: Path, model: ModelOptions, found: RetrievalHeads) -> None:
-    from esa_cli.apps.cli.output_paths import writing
+    from esa_cli.apps.cli.options.output_paths import writing
     from esa_cli.evaluation.calibration.heads_preset import write
 
     about = (
@@ -159,7 +159,7 @@ def _write(path: Path, model: ModelOptions, found: RetrievalHeads) -> None:
 
 def _show(found: RetrievalHeads, result: dict[str, Any]) -> None:
     """Prints the best heads, the held-out needles that the set finds, and how to use it."""
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
 
     headers = (
         "layer",

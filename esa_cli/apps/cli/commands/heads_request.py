@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions
 
 LENGTH, QUESTIONS, SAMPLES = "16k", 32, 400
 KINDS = ("reworded",)
@@ -123,7 +123,7 @@ class HeadsRequest:
         Raises:
             UsageError: an option of the other way, no length, or --out must not be written.
         """
-        from esa_cli.apps.cli import output_paths as files
+        from esa_cli.apps.cli.options import output_paths as files
         from esa_cli.errors import UsageError
         from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
 

@@ -14,10 +14,10 @@ from esa_cli.apps.cli.commands.heads_request import HeadsRequest
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
     from esa_cli.evaluation.calibration.vote_journal import VoteJournal
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def by_needles(wanted: HeadsRequest) -> HeadsSearch:
     def find(
         loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
     ) -> RetrievalHeads:
-        from esa_cli.apps.cli import progress_display as progress
+        from esa_cli.apps.cli.output import progress_display as progress
         from esa_cli.evaluation.calibration.retrieval_heads import find
 
         def size(text: str) -> int:
@@ -76,7 +76,7 @@ def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
         loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
     ) -> RetrievalHeads:
         from esa_cli.evaluation.calibration.pair_heads import find_by_pairs
-        from esa_cli.qa.prompt import PromptTokens
+        from esa_cli.qa.answering.prompt import PromptTokens
 
         prompt, preparing = PromptTokens(loaded.tokenizer, chosen.prompt), "choosing windows"
         contexts = pair_contexts(

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.shard_options import Shard
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.shard_options import Shard
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.engine.ingest_report import IngestReport
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
 
 Documents = Annotated[
     list[str], typer.Argument(metavar="DOC...", help="Files, folders or patterns, or -.")
@@ -50,10 +50,10 @@ def ingest(
     on where it was.
     """
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.apps.engine.ingest_report import ingest_document
-    from esa_cli.qa.adapter_files import without_adapter
+    from esa_cli.qa.presets.adapter_files import without_adapter
     from esa_cli.system.work_shard import WorkShard
 
     part, reporter = WorkShard.parse(shard), Reporter(quiet)
@@ -72,9 +72,9 @@ def ingest(
             with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
                 kept = [ingest_document(esa, one, rows, reporter) for one in found.documents]
         elif found.documents:
-            from esa_cli.apps.cli.preflight import prepare
+            from esa_cli.apps.cli.model_choice.preflight import prepare
             from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by
-            from esa_cli.storage.library.library_paths import default_root
+            from esa_cli.storage.library.formats.library_paths import default_root
 
             ready = prepare(chosen, model, reporter, keep=True)
             worker = IngestWorker(chosen, model, rows, default_root().absolute())
@@ -100,7 +100,7 @@ def _watch(
     """Reads all documents, and then what is new or has changed, until Ctrl-C."""
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
-    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.engine.ingest_report import ingest_document
 
     watched = WatchedFiles(names)
@@ -121,8 +121,8 @@ def _show_line(one: IngestReport, as_json: bool) -> None:
     """A document on standard output as soon as it is read."""
     import sys
 
-    from esa_cli.apps.cli.terminal import as_json as written
-    from esa_cli.apps.cli.terminal import one_line
+    from esa_cli.apps.cli.output.terminal import as_json as written
+    from esa_cli.apps.cli.output.terminal import one_line
     from esa_cli.system.machine import time_text
 
     if as_json:
@@ -134,7 +134,7 @@ def _show_line(one: IngestReport, as_json: bool) -> None:
 
 
 def _print(kept: Sequence[IngestReport]) -> None:
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.system.machine import size_text, time_text
 
     print_table(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.completion import documents
-from esa_cli.apps.cli.entry_output import entry_label, facts, table_row
 from esa_cli.apps.cli.export_commands import export, import_
 from esa_cli.apps.cli.library_transfer import pull, push
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.output.entry_output import entry_label, facts, table_row
 from esa_cli.apps.cli.removal_question import confirm_removal
 from esa_cli.system.machine import size_text
 
@@ -36,7 +36,7 @@ Text = Annotated[
 @app.command("list")
 def list_(as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
-    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.storage.library import Library
 
     library = Library()
@@ -68,7 +68,7 @@ def list_(as_json: options.Json = False) -> None:
 def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
     """Show what is known of a document, or its text."""
     from esa_cli.apps.cli.entry_choice import one_entry
-    from esa_cli.apps.cli.terminal import print_json, print_table, print_text
+    from esa_cli.apps.cli.output.terminal import print_json, print_table, print_text
     from esa_cli.storage.library import Library
 
     library = Library()
@@ -86,7 +86,7 @@ def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
     from esa_cli.apps.cli.entry_choice import several_entries
-    from esa_cli.apps.cli.terminal import one_line, print_json
+    from esa_cli.apps.cli.output.terminal import one_line, print_json
     from esa_cli.storage.library import Library
 
     library = Library()
@@ -163,7 +163,7 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
 
 def _say_note(library: Library) -> None:
     """Says, once, that words of what was removed are still in the catalogue."""
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
 
     if library.catalogue_note:
         Reporter().warn(f"esa: {library.catalogue_note}")
@@ -183,7 +183,7 @@ def prune(
     as_json: options.Json = False,
 ) -> None:
     """Sweep what interrupted readings left; keep to a size."""
-    from esa_cli.apps.cli.terminal import print_json
+    from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.storage.library import Library
     from esa_cli.system.machine import parse_size
 

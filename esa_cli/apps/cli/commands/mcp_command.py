@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
 from esa_cli.apps.cli.commands.serve_command import Host, Port, Token, check_folders, check_token
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.mcp_server.document_tools import DocumentTools
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.second_model.reader_choice import ReaderChoice
 
 OLDEST = 2
@@ -53,7 +53,7 @@ def mcp(
     By the Model Context Protocol. Such a program starts it itself; --http waits for clients on
     this machine.
     """
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
 
     check_sdk()
     check_folders(allow or [])
@@ -95,8 +95,8 @@ def _loader(
     from esa_cli.storage.library import Library
 
     def load() -> Esa:
-        from esa_cli.apps.cli.by_words import answerable, runs_methods
-        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.apps.cli.model_choice.by_words import answerable, runs_methods
+        from esa_cli.apps.cli.model_choice.open_esa import opened
 
         library, preset = Library(), answerable(chosen, reporter)
         reads = not preset.answer.by_words or runs_methods(preset, reporter)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import options
 
 Full = Annotated[bool, typer.Option("--long", help="Also what each costs, and its source.")]
 UNSAID = "not said"
@@ -16,7 +16,7 @@ def methods(
     long: Full = False, plugins: options.Plugin = None, as_json: options.Json = False
 ) -> None:
     """List the methods that can be compared, and their parts."""
-    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.methods import part_registry as registry
     from esa_cli.methods import recipes
     from esa_cli.methods.plugin_loading import load_installed
@@ -45,7 +45,7 @@ def methods(
 
 
 def _print(name: str, kind: str, about: str, cost: str, source: str) -> None:
-    from esa_cli.apps.cli.terminal import one_line
+    from esa_cli.apps.cli.output.terminal import one_line
 
     told = f"  {about}", f"  cost: {cost or UNSAID}", f"  source: {source or UNSAID}"
     print(f"{name} ({kind})", *map(one_line, told), "", sep="\n")

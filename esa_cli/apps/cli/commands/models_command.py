@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.removal_question import confirm_removal
 
 app = typer.Typer(help="List, fetch and remove models.")
@@ -22,7 +22,7 @@ PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DE
 @app.command("list")
 def list_(as_json: options.Json = False) -> None:
     """List the models on this machine."""
-    from esa_cli.apps.cli.terminal import print_json, print_table
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.models import list_models
     from esa_cli.system.machine import size_text
 
@@ -48,7 +48,7 @@ def pull(
 ) -> None:
     """Fetch a model, and prepare it for loading."""
     from esa_cli import models
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
 
     reporter, chosen = Reporter(quiet), ref or models.DEFAULT_MODEL
     try:

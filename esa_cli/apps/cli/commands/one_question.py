@@ -7,16 +7,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.answer_output import AnswerStream, Timing, as_dict, show_under, summary
-from esa_cli.apps.cli.output_paths import write
-from esa_cli.apps.cli.terminal import Reporter, clean, print_json
+from esa_cli.apps.cli.options.output_paths import write
+from esa_cli.apps.cli.output.answer_output import AnswerStream, Timing, as_dict, show_under, summary
+from esa_cli.apps.cli.output.terminal import Reporter, clean, print_json
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.ask_request import AskRequest
     from esa_cli.documents.document import LeftOut
+    from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.reply import Reply
 
 
 class OneQuestion:

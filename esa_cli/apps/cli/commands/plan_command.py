@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli import models
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.preflight import Preflight
+    from esa_cli.apps.cli.model_choice.preflight import Preflight
 
 
 @options.command
@@ -28,9 +28,9 @@ def plan(
 
     And whether they fit, before a model is loaded."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.by_words import answerable
-    from esa_cli.apps.cli.preflight import prepare
-    from esa_cli.apps.cli.terminal import Reporter, print_json, print_table
+    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
 
     reporter = Reporter(quiet or as_json)
     try:
@@ -52,7 +52,7 @@ def plan(
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     """Bytes of the indexes of documents with so many tokens in the library, or of their rows, with
     --cache disk; None: nothing is stored, or latents are."""
-    from esa_cli.qa.archive import layout as row_layout
+    from esa_cli.qa.ingestion.archive import layout as row_layout
     from esa_cli.storage.library import Library
 
     planner, library, states = ready.planner, Library(), 0

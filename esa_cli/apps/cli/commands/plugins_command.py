@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
+from esa_cli.apps.cli.options import options
 
 app = typer.Typer(help="List, write and check plugins.")
 
@@ -17,7 +17,7 @@ app = typer.Typer(help="List, write and check plugins.")
 def list_(plugins: options.Plugin = None) -> None:
     """List the selectors, scores, compressors and position encodings."""
     options.load_plugins(plugins)
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.methods import part_registry as registry
     from esa_cli.methods.plugin_loading import load_installed
 
@@ -65,7 +65,7 @@ def check(
 ) -> None:
     """Check that a plugin keeps the rules methods must keep."""
     options.load_plugins(plugins)
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.errors import PluginError
     from esa_cli.evaluation.conformance import check_file
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.completion import presets
+from esa_cli.apps.cli.options import options
 
 app = typer.Typer(help="List, show and check presets.")
 Name = Annotated[
@@ -32,10 +32,10 @@ EXPLAINED = (
 @app.command("list")
 def list_() -> None:
     """List the presets, your own and those that came with esa."""
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.errors import PresetError
-    from esa_cli.qa.preset import load
-    from esa_cli.qa.preset_files import available, user_dir
+    from esa_cli.qa.presets.preset import load
+    from esa_cli.qa.presets.preset_files import available, user_dir
 
     rows = []
     for name, path in sorted(available().items()):
@@ -57,8 +57,8 @@ def show(
 
     Saved to a file, it can be used as a preset.
     """
-    from esa_cli.apps.cli.terminal import print_text
-    from esa_cli.qa.preset import dump, load
+    from esa_cli.apps.cli.output.terminal import print_text
+    from esa_cli.qa.presets.preset import dump, load
 
     print_text(dump(load(name, settings or [])))
 
@@ -75,10 +75,10 @@ def check(
     named. Exit code 4: some do not hold.
     """
     options.load_plugins(plugins)
-    from esa_cli.apps.cli.terminal import Reporter, print_table
+    from esa_cli.apps.cli.output.terminal import Reporter, print_table
     from esa_cli.errors import EsaError
     from esa_cli.qa.planning.preset_check import LENGTHS
-    from esa_cli.qa.preset_files import available
+    from esa_cli.qa.presets.preset_files import available
 
     rows, errors = list[tuple[str, ...]](), list[EsaError]()
     for name in names or sorted(available()):
@@ -105,10 +105,10 @@ def check(
 def _checked(name: str, settings: Sequence[str]) -> tuple[str, ...]:
     """The row of a preset that holds. Raises EsaError where it does not."""
     from esa_cli.models import parse_reference
-    from esa_cli.qa.adapter_files import check_adapter
     from esa_cli.qa.planning.model_shapes import config_without_model
     from esa_cli.qa.planning.preset_check import LENGTHS, check_sizes
-    from esa_cli.qa.resolved_preset import resolve
+    from esa_cli.qa.presets.adapter_files import check_adapter
+    from esa_cli.qa.presets.resolved_preset import resolve
     from esa_cli.system.machine import size_text
 
     resolved = resolve(name, settings)

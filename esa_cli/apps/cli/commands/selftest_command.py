@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
-    from esa_cli.apps.cli.known_model import KnownModel
-    from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.progress_display import SelftestDisplay
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.output.progress_display import SelftestDisplay
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.tasks import Haystack
-    from esa_cli.qa.preset import Preset
+    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.work_shard import WorkShard
 
@@ -100,7 +100,7 @@ def selftest(
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
     """
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.selftest.run_plan import depths as parse_depths
@@ -141,8 +141,8 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     """
     from esa_cli.apps.cli.commands.selftest_output import show
     from esa_cli.apps.cli.commands.selftest_request import check, header
-    from esa_cli.apps.cli.model_place import ModelPlace
-    from esa_cli.apps.cli.progress_display import SelftestDisplay
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.errors import EsaError
     from esa_cli.evaluation.report.result_rows import wrong
     from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
@@ -233,8 +233,8 @@ def _look(
     Raises:
         ModelError, PresetError, ResourceError.
     """
-    from esa_cli.apps.cli.known_model import inspect_model
-    from esa_cli.qa import method_presets
+    from esa_cli.apps.cli.model_choice.known_model import inspect_model
+    from esa_cli.qa.presets import method_presets
 
     model = inspect_model(chosen, place, reporter)
     settings = request.settings

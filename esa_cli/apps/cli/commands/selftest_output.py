@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.output_paths import writing
-from esa_cli.apps.cli.terminal import clean, make_console, print_json
+from esa_cli.apps.cli.options.output_paths import writing
+from esa_cli.apps.cli.output.terminal import clean, make_console, print_json
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest

@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli import output_paths as files
-from esa_cli.apps.cli.engine_options import LOCAL, EngineOptions
-from esa_cli.apps.cli.options import ModelOptions
-from esa_cli.apps.cli.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
-from esa_cli.qa import method_presets
-from esa_cli.qa.preset import Preset
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 
 

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import inputs, options
-from esa_cli.apps.cli.answer_options import AS_ANSWERED, AnswerOptions
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli import inputs
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.qa.reply import Asker
+    from esa_cli.qa.answering.reply import Asker
 
 Documents = Annotated[
     list[str] | None,
@@ -101,9 +102,9 @@ def serve(
     On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
     it is ready; Ctrl-C ends it.
     """
-    from esa_cli.apps.cli.by_words import answerable
-    from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.system.machine import parse_size
 
     size = parse_size(max_body, "--max-body")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import options
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import PARTIAL
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def sync(
     """
     from esa_cli.apps.cli.folder_reading import FolderReading
     from esa_cli.apps.cli.folder_update import FolderUpdate
-    from esa_cli.apps.cli.terminal import Reporter
-    from esa_cli.qa.folder_sync import check_folder
+    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.ingestion.folder_sync import check_folder
     from esa_cli.storage.library import Library
     from esa_cli.system.folder_changes import folder_changes
 
@@ -58,7 +58,7 @@ def sync(
         stack.callback(reporter.settle)
         reading = None
         if read:
-            from esa_cli.qa.adapter_files import without_adapter
+            from esa_cli.qa.presets.adapter_files import without_adapter
 
             chosen = without_adapter(model.load_preset())
             reading = FolderReading(chosen, model, library, reporter, stack)
@@ -79,8 +79,8 @@ def sync(
 def _show(done: FolderUpdate, as_json: bool) -> None:
     import sys
 
-    from esa_cli.apps.cli.terminal import as_json as written
-    from esa_cli.apps.cli.terminal import one_line
+    from esa_cli.apps.cli.output.terminal import as_json as written
+    from esa_cli.apps.cli.output.terminal import one_line
 
     if as_json:
         print(written(done.as_dict()))

@@ -10,15 +10,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.train_finder_request import FinderTrainingRequest
 from esa_cli.apps.cli.commands.train_reader_command import Pairs, Texts
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.finder_training.finder_run import FinderRun
     from esa_cli.evaluation.finder_training.finder_scores import FinderScores
     from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainer
@@ -44,7 +44,7 @@ def train_finder(
 
     esa train-finder benchmarks/reader_training/pairs texts/ --out finder/
     """
-    from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.evaluation.training.training_checkpoint import FILE
 
     reporter = Reporter(quiet)
@@ -74,8 +74,8 @@ def _open(
     """Reads the data, loads the model."""
     chosen = model.load_preset()
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.known_model import inspect_model
-    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import inspect_model
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.finder_training.finder_run import FinderRun, StartFinder, check_sizes
     from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
@@ -148,7 +148,7 @@ class FinderTrainingDisplay:
 
 def _show(record: dict[str, Any]) -> None:
     """Prints what was trained, and the scores of held-out texts after so many steps."""
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.system.machine import time_text
 
     print(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esa_cli.apps.cli import output_paths as files
+from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:

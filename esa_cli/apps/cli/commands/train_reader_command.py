@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli import options
 from esa_cli.apps.cli.commands.train_reader_request import ReaderTrainingRequest
-from esa_cli.apps.cli.options import ModelOptions
+from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.terminal import Reporter
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.reader_training.reader_run import ReaderRun
     from esa_cli.evaluation.reader_training.reader_scores import ReaderScores
     from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer
@@ -48,7 +48,7 @@ def train_reader(
 
     esa train-reader benchmarks/reader_training/pairs texts/ --out adapter/
     """
-    from esa_cli.apps.cli.terminal import Reporter, print_json
+    from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.evaluation.training.training_checkpoint import FILE
 
     reporter = Reporter(quiet)
@@ -78,8 +78,8 @@ def _open(
     """Reads the data, loads the model."""
     chosen = model.load_preset()
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.known_model import inspect_model
-    from esa_cli.apps.cli.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import inspect_model
+    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.reader_training.ranked_windows import read_ranked_windows
     from esa_cli.evaluation.reader_training.reader_run import ReaderRun, StartAdapter
@@ -157,7 +157,7 @@ class ReaderTrainingDisplay:
 
 def _show(record: dict[str, Any]) -> None:
     """Prints what was trained, and the scores of held-out texts after so many examples."""
-    from esa_cli.apps.cli.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.system.machine import time_text
 
     print(

@@ -1,0 +1,1 @@
+"""Output: answers, passages, tables and progress on the terminal or as JSON."""

@@ -1,0 +1,245 @@
+"""Terminal output: tables and answers on standard output, progress on standard error.
+
+On a terminal there are bars and colours; elsewhere plain lines, and now and then one of progress.
+A reader who goes away is a BrokenPipeError; `__main__` knows what to do with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
+
+from esa_cli.apps.cli.output.wrapped_lines import wrapped
+from esa_cli.system.machine import size_text
+
+LINE_EVERY_S = 10.0
+NARROW = 32
+"""A table's last column that has less room than this goes below its row."""
+_STAGES = {
+    "download": "fetching the model",
+    "extract": "unpacking the model",
+    "wait": "waiting for another esa that prepares the same model",
+    "import": "starting",
+    "convert": "preparing the model, once",
+    "save": "saving the prepared model",
+    "load": "loading the model",
+}
+_BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # Unicode's property Bidi_Control
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
+
+
+def clean(text: str) -> str:
+    """Text without control and bidi characters: an answer must not steer the reader's terminal."""
+    return _CONTROL.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """Clean, and on one line: names of files may have line breaks."""
+    return clean(text).replace("\n", " ")
+
+
+def as_json(data: object, indent: int | None = None) -> str:
+    """JSON that does not steer a terminal either: it escapes what `json` does not."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def print_json(data: object) -> None:
+    """One JSON object on standard output."""
+    print(as_json(data, indent=2))
+
+
+def print_text(text: str) -> None:
+    """Text to be saved: to the letter, but clean on a terminal."""
+    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+
+
+def room() -> int:
+    """Columns of standard output; in a pipe more than any table needs."""
+    console = make_console(sys.stdout)
+    return int(console.width) if console.is_terminal else 1000
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output; in a pipe as wide as it needs to be."""
+    written = [[clean(cell) for cell in row] for row in rows]
+    if any(headers):
+        written.insert(0, list(headers))
+    simple = not any(sign in cell for row in written for cell in row for sign in "\n\t")
+    if written and simple and not make_console(sys.stdout).is_terminal:
+        lines = _plain_lines(written)
+        if max(map(len, lines)) <= room() // 2:  # a character has at most two columns
+            print("\n".join(lines))
+            return
+    _print_grid(headers, rows)
+
+
+def _plain_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table's lines without styles, as rich would print them in ten times the time."""
+    from rich.cells import cell_len
+
+    lengths = [[cell_len(cell) for cell in row] for row in rows]
+    widths = [max(column) for column in zip(*lengths, strict=True)]
+    return [
+        "  ".join(
+            cell + " " * (width - length)
+            for cell, width, length in zip(row, widths, own, strict=True)
+        ).rstrip()
+        for row, own in zip(rows, lengths, strict=True)
+    ]
+
+
+def _print_grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = make_console(sys.stdout)
+    console.width = room()
+    cells = [[Text(clean(cell)) for cell in row] for row in rows]
+    if any(headers):
+        cells.insert(0, [Text(header, style="bold") for header in headers])
+    widths = _widths_above(cells, console.width)
+    with console.capture() as capture:
+        if widths is None:
+            console.print(_grid(cells, [None] * len(headers)))
+        else:
+            for row in cells:
+                console.print(_grid([row[:-1]], widths), Padding(row[-1], (0, 0, 0, 4)), sep="")
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _grid(rows: list[list[Any]], widths: Sequence[int | None]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for width in widths:
+        table.add_column(overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _widths_above(rows: list[list[Any]], room: int) -> list[int] | None:
+    """Widths of all columns but the last where that one has to go below, else None."""
+    if not rows or len(rows[0]) < 3:
+        return None
+    *widths, last = (max(map(_width, column)) for column in zip(*rows, strict=True))
+    room -= 2 * (len(widths) - 1)
+    if sum(widths) + 2 + min(last, NARROW) <= room:
+        return None
+    while sum(widths) > room and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _width(cell: Any) -> int:
+    return max((line.cell_len for line in cell.split()), default=0)
+
+
+def make_console(stream: TextIO) -> Any:
+    """rich's console: `:key:` is no emoji, no text steers the terminal, and rich does not end the
+    program when the reader has gone."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "the reader of the output has ended")
+
+        def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
+            for one in super().render(*given, **more):
+                yield one if one.control else Segment(clean(one.text), one.style)
+
+    console = Plain(file=stream, highlight=False, emoji=False, force_terminal=stream.isatty())
+    if console.width < 1:  # COLUMNS=0 means that it is not known
+        console.width = shutil.get_terminal_size().columns
+    return console
+
+
+class Reporter:
+    """Shows on standard error what is going on.
+
+    Args:
+        quiet: show warnings alone.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = make_console(sys.stderr)
+        self.live = self.console.is_terminal and not quiet
+        self._status: Any = None
+        self._stage, self._shown = "", 0.0
+        self._explained = set[str]()
+
+    def note(self, text: str, dim: bool = True) -> None:
+        """One line, whatever is in the text."""
+        if not self.quiet:
+            self._print(text, "dim" if dim else None)
+
+    def warn(self, text: str) -> None:
+        """One line that is worth knowing even where progress is not."""
+        self._print(text, None)
+
+    def explain(self, text: str) -> None:
+        """A note that makes others clear, the first time alone."""
+        if text not in self._explained:
+            self._explained.add(text)
+            self.note(text)
+
+    def _print(self, text: str, style: str | None) -> None:
+        lines = wrapped(one_line(text), self.console.file)
+        self.console.print(lines, style=style, markup=False, soft_wrap=True)
+
+    def stage(self, stage: str, done: int, total: int | None, /) -> None:
+        """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""
+        text = _STAGES.get(stage, stage)
+        if done and stage in ("download", "extract"):
+            whole = f" of {size_text(total)}" if total else ""
+            text += f", {size_text(done)}{whole}"
+        elif done and total:
+            text += f", {done / total:.0%}"
+        if self.live:
+            self._spin(text)
+        elif not self.quiet:
+            now = time.monotonic()
+            if stage != self._stage or (done and now - self._shown > LINE_EVERY_S):
+                self._shown = now
+                self.note(f"esa: {text}")
+        self._stage = stage
+
+    def _spin(self, text: str) -> None:
+        if self._status is None:
+            self._status = self.console.status("")
+            self._status.start()
+        from rich.text import Text
+
+        self._status.update(Text(one_line(text)))
+
+    def waiting(self, text: str) -> None:
+        """A spinner until `settle`; nothing where there is no terminal."""
+        if self.live:
+            self._spin(text)
+
+    def settle(self) -> None:
+        """Takes the spinner away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def throttled(self) -> Callable[[str], None]:
+        """Writes a line, but none within `LINE_EVERY_S` of the last one or of now."""
+        shown = time.monotonic()
+
+        def note(text: str) -> None:
+            nonlocal shown
+            if (now := time.monotonic()) - shown > LINE_EVERY_S:
+                shown = now
+                self.note(f"esa: {text}")
+
+        return note

@@ -1,0 +1,1 @@
+"""Answering: a question, its prompt, the session that generates, and the reply."""

@@ -1,0 +1,200 @@
+"""The prompt as two token lists: the document's, prefilled once, and those of each question.
+
+The chat template is rendered around markers and cut there, so that the document's tokens do not
+depend on the question. Document and question are tokenised with special tokens switched off: a
+text that spells out `<|im_end|>` is text, and cannot end the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
+from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.presets.preset import Prompt
+from esa_cli.system.text import has_lone_surrogate
+
+DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
+"""Private-use characters, which no template contains."""
+
+
+class PromptTokens:
+    """Turns documents and questions into token ids for one tokenizer and prompt.
+
+    Args:
+        tokenizer: of transformers. prompt: the preset's prompt.
+
+    Raises:
+        ModelError: the chat template loses or repeats the document.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
+        self.tokenizer = tokenizer
+        self.chat = prompt.chat and bool(getattr(tokenizer, "chat_template", None))
+        # A prompt that is nothing but the question is somebody else's, given to the letter.
+        self._verbatim = prompt.after == "{question}"
+        self._end = "\n" if prompt.chat and not self._verbatim else ""
+        self._first = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
+        self._later = prompt.after.replace("{question}", QUESTION).lstrip()
+        self._system = prompt.system
+        self._listed = False
+        text = self._render(0)
+        if self.chat and DOCUMENT not in text:
+            self._listed = True
+            text = self._render(0)
+        if text.count(DOCUMENT) != 1 or text.count(QUESTION) != 1:
+            raise ModelError(
+                "the model's chat template does not keep the prompt as it is",
+                "use a model whose template shows the user's words once",
+            )
+        self._head, rest = text.split(DOCUMENT)
+        between, self._tail = rest.split(QUESTION)
+        self._between, self._lead = _apart(between)
+
+    def _render(self, turns: int) -> str:
+        """The conversation up to the question after so many turns, words left out."""
+        asked = [self._first, *[self._later] * turns]
+        if not self.chat:
+            text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
+            return f"{self._system}\n\n{text}" if self._system else text
+        messages = [self._message("system", self._system)] if self._system is not None else []
+        for user in asked[:-1]:
+            messages.append(self._message("user", user))
+            messages.append(self._message("assistant", ANSWER))
+        messages.append(self._message("user", asked[-1]))
+        return str(
+            # Templates that know no thinking mode ignore the switch; Qwen3 would answer with its
+            # thoughts first, and run out of tokens in them.
+            self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
+                # Llama 3 would write today's date before the document: its keys would change daily.
+                date_string="26 Jul 2024",
+            )
+        )
+
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        """A turn; templates of models that also see images may take nothing but lists of parts."""
+        return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        if not text:
+            return []
+        out = self.tokenizer(
+            text, add_special_tokens=False, split_special_tokens=not special, verbose=False
+        )
+        return list(out["input_ids"])
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """First and last character of each token of a document; those of `head` are not in it."""
+        return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
+
+    def text(self, question: str, answer_prefix: str = "") -> str:
+        """The text of the prompt behind the document."""
+        tail = self._before_answer(answer_prefix)
+        return self._between + self._lead + question + tail + answer_prefix
+
+    def _before_answer(self, answer_prefix: str) -> str:
+        """The text between question and answer; without a template, an answer whose first words
+        begin with a space goes on in the question's line."""
+        goes_on = not self.chat and answer_prefix.startswith(" ")
+        return self._tail.rstrip("\n") if goes_on else self._tail
+
+    def document(self, text: str) -> list[int]:
+        """Ids of everything up to the end of the document."""
+        if len(text) > WINDOW and self.tokenizer.is_fast:
+            return [*self.head(), *tokenise(self.tokenizer, text).ids]
+        return self.head() + self._ids(text, special=False)
+
+    def head(self) -> list[int]:
+        """Ids of what stands before the document."""
+        ids = self._ids(self._head, special=True)
+        return ids if self.chat else self._begins() + ids
+
+    def _begins(self) -> list[int]:
+        """The id that the tokenizer itself puts before a text, if it does: what it says of that
+        (`add_bos_token`) is not so for all, Llama 3's among them."""
+        first = self.tokenizer.bos_token_id
+        ids = list(self.tokenizer("a")["input_ids"])
+        return [first] if first is not None and ids[:1] == [first] else []
+
+    def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
+        """First of the question's own words among the ids of `question`, and behind the last.
+
+        Args:
+            later: it comes behind `history`.
+        """
+        if not self._verbatim:
+            text = text.strip()
+        between, lead = self._between_turns() if later else (self._between, self._lead)
+        first = len(self._ids(between, special=True))
+        return first, first + len(self._ids(lead + text, special=False))
+
+    def _between_turns(self) -> tuple[str, str]:
+        """The text between an earlier answer and the next question."""
+        return _apart(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
+
+    def history(self, turns: Sequence[Turn]) -> list[int]:
+        """Ids of earlier turns, as they follow the document; the next question follows them.
+
+        Raises:
+            ModelError: the chat template loses or repeats an answer.
+        """
+        if not turns:
+            return []
+        text = self._render(1)
+        if text.count(ANSWER) != 1 or text.count(QUESTION) != 2:
+            raise ModelError(
+                "the model's chat template does not keep earlier answers as they are",
+                "ask one question at a time, without the ones before",
+            )
+        tail = text.split(QUESTION)[1].split(ANSWER)[0]
+        ids: list[int] = []
+        later = self._between_turns()
+        for i, turn in enumerate(turns):
+            between, lead = later if i else (self._between, self._lead)
+            for piece, special in (
+                (between, True),
+                (lead + turn.question.strip(), False),
+                (tail, True),
+                (turn.answer.strip(), False),
+            ):
+                ids += self._ids(piece, special)
+        return ids
+
+    def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
+        """Ids of everything behind the document, up to where the model begins to answer.
+
+        Args:
+            answer_prefix: the first words of the answer, put into the model's mouth.
+            later: it comes behind `history`, whose ids are not in what returns.
+
+        Raises:
+            UsageError: the question is empty, or no text.
+        """
+        if not self._verbatim:
+            text = text.strip()
+        if not text.strip():
+            raise UsageError(
+                "the question must not be empty", 'for example: esa ask book.txt "Who is Ahab?"'
+            )
+        if has_lone_surrogate(text):
+            raise UsageError("the question must be UTF-8", "type it again in a terminal that is")
+        between, lead = self._between_turns() if later else (self._between, self._lead)
+        pieces = (
+            (between, True),
+            (lead + text, False),
+            (self._before_answer(answer_prefix), True),
+            (answer_prefix, False),
+        )
+        return [token for piece, special in pieces for token in self._ids(piece, special)]
+
+
+def _apart(between: str) -> tuple[str, str]:
+    """Trailing spaces apart: a space before a question belongs to its first word's token."""
+    kept = between.rstrip(" ")
+    return kept, between[len(kept) :]

@@ -1,0 +1,146 @@
+"""An answer, its evidence and its documents as one self-contained HTML page.
+
+The documents' text has a heat map of the attention that each token got while the answer was
+generated. Weights come from `attention_weights`, passages from `evidence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from esa_cli.qa.answering.reply import Evidence, Reply
+from esa_cli.qa.evidence import page_style as look
+from esa_cli.qa.evidence.evidence import EvidenceSource
+from esa_cli.qa.evidence.heat_map import LEVELS, heaviest_token, shaded_spans, weights_of
+from esa_cli.qa.evidence.html_page import render_page
+
+BLOCK = 4000
+"""Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
+APART = 2.5
+"""Percent of the strip's width between two numbers."""
+BARS = 240
+"""Bars of the strip that shows where in a document the weight is."""
+
+
+class ShadedText(NamedTuple):
+    """Characters of one shade; `level` 0 is plain. `passage`: its number, if it is in one."""
+
+    text: str
+    level: int
+    passage: int | None
+    begins: bool
+
+
+def evidence_page(
+    reply: Reply, question: str, books: Sequence[EvidenceSource], weights: Tensor
+) -> str:
+    """The page; write it as UTF-8.
+
+    Args:
+        reply: its evidence is numbered as on the page. books: the documents of the question.
+        weights: (N,) of all cached tokens, as `AttentionWeights.weights`.
+    """
+    top = heaviest_token(books, weights)
+    whole = sum(float(weights_of(book, weights).sum()) for book in books)
+    shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
+    return render_page(
+        files(__package__).joinpath("evidence.html.jinja"),
+        "evidence.css",
+        question=question,
+        reply=reply,
+        passages=[(number, one, _where(one)) for number, one in enumerate(reply.evidence, 1)],
+        books=shown,
+        levels=range(1, LEVELS + 1),
+    )
+
+
+def _where(one: Evidence) -> str:
+    parts = [one.document]
+    parts += [f"page {one.page}"] if one.page is not None else []
+    return ", ".join([*parts, f"line {one.line:,}", *([one.chapter] if one.chapter else [])])
+
+
+def _book(
+    book: EvidenceSource, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
+) -> dict[str, Any]:
+    name, text = book.document.name, book.document.text
+    own = weights_of(book, weights).double()
+    passages = sorted(
+        (one.start, one.end, number)
+        for number, one in enumerate(evidence, 1)
+        if one.document == name and text[one.start : one.end] == one.text
+    )
+    heat = shaded_spans(book.spans, own, top)
+    return {
+        "name": name,
+        "share": look.percent_sign(float(own.sum()) / whole if whole else 0.0),
+        "characters": f"{len(text):,}",
+        "bars": _bars(book.spans, own, len(text)),
+        "marks": _marks([(number, start / max(1, len(text))) for start, _, number in passages]),
+        "blocks": list(_blocks(text, heat, passages)),
+    }
+
+
+def _marks(places: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Numbers and their places under the strip in percent, none on top of another."""
+    out: list[tuple[int, float]] = []
+    for number, place in places:
+        least = out[-1][1] + APART if out else 0.0
+        out.append((number, round(max(100 * place, least), 2)))
+    return out
+
+
+def _bars(spans: Tensor, weights: Tensor, length: int) -> list[tuple[int, float]]:
+    """(bar, height from 0 to 1) of the stretches of the document that have weight."""
+    sums = weights.new_zeros(BARS)
+    if length and weights.numel():
+        sums.index_add_(0, (spans[:, 0].long() * BARS // length).clamp(0, BARS - 1), weights)
+    most = float(sums.max())
+    heights = [(bar, (float(sums[bar]) / most) ** 0.5) for bar in range(BARS)] if most else []
+    return [(bar, round(height, 3)) for bar, height in heights if height > 0.02]
+
+
+def _blocks(
+    text: str, heat: Sequence[tuple[int, int, int]], passages: Sequence[tuple[int, int, int]]
+) -> Iterator[list[ShadedText]]:
+    """The text as blocks of shaded runs; blocks end at lines, never in a passage or a shade."""
+    edges = {0, len(text)}
+    edges |= {edge for start, end, _ in (*heat, *passages) for edge in (start, end)}
+    places = sorted(edges)
+    block: list[ShadedText] = []
+    size = warm = inside = 0
+    for start, end in pairwise(places):
+        while warm < len(heat) and heat[warm][1] <= start:
+            warm += 1
+        while inside < len(passages) and passages[inside][1] <= start:
+            inside += 1
+        level = heat[warm][2] if warm < len(heat) and heat[warm][0] <= start else 0
+        held = inside < len(passages) and passages[inside][0] <= start
+        number = passages[inside][2] if held else None
+        begins = held and passages[inside][0] == start
+        for piece, ends in _lines(text[start:end], size, held or level > 0):
+            block.append(ShadedText(piece, level, number, begins))
+            size += len(piece)
+            if ends:
+                yield block
+                block, size = [], 0
+    if block:
+        yield block
+
+
+def _lines(text: str, size: int, whole: bool) -> Iterator[tuple[str, bool]]:
+    """Pieces of a run, and whether a block ends behind each; `size` characters are in it so far."""
+    start = 0
+    while not whole and len(text) - start + size > BLOCK:
+        cut = text.find("\n", start + max(0, BLOCK - size)) + 1
+        if not cut:
+            break
+        yield text[start:cut], True
+        start, size = cut, 0
+    if start < len(text):
+        yield text[start:], False

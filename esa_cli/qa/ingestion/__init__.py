@@ -1,0 +1,1 @@
+"""Ingestion: documents are tokenised, read by the model or indexed, and stored."""

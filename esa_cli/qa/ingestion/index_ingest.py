@@ -1,0 +1,124 @@
+"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder or of
+its voting heads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.documents.document import Document
+from esa_cli.errors import ModelError
+from esa_cli.qa.books import Book
+from esa_cli.qa.finding.index_encoder import IndexEncoder
+from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
+from esa_cli.qa.ingestion.index_archive import (
+    PIECE,
+    append_keys,
+    finish_index,
+    index_identity,
+    read_keys,
+)
+from esa_cli.qa.ingestion.index_ranges import TokenRange
+from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
+from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+from esa_cli.storage.library import Entry
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.system.progress import Progress
+
+
+class IndexIngest(PartIngest):
+    """Makes books with token indexes; `given`: the arguments of `PartIngest`."""
+
+    def __init__(self, encoder: IndexEncoder, *given: Any) -> None:
+        super().__init__(*given)
+        self.encoder = encoder
+
+    @cached_property
+    def identity(self) -> str:
+        """What its indexes depend on, beside the text; see `index_identity`."""
+        return index_identity(self.lazy.facts, self.encoder.digest)
+
+    def keys(self, text: str) -> list[str]:
+        assert self.library is not None
+        return [self.library.key(self.identity, text)]
+
+    def owns(self, entry: Entry, text: str) -> bool:
+        return entry.key in self.keys(text)
+
+    def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+        assert self.library is not None
+        stored = self.library.open(entry)
+        [store] = stored.layers()
+        keys, words = read_keys(store, self.encoder.layout), self._words(entry, document.text)
+        return self.held(Book(document, None, stored.offsets, entry, read_s, keys, words))
+
+    def _words(self, entry: Entry, text: str) -> SentenceWords:
+        """The text's words, from the library; put there where it lacks them or this esa would
+        divide the text otherwise."""
+        assert self.library is not None
+        payload = self.library.words(entry)
+        found = None if payload is None else SentenceWords.of_bytes(payload)
+        if found is None:
+            found = sentence_words(text)
+            if self.keep:
+                self.library.keep_words(entry, found.as_bytes())
+        return found
+
+    def make(
+        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
+    ) -> Book:
+        if not text.ids:  # nothing to store
+            return self.compute(text, hear, started)
+        return super().make(text, hear, more, started)
+
+    def form(self, text: TokenisedDocument) -> StoredForm:
+        return StoredForm(self.identity, text.ids, self.encoder.layout)
+
+    def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
+        [store] = writer.layers
+        for start in range(writer.done, len(text.ids), PIECE):
+            stop = min(start + PIECE, len(text.ids))
+            append_keys(store, self._encoded(text.ids, start, stop))
+            writer.flush()
+            hear(stop, len(text.ids))
+        return finish_index(writer, text, self.lazy.preset)
+
+    def records(self, part: TokenRange) -> Tensor:
+        """The index's records (n, row_bytes) of a range of tokens, as they would be stored. Raises
+        ModelError: they would not be of the same index."""
+        if part.identity != self.identity:
+            raise ModelError(
+                "all workers of an ingest must have the same model in the same dtype",
+                "give --dtype; esa and its models must be the same on all machines",
+            )
+        pieces = (
+            self._encoded(part.ids, start, min(start + PIECE, len(part.ids)))
+            for start in range(part.before, len(part.ids), PIECE)
+        )
+        return torch.cat([ReducedKeys.of(keys, self.encoder.layout).records for keys in pieces])
+
+    def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
+        ids = text.ids
+        self.check_memory(len(ids))
+        self.events.started(text.document, len(ids), None)
+        layout = self.encoder.layout
+        keys = ReducedKeys.empty(len(ids), layout)
+        for start in range(0, len(ids), PIECE):
+            stop = min(start + PIECE, len(ids))
+            found = self._encoded(ids, start, stop)
+            keys.records[start:stop] = ReducedKeys.of(found, layout).records
+            hear(stop, len(ids))
+        spent = time.perf_counter() - started
+        return self.held(Book(text.document, None, text.offsets, None, spent, index=keys))
+
+    def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
+        """Keys (stop - start, R)."""
+        with self.lazy.suspended() if self.encoder.bare else nullcontext():
+            return self.encoder.encode(ids, start, stop)

@@ -1,0 +1,164 @@
+"""Makes the KV rows of books: documents are prefilled by a session, each on its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from esa_cli.attention.interfaces import LayerState
+from esa_cli.documents.document import Document
+from esa_cli.models.attachment.supported_families import latent_block
+from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
+from esa_cli.qa.books import Book
+from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
+from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
+from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
+from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.presets.cache_key import cache_key
+from esa_cli.storage.library import SEGMENT, Entry, Layout
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.prefilled_document import PrefilledDocument
+from esa_cli.system.progress import Progress
+
+if TYPE_CHECKING:  # they import transformers
+    from esa_cli.models.attachment.layer_state import State
+    from esa_cli.qa.answering.session import Session
+
+SERVES = {"int8": ("int8", "native"), "native": ("native",)}
+"""Requested row format -> stored formats that satisfy it."""
+
+
+class RowIngest(PartIngest):
+    """Makes books with KV rows.
+
+    Args:
+        rows: how these are stored, `int8`, or `native` bit for bit. given: those of `PartIngest`.
+    """
+
+    def __init__(self, rows: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.rows = rows
+
+    @property
+    def session(self) -> Session:
+        """Prefills the documents."""
+        return self.lazy.session
+
+    def _layout(self, rows: str) -> Layout:
+        """The layout of this model's rows in the library.
+
+        Raises:
+            ModelError: its layers compute in different types.
+        """
+        session, shape = self.session, self.lazy.facts["fingerprint"]
+        dtype = str(kv_dtype(session.model)).removeprefix("torch.")
+        block, rows_of = latent_block(session.model.config), session.attachment.row_layers
+        selecting = [rows_of.index(layer) for layer in session.attachment.method_layers]
+        states = len(session.cache.states.layers)
+        return layout(session.method, shape, dtype, rows, selecting, block, states)
+
+    def _identity(self, layout: Layout) -> str:
+        session = self.session
+        head = session.prompt.head()
+        return cache_key(self.lazy.facts, head, session.preset, session.method, layout)
+
+    def _key(self, text: str, rows: str) -> str:
+        assert self.library is not None
+        return self.library.key(self._identity(self._layout(rows)), text)
+
+    @property
+    def stores(self) -> bool:
+        return super().stores and self._storable
+
+    @property
+    def _storable(self) -> bool:
+        return self.lazy.attaches and storable(self.lazy.method)
+
+    def keys(self, text: str) -> list[str]:
+        if not self._storable:
+            return []
+        return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
+
+    def owns(self, entry: Entry, text: str) -> bool:
+        return self._storable and self._key(text, entry.layout.kind) == entry.key
+
+    def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+        assert self.library is not None
+        stored = self.library.open(entry)
+        layers = stored.layers(layer_devices(self.session.model))
+        projections = stored.projections or [None] * len(layers)
+        states: list[dict[type, LayerState]] = [{} for _ in layers]
+        held = PrefilledDocument(
+            stored.ids, layers, projections, entry.head,
+            states=states, recurrent=self._placed(stored.states),
+        )  # fmt: skip
+        return Book(document, held, stored.offsets[entry.head :], entry, read_s)
+
+    def form(self, text: TokenisedDocument) -> StoredForm:
+        layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
+        model = self.session.model
+        states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
+        return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
+
+    def _placed(self, states: Sequence[State]) -> list[State]:
+        """Stored states, each on its layer's device."""
+        devices = state_devices(self.session.model)
+        return [
+            {name: one.to(device) for name, one in state.items()}
+            for state, device in zip(states, devices, strict=True)
+        ]
+
+    def check_memory(self, tokens: int) -> None:
+        """Rows go to the disk: only those that are not there yet take memory."""
+        if self.stores:
+            if self.planner:
+                self.planner.check(min(tokens, STORED_AT_ONCE))
+            return
+        super().check_memory(tokens)
+
+    def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
+        session, document, ids = self.session, text.document, list(writer.ids)
+        done = PrefilledDocument(
+            ids[: writer.done], writer.layers, writer.projections or [],
+            recurrent=self._placed(writer.states),
+        )  # fmt: skip
+        head = len(ids) - len(text.ids)
+
+        def settle(tokens: int) -> None:
+            if tokens % SEGMENT == 0:
+                writer.flush(maps(session.project()), session.cache.states.taken())
+
+        try:
+            session.begin(ids, done)
+            session.resume(hear, settle)
+            return writer.finish(
+                text=document.text,
+                offsets=torch.cat((torch.zeros(head, 2, dtype=torch.int64), text.offsets)),
+                marks=[list(mark) for mark in document.marks],
+                head=head,
+                provenance=provenance(document, session.preset, self.rows),
+                projections=maps(session.project()),
+                states=session.cache.states.taken(),
+            )
+        finally:
+            session.clear()
+
+    def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
+        session = self.session
+        ids = [*session.prompt.head(), *text.ids]
+        self.check_memory(len(ids))
+        self.events.started(text.document, len(ids), None)
+        try:
+            session.begin(ids, reserve=0)
+            session.resume(hear)
+        except BaseException:
+            session.clear()
+            raise
+        spent = time.perf_counter() - started
+        return self.held(
+            Book(text.document, session.prefilled_document(), text.offsets, None, spent)
+        )

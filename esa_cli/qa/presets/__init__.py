@@ -1,0 +1,1 @@
+"""Presets: their files, settings, and the method that they name."""

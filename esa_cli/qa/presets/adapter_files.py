@@ -1,0 +1,67 @@
+"""Where adapters and finders are: shipped beside the presets by name, or in a user's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from esa_cli.errors import PresetError
+from esa_cli.models.text_passes.lora_adapter import CONFIG
+from esa_cli.qa.finding.token_encoder import MAPS
+from esa_cli.qa.presets.answer_settings import AnswerSettings
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset_files import shipped_dir
+from esa_cli.system.machine import in_home
+
+
+def check_adapter(settings: AnswerSettings) -> None:
+    """Raises PresetError where answers need an adapter or a finder and there is none."""
+    if settings.source == "text":
+        if settings.adapter is not None:
+            adapter_folder(settings.adapter)
+        if settings.finder is not None:
+            finder_folder(settings.finder)
+
+
+def without_adapter(preset: Preset) -> Preset:
+    """The preset for reading documents alone, which needs no adapter."""
+    answer = preset.answer.model_copy(update={"adapter": None})
+    return preset.model_copy(update={"answer": answer})
+
+
+def for_finding(preset: Preset) -> Preset:
+    """The preset for passages without an answer: from text, without adapter; heads vote only where
+    the preset answers from text, too."""
+    answer = preset.answer
+    votes = answer.votes if answer.has_votes else 0.0
+    update = {"source": "text", "adapter": None, "votes": votes}
+    return preset.model_copy(update={"answer": answer.model_copy(update=update)})
+
+
+def adapter_folder(name: str) -> Path:
+    """The folder of an adapter: a path, or the name of a shipped one.
+
+    Raises:
+        PresetError: there is none.
+    """
+    return _folder(name, "adapter", CONFIG, "use --no-adapter")
+
+
+def finder_folder(name: str) -> Path:
+    """The folder of a finder: a path, or the name of a shipped one.
+
+    Raises:
+        PresetError: there is none.
+    """
+    return _folder(name, "finder", MAPS, "use --set answer.finder=null")
+
+
+def _folder(name: str, kind: str, file: str, otherwise: str) -> Path:
+    own = in_home(name, f"answer.{kind}", PresetError)
+    shipped = [] if "/" in name else [shipped_dir() / f"{kind}s" / name]
+    for folder in (*shipped, own):
+        if name and (folder / file).is_file():
+            return folder
+    raise PresetError(
+        f"answer.{kind} must be a folder with {file}, got {name!r}",
+        f"write the path of one, or {otherwise}",
+    )

@@ -1,0 +1,119 @@
+"""The cache key: a text that names everything a stored prefill depends on.
+
+Two prefills of a document with the same cache key are interchangeable. Settings of later questions
+are not part of it. Nor are device, kernel, scoring and the versions of torch and transformers: they
+change how numbers are rounded, and a prefill made on a GPU is to be used where there is none. But
+the form of states is transformers' own, so where layers keep one, its version counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from esa_cli.attention.method import Method
+from esa_cli.methods.source_hashes import contents, sources
+from esa_cli.models.attachment.supported_families import family_of
+from esa_cli.models.fingerprint import fingerprint
+from esa_cli.models.inspection import weight_errors, weight_tensors
+from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.storage.library.formats.row_layout import Layout
+from esa_cli.system.text import text_digest
+
+FORMAT = 3
+"""Raised when rows read by an older version would differ."""
+SAMPLES = 1024
+"""Numbers of each parameter that are looked at."""
+
+
+def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Properties of a model and its tokenizer that shape the rows.
+
+    Raises:
+        ModelError: its weights are not in memory, or cannot be looked at.
+    """
+    return {
+        "fingerprint": json.loads(fingerprint(model).as_text()),
+        "config": _config(model.config),
+        "weights": _weights(model),
+        "tokens": _tokens(tokenizer),
+    }
+
+
+def cache_key(
+    model: Mapping[str, Any],
+    head: Sequence[int],
+    preset: Preset,
+    method: Method,
+    layout: Layout,
+) -> str:
+    """The cache key of a prefill.
+
+    Args:
+        model: of `model_facts`. head: ids of the prompt's head. preset: what `method` was built
+            from. layout: how it is stored.
+    """
+    window = asdict(preset.window)
+    selected = window.pop("selected")
+    del window["ending"]
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "model": model,
+        "head": list(head),
+        "parts": sources(method),
+        "rows": {"dtype": layout.dtype, "kind": layout.kind},
+        "prompt": preset.prompt.model_dump(exclude={"after"}),
+        "window": window,
+        "position": preset.position,
+        "reading": preset.reading,
+    }
+    if method.score.features:
+        aim = {
+            "rotate": method.score.rotates,
+            "distance": method.position.distance,
+        }
+        facts["compressor"] = {**contents(preset.compressor, method.compressor.files), **aim}
+    if preset.window.dense is None:  # then it follows from k how far attention is plain
+        facts["window"] = window = {**window, "dense": method.window.dense_below}
+    if layout.states:
+        facts["transformers"] = version("transformers").split(".")[:2]
+    if preset.reading == "select":
+        facts |= {"selector": preset.selector, "score": preset.score}
+        facts["window"] = {**window, "selected": selected}
+    return json.dumps(facts, sort_keys=True)
+
+
+def _config(config: Any) -> dict[str, Any]:
+    """The model's settings, without where it lies and who wrote them."""
+    left_out = ["transformers_version", "dtype", "torch_dtype"]
+    if family_of(config).switches:  # changed while attached; it is in `rope_parameters`, too
+        left_out.append("original_max_position_embeddings")
+    facts = json.loads(json.dumps(config.to_dict(), default=str))
+    return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
+
+
+def _weights(model: Any) -> str:
+    """Of every parameter its name, shape and some of its numbers: a model that was trained on
+    differs in nearly all of them. Of packed weights, too, which are no parameters."""
+    digest = hashlib.sha256()
+    for name, weight in weight_tensors(model):
+        with weight_errors(name):
+            flat = weight.detach().reshape(-1)
+            some = flat[:: max(1, flat.shape[0] // SAMPLES)][:SAMPLES].float().cpu()
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tokens(tokenizer: Any) -> str:
+    """A digest of the rules by which a tokenizer divides text."""
+    if isinstance(tokenizer, PlainTokenizer):
+        return tokenizer.facts.digest
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    text = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    return text_digest(text)

@@ -1,0 +1,90 @@
+"""Preset files: where they are, and their settings as plain data; `preset` validates them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from platformdirs import user_config_path
+
+from esa_cli.errors import PresetError
+from esa_cli.system.machine import in_home
+from esa_cli.system.registry import nearest
+from esa_cli.system.strict_yaml import load_yaml
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def shipped_dir() -> Path:
+    """The folder of the presets that come with the package (beside it in a source checkout)."""
+    package = Path(__file__).parents[2]
+    inside = package / "presets"
+    return inside if inside.is_dir() else package.parent / "presets"
+
+
+def user_dir() -> Path:
+    """The user's own presets."""
+    return user_config_path("esa") / "presets"
+
+
+def available() -> dict[str, Path]:
+    """Preset name -> file, the user's own over the shipped ones."""
+    return {**shipped(), **_presets_in(user_dir())}
+
+
+def shipped() -> dict[str, Path]:
+    """Preset name -> file of those that come with the package."""
+    return _presets_in(shipped_dir())
+
+
+def _presets_in(folder: Path) -> dict[str, Path]:
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {path.stem: path for path in files if path.suffix in SUFFIXES}
+
+
+def find(name: str, near: Path | None = None) -> Path:
+    """The file of a preset given by name or path; a path may be relative to `near`.
+
+    Raises:
+        PresetError: there is no such preset; the message names the nearest.
+    """
+    if name.endswith(SUFFIXES) or "/" in name:
+        for base in ([near] if near else []) + [Path()]:
+            path = base / in_home(name, "preset", PresetError)
+            if path.is_file():
+                return path
+        raise PresetError(
+            f"no preset file {name}", "check the path, or use a name from `esa presets list`"
+        )
+    known = available()
+    if name not in known:
+        raise PresetError(f"unknown preset {name!r}", nearest(name, list(known)))
+    return known[name]
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a preset file.
+
+    Raises:
+        PresetError: it cannot be read, or is not a mapping of settings.
+    """
+    try:
+        data = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PresetError(f"cannot read preset {path}: {error}", "") from error
+    except (yaml.YAMLError, ValueError) as error:
+        where, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise PresetError(
+            f"preset {path} is not valid YAML{line}: {' '.join(str(problem or error).split())}",
+            "YAML needs spaces, not tabs" if "\\t" in str(problem) else "",
+        ) from error
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise PresetError(f"preset {path} must be a mapping of settings", "see `esa presets show`")
+    if "name" in data:
+        raise PresetError(
+            f"preset {path} must have no key 'name', for a preset is named by its file",
+            f"remove the key; this preset's name is {path.stem}",
+        )
+    return data

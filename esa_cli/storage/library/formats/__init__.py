@@ -1,0 +1,1 @@
+"""Formats: the library's files, their names and their checksums."""

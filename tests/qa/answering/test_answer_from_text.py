@@ -1,0 +1,468 @@
+"""Answers from passages that are read again as text, as `Esa` gives them. Tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esa_cli import models
+from esa_cli.documents.document import Document
+from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
+from esa_cli.models.generation import generate
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.qa.answering import answer_from_text
+from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book
+from esa_cli.qa.finding.passage_growth import grown
+from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.presets import preset
+from esa_cli.qa.reading.passage_prompt import one_line
+from esa_cli.storage.library import Library
+
+FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20
+GATE = "Captain Ahab opens\nthe northern gate at nine. "
+STORY = FILLER + "\n\n" + GATE + "\n\n" + FILLER
+QUESTION = "When does Ahab open the northern gate?"
+FROM_TEXT = ["answer.from=text", "answer.prior=100.0"]
+"""What is found decides: a random model's log-odds say nothing."""
+VOTES = [
+    *FROM_TEXT, "answer.votes=1.0", "score={name: vote, heads: [[0, 1], [1, 2]]}",
+    "selector={name: consensus, rounds: 2, passage: 16}",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+def esa(loaded: Any, *overrides: str, base: Sequence[str] = FROM_TEXT) -> Esa:
+    return Esa(loaded, preset.load("tiny-random", [*base, *overrides]))
+
+
+def document(text: str, name: str = "story.txt") -> Document:
+    return Document(name, text, source=name, encoding="utf-8", bytes=len(text))
+
+
+@pytest.fixture
+def asker(loaded: Any) -> Iterator[Esa]:
+    with esa(loaded) as made:
+        yield made
+
+
+def book(asker: Esa, text: str, name: str = "story.txt") -> Book:
+    return asker.ingest(document(text, name))
+
+
+def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None:
+    reply = asker.ask(QUESTION, [book(asker, STORY)])
+    first = reply.evidence[0]
+    assert one_line(GATE) in one_line(first.text)
+    assert first.text == STORY[first.start : first.end]
+    assert first.line == STORY[: first.start].count("\n") + 1
+    assert reply.quotation is not None
+    place = reply.quotation
+    assert one_line(STORY[place.start : place.end]) == reply.text
+    assert first.start <= place.start < place.end <= first.end
+    assert (reply.found, reply.cut, reply.answered_from) == (True, False, "text")
+    assert reply.answer_tokens == len(f" {reply.text}")
+    assert reply.question_tokens > len(QUESTION)
+    assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
+
+
+def test_passages_are_weighed(asker: Esa) -> None:
+    placed = [book(asker, STORY), book(asker, FILLER, "other.txt")]
+    reply = asker.ask(QUESTION, placed, evidence=100)
+    assert 2 < len(reply.evidence) <= 16
+    assert sum(one.weight for one in reply.evidence) == pytest.approx(1)
+    assert float(asker._last.weights.sum()) == pytest.approx(1)  # type: ignore[union-attr]
+    assert len(asker.ask(QUESTION, placed, evidence=0).evidence) == 0
+    assert len(asker.ask(QUESTION, placed).evidence) == 3
+
+
+def test_read_or_not_a_document_answers_the_same(asker: Esa, tmp_path: Path) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text(STORY, "utf-8")
+    read = asker.ask(QUESTION, [asker.ingest(str(path))])
+    unread = asker.ask(QUESTION, [book(asker, STORY)])
+    assert (read.text, read.evidence, read.found) == (unread.text, unread.evidence, unread.found)
+
+
+def test_which_of_several_documents(asker: Esa) -> None:
+    texts = [FILLER, "", STORY, "Starbuck sleeps."]
+    books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]
+    reply = asker.ask(QUESTION, books)
+    assert reply.evidence[0].document == "2.txt"
+    assert reply.quotation is not None
+    assert reply.quotation.document == "2.txt"
+    assert one_line(STORY[reply.quotation.start : reply.quotation.end]) == reply.text
+    assert asker.ask("Who is Starbuck?", books).evidence[0].document == "3.txt"
+    assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION, books)
+
+
+def test_a_passage_grows_before_it_is_read(loaded: Any) -> None:
+    text = FILLER + "\n\n" + "Starbuck walks. " * 50 + "Pip sings.\n\n" + FILLER
+    shown = []
+    for more in ([], ["answer.grow=90"]):
+        with esa(loaded, "answer.passages=1", *more) as asker:
+            reply = asker.ask("Who walks and who sings?", [book(asker, text)])
+        first = reply.evidence[0]
+        assert first.text == text[first.start : first.end]
+        assert reply.quotation is not None
+        assert first.start <= reply.quotation.start < reply.quotation.end <= first.end
+        assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text
+        shown.append(FoundPassage(0, first.start, first.end, 0.0))
+    assert shown[1] == grown([text], shown[:1], 90)[0] != shown[0]
+
+
+def test_a_second_round_finds_what_the_first_passage_speaks_of(loaded: Any) -> None:
+    texts = [
+        "The northern gate was opened by Captain Ahab.",
+        FILLER + "Ahab came from the isle of Nantucket. " + FILLER,
+    ]
+    read: list[list[str]] = []
+    reader = answer_from_text.PassageReader
+    whole = reader.read
+
+    def watched(self: Any, question: str, passages: Sequence[str]) -> Any:
+        read.append(list(passages))
+        return whole(self, question, passages)
+
+    def ask(*more: str) -> Reply:
+        base = ["answer.from=text", "answer.prior=100.0", "answer.passages=2", *more]
+        with esa(loaded, base=base) as asker, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "read", watched)
+            books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]
+            return asker.ask("Who opened the gate?", books)
+
+    once, twice = ask(), ask("answer.rounds=2")
+    assert not any("Nantucket" in one.text for one in once.evidence)
+    assert any("Nantucket" in one.text for one in twice.evidence)
+    assert [len(one) for one in read] == [2, 1, 1]
+    assert read[1] == [texts[0]]
+    assert "Nantucket" in read[2][0]
+    assert sum(one.weight for one in twice.evidence) == pytest.approx(1)
+    assert len(ask("answer.rounds=2", "answer.passages=1").evidence) == 1
+
+
+def test_the_finder_looks_for_the_sentences_of_the_first_span(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=8, seed=1
+    )
+    made.save(tmp_path, "random:llama")
+    asked: list[str] = []
+    questions = TokenEncoder.questions
+
+    def watched(self: TokenEncoder, texts: Sequence[str]) -> Any:
+        asked.extend(texts)
+        return questions(self, texts)
+
+    monkeypatch.setattr(TokenEncoder, "questions", watched)
+    with esa(loaded, f"answer.finder={tmp_path}", "answer.rounds=2") as asker:
+        asker.ask(QUESTION, [asker.ingest(document("Captain Ahab opens the gate."))])
+    assert asked == [QUESTION, f"{QUESTION} Captain Ahab opens the gate."]
+
+
+@pytest.mark.parametrize("text", ["Ahab.", "x", "門在九點開。", "1950", "a " * 3000, "y" * 5000])
+@pytest.mark.parametrize("question", [QUESTION, "Who was it?", "?!", "門?"])
+@pytest.mark.parametrize("more", [[], ["answer.grow=80", "answer.rounds=2"]])
+def test_texts_and_questions_of_every_kind(
+    loaded: Any, text: str, question: str, more: list[str]
+) -> None:
+    with esa(loaded, *more) as asker:
+        reply = asker.ask(question, [book(asker, text)])
+    assert reply.text
+    if reply.quotation is not None:
+        assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text
+    else:
+        assert reply.text == NOT_TOLD
+
+
+@pytest.mark.parametrize("text", ["", "\n\n ", "...", "--- ?! ---\n\n***"])
+@pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
+def test_texts_without_words_do_not_say(asker: Esa, text: str, question: str) -> None:
+    reply = asker.ask(question, [book(asker, text)], max_new_tokens=4)
+    assert not reply.found
+    assert not reply.quotation
+    if question == QUESTION or not text.strip():
+        assert (reply.text, reply.answer_tokens) == (NOT_TOLD, 0)
+
+
+def test_what_no_document_mentions_is_not_told(loaded: Any) -> None:
+    asked = "What did Elizabeth Bennet keep?"
+    with esa(loaded, "answer.threshold=-99.0") as asker:
+        assert asker.ask(asked, [book(asker, STORY)]).text == NOT_TOLD
+        assert asker.ask(QUESTION, [book(asker, STORY)]).text != NOT_TOLD
+    with esa(loaded) as asker:
+        assert asker.ask(asked, [book(asker, STORY)]).text != NOT_TOLD
+
+
+@pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
+def test_below_the_threshold_the_documents_do_not_say(
+    loaded: Any, threshold: float, found: bool
+) -> None:
+    with esa(loaded, f"answer.threshold={threshold}") as asker:
+        pieces: list[str] = []
+        reply = asker.ask(QUESTION, [book(asker, STORY)], on_text=pieces.append)
+    assert (reply.found, reply.text == NOT_TOLD) == (found, not found)
+    assert "".join(pieces) == reply.text
+    assert len(reply.evidence) == 3
+    assert not reply.doubtful
+
+
+def test_a_reference_takes_the_words_of_the_turn_before(asker: Esa) -> None:
+    text = FILLER + GATE + FILLER + "Starbuck sleeps in the northern mill. " + FILLER
+    books = [book(asker, text)]
+    history = [Turn("Who is Pip?", "A boat."), Turn("Where is Starbuck?", "In the mill.")]
+    alone = asker.ask("Who opens that northern thing?", books).evidence[0].text
+    after = asker.ask("Who sleeps there, in the north?", books, history=history).evidence[0].text
+    assert "Ahab" in alone
+    assert "Starbuck" in after
+    plain = asker.ask("Who opens the northern gate?", books)
+    assert asker.ask("Who opens the northern gate?", books, history=history).text == plain.text
+    short = asker.ask("By whom?", books, history=[Turn("Is the northern gate opened?", "Yes.")])
+    whole = asker.ask("Is the northern gate opened? By whom?", books)
+    assert (short.text, short.evidence) == (whole.text, whole.evidence)
+    assert short.evidence != asker.ask("By whom?", books).evidence
+
+
+def test_free_text_is_the_bare_models_own(asker: Esa, loaded: Any) -> None:
+    question, text = "Summarise what Ahab does.", "Ahab opens the gate. He sleeps."
+    pieces: list[str] = []
+    reply = asker.ask(question, [book(asker, text)], max_new_tokens=9, on_text=pieces.append)
+    prompt = asker.session.prompt
+    asker.close()
+    ids = prompt.document(text) + prompt.question(question)
+    want = loaded.tokenizer.decode(
+        generate(loaded.model, ids, None, max_new_tokens=9), skip_special_tokens=True
+    )
+    assert reply.text == want.strip()
+    assert "".join(pieces).strip() == reply.text
+    assert (reply.answer_tokens, reply.cut, reply.quotation) == (9, True, None)
+
+
+def test_the_form_of_the_preset_goes_before_the_words_of_the_question(loaded: Any) -> None:
+    for form, question in (("text", QUESTION), ("span", "Summarise what Ahab does.")):
+        with esa(loaded, f"answer.form={form}") as asker:
+            reply = asker.ask(question, [book(asker, STORY)], max_new_tokens=5)
+        assert (reply.quotation is None) == (form == "text")
+
+
+def test_long_passages_of_free_text_are_cut_to_the_window(
+    asker: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+
+    def short(model: Any, ids: list[int], *given: Any, **options: Any) -> list[int]:
+        lengths.append(len(ids) + options["max_new_tokens"])
+        return generate(model, ids, *given, **{**options, "max_new_tokens": 1})
+
+    monkeypatch.setattr(answer_from_text, "generate", short)
+    asker.ask("Summarise it.", [book(asker, STORY)], max_new_tokens=100)
+    assert 400 < lengths[0] <= 512
+
+
+def test_samples_follow_their_seed(asker: Esa) -> None:
+    books, question = [book(asker, GATE)], "Summarise it."
+
+    def sample(seed: int) -> str:
+        return asker.ask(question, books, max_new_tokens=12, temperature=2.0, seed=seed).text
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_on_text_raises_passes_and_the_asker_goes_on(
+    asker: Esa, question: str, error: type[BaseException]
+) -> None:
+    books = [book(asker, STORY)]
+    want = asker.ask(question, books, max_new_tokens=5)
+
+    def fail(text: str) -> None:
+        raise error
+
+    with pytest.raises(error):
+        asker.ask(question, books, max_new_tokens=5, on_text=fail)
+    again = asker.ask(question, books, max_new_tokens=5)
+    assert (again.text, again.evidence) == (want.text, want.evidence)
+
+
+def test_an_interruption_while_passages_are_read(
+    asker: Esa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text(STORY, "utf-8")
+    books = [asker.ingest(str(path))]
+    want = asker.ask(QUESTION, books).text
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(answer_from_text.PassageReader, "read", stop)
+        with pytest.raises(KeyboardInterrupt):
+            asker.ask(QUESTION, books)
+    assert asker.ask(QUESTION, books).text == want
+    assert asker.session.attachment.attached
+
+
+def test_a_question_is_counted_and_ended_while_passages_are_read(asker: Esa) -> None:
+    books = [book(asker, STORY)]
+    turns = [Turn("What is sold?", "Fish.")]
+    alone, later = asker.question_tokens(QUESTION), asker.question_tokens(QUESTION, turns)
+    assert alone == asker.ask(QUESTION, books).question_tokens < later
+    with pytest.raises(LengthError):
+        asker.question_tokens("word " * 500)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    wanted = asker.ask(QUESTION, books).text
+    with pytest.raises(InterruptedError), asker.interruptible(stop):
+        asker.ask(QUESTION, books)
+    assert asker.ask(QUESTION, books).text == wanted
+
+
+def test_what_cannot_be_asked(asker: Esa) -> None:
+    books = [book(asker, STORY)]
+    with pytest.raises(UsageError, match="no document"):
+        asker.ask(QUESTION, [])
+    with pytest.raises(UsageError, match="the question must not be empty"):
+        asker.ask(" \n", books)
+    with pytest.raises(UsageError, match="temperature must"):
+        asker.ask(QUESTION, books, temperature=-1)
+    with pytest.raises(UsageError, match="max_new_tokens must"):
+        asker.ask(QUESTION, books, max_new_tokens=0)
+    with pytest.raises(LengthError, match="the model's window has 512"):
+        asker.ask("Who " * 80, books)
+    with pytest.raises(LengthError, match="the model's window has 512"):
+        asker.ask("Summarise it.", books, max_new_tokens=400)
+    assert asker.ask(QUESTION, books, max_new_tokens=400).quotation
+
+
+def save(model: Any, folder: Path) -> str:
+    adapter = LoraAdapter.new(model, rank=2, alpha=64, seed=1)
+    for _, b in adapter.matrices.values():
+        b.data.normal_(std=0.5)
+    adapter.save(folder, "random:llama")
+    return str(folder)
+
+
+def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: Path) -> None:
+    folder = save(loaded.model, tmp_path / "adapter")
+    replies = []
+    for more in ([], [f"answer.adapter={folder}"]):
+        with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
+            books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
+            reader = asker._text._answers.reader  # type: ignore[union-attr]
+            with asker.session.attachment.suspended(), reader.reading():
+                number = reader.read(QUESTION, ["Ahab opens the gate."]).log_odds[0]
+            free = asker.ask("Summarise it.", books, max_new_tokens=6).text
+            replies.append((number, free))
+    (bare, free), (adapted, same) = replies
+    assert abs(bare - adapted) > 1e-3
+    assert free == same
+
+
+def test_examples_are_read_by_the_bare_model_alone(loaded: Any, tmp_path: Path) -> None:
+    folder = save(loaded.model, tmp_path / "adapter")
+    examples = "answer.examples=[{passage: A cat sat., question: 'Who?', answer: cat}]"
+    lengths = []
+    for more in (
+        [],
+        [examples],
+        [f"answer.adapter={folder}"],
+        [f"answer.adapter={folder}", examples],
+    ):
+        with esa(loaded, *more) as asker:
+            reader = asker._text._answers.reader  # type: ignore[union-attr]
+            lengths.append(len(reader.prompt.ids(QUESTION, GATE)))
+            assert asker.ask(QUESTION, [book(asker, STORY)]).quotation
+    assert lengths[0] == lengths[2] == lengths[3] < lengths[1]
+    with (
+        esa(loaded, examples.replace("sat.", "sat. " * 100)) as asker,
+        pytest.raises(LengthError, match="the model's window has 512"),
+    ):
+        asker.ask(QUESTION, [book(asker, STORY)])
+
+
+def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PresetError, match=r"answer\.adapter must be a folder .* got 'none'"):
+        esa(loaded, "answer.adapter=none")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text("{}", "utf-8")
+    with pytest.raises(ModelError, match="no adapter can be read"):
+        esa(loaded, f"answer.adapter={broken}")
+    with esa(loaded) as asker:  # the model is free again
+        assert asker.ask(QUESTION, [book(asker, STORY)]).text
+    monkeypatch.setattr(models, "load", lambda *given, **options: pytest.fail("loaded"))
+    with pytest.raises(PresetError, match="got 'none'"):
+        Esa.load("tiny-random", [*FROM_TEXT, "answer.adapter=none"], device="cpu")
+
+
+def test_an_adapter_of_another_model(loaded: Any, make_model: Any, tmp_path: Path) -> None:
+    folder = save(make_model("llama"), tmp_path / "adapter")
+    with pytest.raises(ModelError, match="the adapter is of another model"):
+        esa(loaded, f"answer.adapter={folder}")
+    with esa(loaded):
+        pass
+
+
+def test_a_document_is_read_only_where_rows_are_needed_or_stored(
+    loaded: Any, tmp_path: Path
+) -> None:
+    library = Library(tmp_path / "library")
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+        assert asker.ingest(document(STORY)).prefilled is None
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library) as asker:
+        stored = asker.ingest(document(STORY))
+        assert stored.prefilled is not None
+        assert stored.entry is not None
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+        assert asker.ingest(document(STORY)).entry.key == stored.entry.key
+
+
+def test_votes_of_heads_count_and_need_no_rows(loaded: Any) -> None:
+    texts = STORY, FILLER + "Starbuck sleeps."
+    with esa(loaded, base=VOTES) as asker:
+        books = [asker.ingest(document(text)) for text in texts]
+        assert all(one.prefilled is None and one.index is not None for one in books)
+        first = asker.ask(QUESTION, books)
+        assert first.read
+        assert asker.cached_tokens == 0
+        assert asker.ask(QUESTION, books).text == first.text
+        shown = asker.find_passages(QUESTION, books, 3)
+        unread = [asker.open(document(text)) for text in texts]
+        assert not asker.ask(QUESTION, unread).read
+        by_words = asker.find_passages(QUESTION, unread, 3)
+    assert [one.score for one in shown] != [one.score for one in by_words]
+    with esa(loaded, base=[*VOTES, "answer.votes=0.0"]) as asker:
+        plain = asker.ask(QUESTION, [book(asker, text) for text in texts])
+    assert [one.weight for one in plain.evidence] != [one.weight for one in first.evidence]
+
+
+def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
+    from esa_cli.qa.presets.method_presets import apply
+
+    made = apply("esa", preset.load("tiny-random", FROM_TEXT))
+    with Esa(loaded, made) as asker:
+        read = asker.ingest(document(STORY))
+        reply = asker.ask(QUESTION, [read], max_new_tokens=3)
+        assert (reply.answered_from, reply.quotation) == ("rows", None)
+        with pytest.raises(UsageError, match="has not been read"):
+            asker.ask(QUESTION, [replace(read, prefilled=None)])

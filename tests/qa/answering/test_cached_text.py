@@ -1,0 +1,62 @@
+"""The text of cached tokens, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as token_models
+from transformers import PreTrainedTokenizerFast
+
+from esa_cli.qa.answering.cached_text import CachedText, token_pieces
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def by_bytes() -> Any:
+    """One token a byte, and a few of two."""
+    space, a = "\u0120", "a"
+    tokens = Tokenizer(
+        token_models.BPE({one: i for i, one in enumerate([*BYTES, space + a])}, [(space, a)])
+    )
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens)
+
+
+def by_words() -> Any:
+    """As Llama 2's: a word's token begins with a mark for the space before it, which the decoder
+    takes off the first word."""
+    words = {"\u2581the": 0, "\u2581fox": 1, "es": 2, "\u2581a": 3, "<unk>": 4}
+    tokens = Tokenizer(token_models.WordLevel(words, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokens.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens)
+
+
+@pytest.mark.parametrize(
+    "text", ["an a and a", "\u9cb8 and \u00e9\u00e9 \U0001f40b.", "a \ufffd \u9cb8", ""]
+)
+def test_pieces_are_the_text(text: str) -> None:
+    tokenizer = by_bytes()
+    ids = tokenizer(text)["input_ids"]
+    pieces = token_pieces(tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == text
+
+
+def test_the_space_before_a_word_is_kept() -> None:
+    assert token_pieces(by_words(), [0, 1, 2, 0]) == [" the", " fox", "es", " the"]
+
+
+def test_pieces_are_decoded_once_and_again_for_more_tokens() -> None:
+    tokenizer = by_words()
+    cached, ids = CachedText(tokenizer), [0, 1]
+    first = cached.turn(ids, "Who?")
+    assert first.pieces() is cached.turn(ids, "What?").pieces()
+    assert first.once("key", lambda: 1) == cached.turn(ids, "").once("key", lambda: 2) == 1
+    ids.append(2)
+    later = cached.turn(ids, "Who?")
+    assert later.pieces() == [" the", " fox", "es"]
+    assert later.once("key", lambda: 3) == 3

@@ -1,0 +1,136 @@
+"""A session's answers decoded by graphs, and the setting `decoding`; graphs are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from simulated_graph import SimulatedGraph
+
+from esa_cli import models
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.evaluation.selftest.method_comparison import SelectionCounts
+from esa_cli.qa.answering.session import Answer, Session
+from esa_cli.qa.evidence.attention_weights import AttentionWeights
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.settings_hash import settings_hash
+
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+QUESTIONS = ["When does the gate open?", "What closes?"]
+KEPT = (
+    "selector={name: consensus, passage: 16, share: 0.5, rounds: 2, answer: keep}",
+    "score={name: vote}",
+    "position={name: contiguous}",
+    "window.ending=0",
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+class Made(SimulatedGraph):
+    """Counts the graphs of a test."""
+
+    count = 0
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        type(self).count += 1
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Made]:
+    monkeypatch.setattr(Made, "count", 0)
+    return Made
+
+
+def answered(session: Session, question: str) -> tuple[Answer, torch.Tensor]:
+    weights = AttentionWeights(session.layers, session.document_tokens)
+    return session.ask(question, max_new_tokens=30, trace=weights), weights.weights
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_answers_and_evidence_are_those_of_forward_calls(
+    loaded: Any, graphs: type[Made], opened: bool
+) -> None:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", KEPT)) as session:
+        session.read(TEXT)
+        if opened:
+            session.open([session.prefilled_document()])
+        want = [answered(session, one) for one in QUESTIONS]
+        session.decoding.make = graphs
+        for question, (answer, weights) in zip(QUESTIONS, want, strict=True):
+            got, weighed = answered(session, question)
+            assert got.answer_tokens > 20
+            assert (got.text, got.answer_tokens) == (answer.text, answer.answer_tokens)
+            torch.testing.assert_close(weighed, weights, rtol=1e-4, atol=1e-6)
+        assert graphs.count == len(QUESTIONS) + 1  # the very first one is compared alone
+        assert len(session.cache.memories[0].store) == session.document_tokens
+
+
+def test_each_token_selects(loaded: Any, graphs: type[Made]) -> None:
+    """Recorded tokens are one chunk, and count as each alone."""
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", KEPT)) as session:
+        session.read(TEXT)
+        found = []
+        for make in (None, graphs):
+            session.decoding.make = make
+            found.append(SelectionCounts(torch.zeros(session.document_tokens)))
+            session.ask(QUESTIONS[0], max_new_tokens=15, trace=found[-1])
+    assert graphs.count == 2
+    torch.testing.assert_close(found[1].counts, found[0].counts)
+
+
+def test_short_answers_and_those_that_are_to_be_eager_have_no_graph(
+    loaded: Any, graphs: type[Made]
+) -> None:
+    for more, tokens in (("decoding=eager", 30), ("decoding=auto", 9)):
+        chosen = preset.load("tiny-random", (*KEPT, more))
+        with Session(loaded.model, loaded.tokenizer, chosen) as session:
+            session.read(TEXT)
+            session.decoding.make = graphs
+            session.ask(QUESTIONS[0], max_new_tokens=tokens)
+    assert graphs.count == 0
+
+
+def test_a_graph_that_is_asked_for_is_refused_where_there_is_none(
+    loaded: Any, graphs: type[Made]
+) -> None:
+    chosen = preset.load("tiny-random", ("decoding=graph",))
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read(TEXT)
+        with pytest.raises(UsageError, match="needs a CUDA device"):
+            session.ask(QUESTIONS[0])
+        session.decoding.make = graphs
+        with pytest.raises(UsageError, match="TopK selects for every token"):
+            session.ask(QUESTIONS[0])
+        assert session.cache.get_seq_length() == session.document_tokens
+    with pytest.raises(PresetError, match="decoding"):
+        preset.load("tiny-random", ("decoding=fast",))
+
+
+def test_recording_is_tried_once(loaded: Any) -> None:
+    tried = []
+
+    class Failing(SimulatedGraph):
+        def record(self, function: Any) -> torch.Tensor:
+            tried.append(function)
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", KEPT)) as session:
+        session.read(TEXT)
+        want = session.ask(QUESTIONS[0], max_new_tokens=20).text
+        session.decoding.make = Failing
+        assert [session.ask(QUESTIONS[0], max_new_tokens=20).text for _ in range(2)] == [want] * 2
+    assert len(tried) == 1
+
+
+def test_decoding_is_no_setting_that_makes_other_rows() -> None:
+    both = [preset.load("tiny-random", (f"decoding={one}",)) for one in ("auto", "eager")]
+    assert settings_hash(both[0]) == settings_hash(both[1])

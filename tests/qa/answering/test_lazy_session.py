@@ -1,0 +1,201 @@
+"""Answers from text of a model that transformers loads when it is needed. Tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models
+from esa_cli.documents.document import Document
+from esa_cli.errors import PresetError, UsageError
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.api import Esa
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.presets import preset
+from esa_cli.storage.library import Library
+
+TEXT = "A grey boat lies at the pier. " * 40 + "Captain Ahab opens the gate at nine. "
+QUESTION = "When does Ahab open the gate?"
+MORE = " Starbuck walks to the ship." * 30
+FREE = "answer.form=text"
+HOW: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+    """The model as transformers loads it, and a folder with an adapter and a finder; their
+    $ESA_HOME is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        loaded, folder = models.load("random:llama", **HOW), tmp_path_factory.mktemp("trained")
+        encoder = TokenEncoder.new(
+            loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=1
+        )
+        encoder.save(folder / "finder", "random:llama")
+        adapter = LoraAdapter.new(loaded.model, rank=2, alpha=4, seed=1)
+        for _, b in adapter.matrices.values():
+            b.data.normal_(std=0.1)
+        adapter.save(folder / "adapter", "random:llama")
+        yield loaded, folder
+
+
+@pytest.fixture
+def deferred(both: tuple[Any, Path]) -> models.DeferredModel:
+    found = models.load_deferred("random:llama", **HOW)
+    assert found is not None
+    return found
+
+
+def esa(loaded: Any, folder: Path, *more: str, **options: Any) -> Esa:
+    given = [
+        "answer.from=text", "answer.prior=100.0", f"answer.finder={folder / 'finder'}",
+        f"answer.adapter={folder / 'adapter'}", *more,
+    ]  # fmt: skip
+    return Esa(loaded, preset.load("tiny-random", given), **options)
+
+
+def note(text: str = TEXT) -> Document:
+    return Document("note.txt", text, "/note.txt", "utf-8", len(text))
+
+
+def without_times(reply: Reply) -> Reply:
+    return replace(reply, first_token_s=0.0, total_s=0.0)
+
+
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.DeferredModel, "model", property(lambda self: pytest.fail("loaded")))
+
+
+@pytest.mark.parametrize("more", [[], ["answer.adapter=null", "answer.rounds=2"]])
+def test_the_same_answers_and_indexes_without_the_model(
+    both: tuple[Any, Path],
+    deferred: models.DeferredModel,
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, folder = both
+    no_model(monkeypatch)
+    found = []
+    for number, loaded in enumerate((whole, deferred)):
+        library = Library(tmp_path / str(number))
+        with esa(loaded, folder, *more, library=library) as asker:
+            book = asker.ingest(note())
+            reply = without_times(asker.ask(QUESTION, [book]))
+            passages = asker.find_passages(QUESTION, [book])
+            counted = asker.question_tokens(QUESTION)
+            assert "<html" in asker.report(reply, QUESTION, [book])
+            found.append((reply, passages, counted, book.entry, asker.cached_tokens))
+    assert found[0][:3] == found[1][:3]
+    assert found[0][3].key == found[1][3].key
+    assert found[0][0].read
+    assert found[0][4] == found[1][4] == 0
+
+
+def test_what_one_stores_the_other_finds(
+    both: tuple[Any, Path], deferred: models.DeferredModel, tmp_path: Path
+) -> None:
+    whole, folder = both
+    library = Library(tmp_path / "library")
+    for writer, reader in ((whole, deferred), (deferred, whole)):
+        text = f"{TEXT} {writer is whole}"
+        with esa(writer, folder, library=library) as asker:
+            made = asker.ingest(note(text))
+        with esa(reader, folder, library=library) as asker:
+            book = asker.find(note(text))
+            assert book is not None
+            assert book.index is not None
+            assert made.index is not None
+            assert torch.equal(book.index.records, made.index.records)
+            grown = asker.ingest(note(text + MORE))
+            assert grown.entry is not None
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_free_text_loads_the_model(
+    both: tuple[Any, Path], deferred: models.DeferredModel, heat: float
+) -> None:
+    whole, folder = both
+    replies = []
+    for loaded in (whole, deferred):
+        pieces: list[str] = []
+        with esa(loaded, folder, FREE) as asker:
+            reply = asker.ask(
+                QUESTION, [asker.open(note())], max_new_tokens=12, temperature=heat, seed=5,
+                on_text=pieces.append,
+            )  # fmt: skip
+        replies.append((without_times(reply), "".join(pieces)))
+    assert replies[0] == replies[1]
+    assert "model" in vars(deferred)
+
+
+@pytest.mark.parametrize("more", [[], [FREE]])
+def test_a_question_can_be_ended(
+    both: tuple[Any, Path], deferred: models.DeferredModel, more: list[str]
+) -> None:
+    calls = list[int]()
+
+    def stop() -> None:
+        calls.append(1)
+        if len(calls) == last:
+            raise InterruptedError
+
+    last = 0
+    with esa(deferred, both[1], *more) as asker:
+        book = asker.open(note())
+        with asker.interruptible(stop):
+            want = asker.ask(QUESTION, [book], max_new_tokens=6)
+        last = len(calls)
+        calls.clear()
+        with pytest.raises(InterruptedError), asker.interruptible(stop):
+            asker.ask(QUESTION, [book], max_new_tokens=6)
+        assert without_times(asker.ask(QUESTION, [book], max_new_tokens=6)) == without_times(want)
+
+
+def test_the_session_is_made_when_it_is_needed(
+    both: tuple[Any, Path], deferred: models.DeferredModel
+) -> None:
+    with esa(deferred, both[1]) as asker:
+        book = asker.open(note())
+        want = without_times(asker.ask(QUESTION, [book]))
+        assert "model" not in vars(deferred)
+        session = asker.session
+        assert asker.session is session
+        assert session.attachment.attached
+        session.read("The gate opens at nine.")
+        assert asker.cached_tokens == session.document_tokens > 0
+        assert without_times(asker.ask(QUESTION, [book])) == want
+        again = asker.ask(QUESTION, [book], max_new_tokens=2)
+        assert again.answered_from == "text"
+    assert not session.attachment.attached
+
+
+def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:
+    text = ["answer.from=text", f"answer.finder={both[1] / 'finder'}"]
+    with Esa.load("tiny-random", text, **HOW) as asker:
+        assert isinstance(asker.loaded, models.DeferredModel)
+        asker.ask(QUESTION, [asker.open(note())])
+        with pytest.raises(UsageError, match="max_new_tokens must be at least 1"):
+            asker.ask(QUESTION, [asker.open(note())], max_new_tokens=0)
+        with pytest.raises(UsageError, match="temperature must be"):
+            asker.ask(QUESTION, [asker.open(note())], temperature=-1.0)
+    for others in ([], ["answer.from=text"]):
+        with Esa.load("tiny-random", others, **HOW) as asker:
+            assert isinstance(asker.loaded, models.LoadedModel)
+
+
+def test_a_method_of_another_model_is_refused_at_once(
+    both: tuple[Any, Path], deferred: models.DeferredModel
+) -> None:
+    votes = ["reading=local", "score.name=vote", "selector={name: consensus, rounds: 2}"]
+    for loaded in (both[0], deferred):
+        with pytest.raises(PresetError, match="must name layers below the model's 2, got 7"):
+            esa(loaded, both[1], *votes, "score.heads=[[7, 1]]")
+        with esa(loaded, both[1]):
+            pass

@@ -1,0 +1,641 @@
+"""Read once, ask often: what a session keeps, gives back, and survives. Tiny random model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from tokenizers import processors
+
+from esa_cli import models
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.learned_maps import save_learned
+from esa_cli.errors import LengthError, PresetError, UsageError
+from esa_cli.models.generation import Streamer
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.storage.memory_store import MemoryStore
+
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+QUESTION = "When does the gate open?"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def session(loaded: Any) -> Iterator[Session]:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        yield session
+
+
+def test_questions_leave_no_trace(session: Session) -> None:
+    session.read(TEXT)
+    length = session.cache.get_seq_length()
+    first = session.ask(QUESTION)
+    assert session.cache.get_seq_length() == length == session.document_tokens
+    session.ask("What closes at dusk?")
+    assert session.ask(QUESTION).text == first.text
+
+
+def test_pieces_add_up_to_the_answer(session: Session) -> None:
+    session.read(TEXT)
+    pieces: list[str] = []
+    answer = session.ask(QUESTION, on_text=pieces.append)
+    assert "".join(pieces).strip() == answer.text
+    assert answer.answer_tokens <= 16
+    assert 0 < answer.first_token_s <= answer.total_s
+
+
+def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 100)
+    session.read(TEXT)
+    want = session.ask(QUESTION).text
+
+    def stop(done: int, total: int) -> None:
+        if done >= 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.read(TEXT, stop)
+    assert session.document_tokens == 500 == session.cache.get_seq_length()
+    with pytest.raises(UsageError, match="only 500 of"):
+        session.ask(QUESTION)
+    session.resume()
+    assert session.ask(QUESTION).text == want
+
+
+def test_a_new_cache_runs_the_method_in_use(session: Session) -> None:
+    """Also the one that holds a document opened later."""
+    session.read(TEXT)
+    held = session.prefilled_document()
+    session.use(preset.load("tiny-random", ["selector.name=quest"]))
+    session.open([held])
+    assert session.cache.method is session.method
+    assert session.attachment.new_cache().method is session.method
+
+
+def test_a_prefill_by_a_method_without_reduced_keys_is_refused(session: Session) -> None:
+    """The compressor would be fitted to the question, and kept for all later ones."""
+    other = resolve("tiny-random", ["selector.name=quest", "score={name: vote}"])
+    session.read(TEXT, method=other.method)
+    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
+        session.ask(QUESTION)
+    session.use(other)
+    assert session.ask(QUESTION).text
+
+
+def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
+    session.read(TEXT)
+    session.ask(QUESTION)
+    cache = ref(session.cache)
+    session.clear()
+    gc.collect()
+    assert cache() is None
+
+
+def test_interrupted_answer_is_taken_back(session: Session) -> None:
+    session.read(TEXT)
+    want = session.ask(QUESTION).text
+
+    def stop(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.ask(QUESTION, on_text=stop)
+    assert session.cache.get_seq_length() == session.document_tokens
+    assert session.ask(QUESTION).text == want
+
+
+def test_a_second_interruption_leaves_nothing_behind(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the rows of the turn are taken back, after the first layer's."""
+    session.read(TEXT)
+    want = session.ask(QUESTION).text
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.cache.own[1], "crop", stop)
+        with pytest.raises(KeyboardInterrupt):
+            session.ask("What closes?", max_new_tokens=2)
+    assert session.ask(QUESTION).text == want
+    lengths = {len(one.store) for one in session.cache.memories}
+    assert lengths == {session.document_tokens}
+
+
+def test_sampling_is_repeatable(session: Session) -> None:
+    session.read(TEXT)
+    asked = [session.ask(QUESTION, temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_another_preset_asks_the_same_reading(session: Session) -> None:
+    session.read(TEXT)
+    before = session.ask(QUESTION).text
+    session.use(preset.load("tiny-random", ["position.name=contiguous", "position.distance=100"]))
+    session.ask(QUESTION)
+    session.use(preset.load("tiny-random"))
+    assert session.ask(QUESTION).text == before
+    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
+        session.use(preset.load("tiny-random", ["compressor.name=none"]))
+
+
+def test_what_is_held_is_opened_only_by_a_method_it_serves(session: Session) -> None:
+    """Also where nothing was read when the other method came, and `use` had nothing to hold."""
+    session.read(TEXT)
+    before, held = session.ask(QUESTION).text, session.prefilled_document()
+    session.clear()
+    session.use(preset.load("tiny-random", ["compressor.name=none"]))
+    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
+        session.open([held])
+    session.use(preset.load("tiny-random"))
+    session.open([held])
+    assert session.ask(QUESTION).text == before
+
+
+def test_nothing_read_and_nothing_asked(session: Session) -> None:
+    with pytest.raises(UsageError, match="no document"):
+        session.ask(QUESTION)
+    session.read(TEXT)
+    with pytest.raises(UsageError, match="empty"):
+        session.ask("  \n")
+    with pytest.raises(UsageError, match="must be UTF-8"):
+        session.ask("caf\udce9?")
+
+
+def test_the_model_is_put_back(loaded: Any) -> None:
+    rotary, config = loaded.model.model.rotary_emb, loaded.model.config
+    with (
+        pytest.raises(RuntimeError),
+        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")),
+    ):
+        raise RuntimeError
+    assert loaded.model.model.rotary_emb is rotary
+    assert loaded.model.config is config
+
+
+def test_a_text_cannot_end_the_turn(loaded: Any) -> None:
+    """A document that spells out the template's marks stays a document."""
+    prompt = PromptTokens(loaded.tokenizer, preset.load("tiny-random").prompt)
+    end = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    clean, spelled = prompt.document("a b"), prompt.document("a <|im_end|> b")
+    assert spelled.count(end) == clean.count(end)
+    assert prompt.question("<|im_end|>?").count(end) == prompt.question("?").count(end)
+
+
+def test_characters_are_shown_whole(loaded: Any) -> None:
+    """é is two byte tokens: nothing is shown until both are there."""
+    import torch
+
+    shown: list[str] = []
+    streamer = Streamer(loaded.tokenizer, shown.append)
+    streamer.put(torch.tensor([0]))
+    for token in loaded.tokenizer("né!", add_special_tokens=False)["input_ids"]:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert shown == ["n", "é", "!"]
+
+
+def test_a_prime_stands_where_the_answer_begins(session: Session) -> None:
+    session.read(TEXT)
+    plain, primed = (session.prompt.question(QUESTION, prime) for prime in ("", "At nine"))
+    assert primed[: len(plain)] == plain
+    assert session.tokenizer.decode(primed[len(plain) :]) == "At nine"
+    answer = session.ask(QUESTION, prime="At nine")
+    assert answer.question_tokens == len(primed)
+    assert session.cache.get_seq_length() == session.document_tokens
+
+
+def test_a_prompt_without_chat_is_taken_to_the_letter(loaded: Any) -> None:
+    """A benchmark's own prompt: nothing of a template, no line break added or taken away."""
+    prompt = preset.Prompt(before="Read this.\n", after="{question}", chat=False)
+    tokens = PromptTokens(loaded.tokenizer, prompt)
+    ids = [*tokens.document("The text."), *tokens.question("\nQ: who? \nA:")]
+    assert loaded.tokenizer.decode(ids) == "Read this.\nThe text.\nQ: who? \nA:"
+
+
+def test_models_that_can_think_first_are_told_not_to(loaded: Any) -> None:
+    """As Qwen3's template has it; else an answer would begin with its thoughts."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}\n"
+        "{% if enable_thinking is defined and not enable_thinking %}"
+        "<think>\n\n</think>\n{% endif %}"
+    )
+    tokens = PromptTokens(tokenizer, preset.load("tiny-random").prompt)
+    assert tokenizer.decode(tokens.question("Who?")).endswith("<think>\n\n</think>\n")
+
+
+def test_templates_that_take_lists_of_parts_get_lists(loaded: Any) -> None:
+    """Templates of models that also see images; of a text they show nothing, and raise nothing."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}"
+        "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    prompt = preset.Prompt(before="Read.\n", after="\n{question}", system="Be brief.")
+    tokens = PromptTokens(tokenizer, prompt)
+    ids = [*tokens.document("The text."), *tokens.question("Who?")]
+    assert tokenizer.decode(ids) == "<system>Be brief.<user>Read.\nThe text.\nWho?"
+
+
+def without_template(loaded: Any, first: str = "") -> Any:
+    """A tokenizer as base models have it; `first` is put before every text by its own rule."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = None
+    if first:
+        tokenizer.bos_token = first
+        begins = processors.TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, tokenizer.bos_token_id)]
+        )
+        tokenizer.backend_tokenizer.post_processor = begins
+    return tokenizer
+
+
+def test_without_a_template_a_foreign_prompt_gets_no_line_break(loaded: Any) -> None:
+    tokenizer = without_template(loaded)
+    for prime in ("", " It is"):
+        tokens = PromptTokens(tokenizer, preset.Prompt(before="", after="{question}"))
+        ids = [*tokens.document("Text."), *tokens.question(" Who?", prime)]
+        assert tokenizer.decode(ids) == f"Text. Who?{prime}"
+    own = PromptTokens(tokenizer, preset.Prompt(before="", after="\n\n{question}"))
+    for prime, shown in (("", "Who?\n"), (" It is", "Who? It is"), ("```json", "Who?\n```json")):
+        assert tokenizer.decode(own.question("Who?", prime)) == f"\n\n{shown}"
+        assert own.text("Who?", prime) == f"\n\n{shown}"
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_text_begins_as_the_tokenizer_begins_it(loaded: Any, chat: bool) -> None:
+    """Llama 3's puts a token first and says that it does not (`add_bos_token`)."""
+    first = "<|im_start|>"
+    tokenizer = without_template(loaded, first)
+    prompt = preset.Prompt(before="ab", after="{question}", chat=chat)
+    assert PromptTokens(tokenizer, prompt).head() == tokenizer("ab")["input_ids"]
+    assert PromptTokens(tokenizer, prompt).head()[0] == tokenizer.convert_tokens_to_ids(first)
+    plain = without_template(loaded)
+    assert PromptTokens(plain, prompt).head() == plain("ab")["input_ids"]
+
+
+def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
+    text = "Zwölf Käuze — und <|im_end|> sonst nichts.\n\nNo more."
+    ids, spans = session.prompt.document(text), session.prompt.offsets(text)
+    assert len(ids) == len(session.prompt.head()) + len(spans)
+    assert spans[0][0] == 0
+    assert spans[-1][1] == len(text)
+    assert all(low <= high for low, high in spans)
+
+
+def test_forgetting_frees_what_was_read(session: Session) -> None:
+    session.read(TEXT)
+    session.clear()
+    assert session.document_tokens == session.cache.nbytes == 0
+    with pytest.raises(UsageError, match="no document"):
+        session.ask(QUESTION)
+
+
+TWICE = [
+    "selector.name=consensus",
+    "selector.rounds=2",
+    "selector.passage=16",
+    "score.name=vote",
+    "score.contrast=true",
+    "position.name=contiguous",
+    "window.ending=0",
+]
+
+
+def test_a_question_read_twice_leaves_no_trace(loaded: Any) -> None:
+    """In the second reading and in the answer every layer sees what all agreed on in the first."""
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
+        session.read(TEXT)
+        length, seen = session.document_tokens, list[Any]()
+        session.ask = partial(Session.ask, session, trace=seen.append)
+        first = session.ask(QUESTION, max_new_tokens=3)
+        del session.ask
+        assert session.cache.get_seq_length() == length
+        layers = len(loaded.model.model.layers)
+        steps = [one for one in seen if not one.decoding]
+        heard, real = steps[:layers], steps[layers:]
+        assert {(one.start, one.stop) for one in heard} == {(length, real[-1].stop)}, "in one piece"
+        assert len(real) > layers
+        assert len(real) % layers == 0
+        agreed = [one.far.tolist() for one in real]
+        agreed += [one.far.tolist() for one in seen if one.decoding]
+        assert all(far == agreed[0] for far in agreed)
+        assert len(agreed[0]) == 4 + 64
+        assert session.ask(QUESTION, max_new_tokens=3).text == first.text
+
+
+@pytest.mark.parametrize("times", [1, 8])
+def test_the_first_reading_ends_with_the_last_layer_that_votes(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """What is agreed on is what reading to the end would give, however long the question is."""
+    chosen = preset.load("tiny-random", [*TWICE, "score.heads=[[0,1],[0,3]]"])
+    question = QUESTION * times
+    found = []
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr("esa_cli.methods.voting.VoteScore.last_layer", None)
+        with Session(loaded.model, loaded.tokenizer, chosen) as session:
+            session.read(TEXT)
+            seen: list[Any] = []
+            session.ask = partial(Session.ask, session, trace=seen.append)
+            answer = session.ask(question, max_new_tokens=3)
+            asked = [(one.layer, one.start) for one in seen if not one.decoding]
+            found.append((answer.text, asked, [one.far.tolist() for one in seen[-3:]]))
+            assert session.cache.get_seq_length() == session.document_tokens
+    (text, short, far), (whole_text, long, whole_far) = found
+    assert (text, far) == (whole_text, whole_far)
+    assert len(far[0]) > 4
+    begins = min(start for _, start in long)
+    once = long[2:]
+    assert long[:2] == [(0, begins), (1, begins)], "heard in one piece, by both layers"
+    assert len({start for _, start in once}) > (1 if times == 1 else 5)
+    # Layer 1 is not reached, and in layer 0 what is heard is selected for and not attended.
+    assert short == once
+
+
+def test_words_put_into_the_mouth_have_no_vote(loaded: Any) -> None:
+    """Neither for what is selected nor, as the prompt's words around the question, against it."""
+    chosen, picked = preset.load("tiny-random", [*TWICE, "score.contrast=true"]), []
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read(TEXT)
+        for prime in ("", "The gate opens when the market closes. " * 2):
+            seen: list[Any] = []
+            session.ask = partial(Session.ask, session, trace=seen.append)
+            session.ask("When?", prime=prime, max_new_tokens=2)
+            del session.ask
+            picked.append(seen[-1].far.tolist())
+    assert picked[0] == picked[1]
+
+
+def test_a_short_text_is_asked_once(loaded: Any) -> None:
+    """All of it is in view, so there is nothing to agree on first."""
+    chosen = preset.load("tiny-random", [*TWICE, "window.dense=400", "window.chunk=128"])
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read("The gate opens at nine.")
+        starts: list[int] = []
+        session.ask = partial(Session.ask, session, trace=lambda seen: starts.append(seen.start))
+        session.ask("When?", max_new_tokens=1)
+        assert starts.count(session.document_tokens) == len(loaded.model.model.layers)
+
+
+def test_an_answer_that_ends_by_itself_is_not_cut(loaded: Any) -> None:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.read(TEXT)
+        config = loaded.model.generation_config
+        ends = config.eos_token_id
+        assert session.ask(QUESTION, max_new_tokens=2).cut
+        seen: list[int] = []
+        try:
+            tokens = session.ask(QUESTION, max_new_tokens=2, on_text=seen.append).answer_tokens
+            assert tokens == 2
+            config.eos_token_id = list(range(loaded.model.config.vocab_size))
+            answer = session.ask(QUESTION, max_new_tokens=1)
+            assert (answer.answer_tokens, answer.cut) == (1, False)
+        finally:
+            config.eos_token_id = ends
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_answer_is_no_answer(session: Session, most: int) -> None:
+    session.read(TEXT)
+    with pytest.raises(UsageError, match="max_new_tokens must be"):
+        session.ask(QUESTION, max_new_tokens=most)
+
+
+def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) -> None:
+    ending = preset.load("tiny-random", ["window.ending=250"])
+    with Session(loaded.model, loaded.tokenizer, ending) as session:
+        session.read(TEXT)
+        session.ask("When?" * 10, max_new_tokens=2)
+        with pytest.raises(LengthError, match="beside what is selected"):
+            session.ask("When?" * 60, max_new_tokens=2)
+    plain = preset.load("tiny-random", ["window.dense=400"])
+    with Session(loaded.model, loaded.tokenizer, plain) as session:
+        session.read(TEXT[:300])
+        session.ask("When?", max_new_tokens=2)
+        with pytest.raises(LengthError, match="beside the document, all of it in view"):
+            session.ask("When?", max_new_tokens=200)
+
+
+def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And anew for the next question, whose tokens may stand where others did."""
+    fetched: list[int] = []
+    gather = MemoryStore.gather
+    monkeypatch.setattr(
+        MemoryStore, "gather", lambda store, at: fetched.append(len(at)) or gather(store, at)
+    )
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", TWICE)) as session:
+        session.read(TEXT)
+        answers, counts = [], []
+        for most in (1, 9, 9):
+            fetched.clear()
+            answers.append(session.ask(QUESTION, max_new_tokens=most).text)
+            counts.append(len(fetched))
+        monkeypatch.setattr("esa_cli.attention.layer_memory.FETCH_KEPT", 0)
+        fetched.clear()
+        assert session.ask(QUESTION, max_new_tokens=9).text == answers[1] == answers[2]
+        layers = len(loaded.model.model.layers)
+        assert counts[1] == counts[2] == counts[0] + layers
+        assert len(fetched) == counts[0] + 8 * layers
+
+
+def test_the_layers_are_told_which_words_are_the_questions_own(session: Session) -> None:
+    ids = session.prompt.question(QUESTION)
+    low, high = session.prompt.question_span(QUESTION)
+    assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
+    assert 0 < low < high < len(ids)
+    session.read(TEXT)
+    bounds = []
+    session.ask(
+        QUESTION, max_new_tokens=2, trace=lambda _: bounds.append(session.cache.query.question)
+    )
+    length = session.document_tokens
+    assert set(bounds) == {(length + low, length + high)}
+
+
+@pytest.mark.parametrize("ending", [0, 7])
+def test_the_question_stays_in_view_and_the_documents_end_does_not(
+    loaded: Any, ending: int
+) -> None:
+    chosen = preset.load("tiny-random", [f"window.ending={ending}"])
+    with Session(loaded.model, loaded.tokenizer, chosen) as session:
+        session.read(TEXT)
+        seen: list[Any] = []
+        session.ask = partial(Session.ask, session, trace=seen.append)
+        session.ask(QUESTION * 8, max_new_tokens=4)
+        length = session.document_tokens
+        assert len({one.start for one in seen}) > 4
+        assert all(one.start - one.local == length - ending for one in seen)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": 1e-320},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": 2.0},
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(session: Session, wrong: dict[str, float]) -> None:
+    session.read(TEXT)
+    with pytest.raises(UsageError, match="temperature must be 0, or at least 1e-06"):
+        session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
+
+
+AGREED = [
+    "selector={name: consensus, smooth: 1, proximity: 0}", "score.name=vote",
+    "window.dense=0", "window.selected=16", "window.local=8", "window.initial=2",
+    "prompt={before: '', after: '{question}', chat: false, system: null}",
+]  # fmt: skip
+
+
+def test_a_question_of_one_token_selects_for_itself(loaded: Any) -> None:
+    """It came alone in its call, as an answer's tokens do, and took the document's agreement."""
+    seen: list[dict[tuple[int, int], list[int]]] = []
+    settings = preset.load("tiny-random", [*AGREED, "reading=select"])
+    with Session(loaded.model, loaded.tokenizer, settings) as session:
+        session.read(TEXT)
+        for _ in range(2):
+            far: dict[tuple[int, int], list[int]] = {}
+            answer = session.ask(
+                "q",
+                max_new_tokens=4,
+                trace=lambda one, far=far: far.setdefault((one.layer, one.start), one.far.tolist()),  # type: ignore[misc]
+            )
+            assert answer.question_tokens == 1
+            seen.append({at: rows for at, rows in far.items() if at[1] == session.document_tokens})
+    assert len(seen[0]) == 2
+    assert seen[0] == seen[1]
+
+
+def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any) -> None:
+    """Read alone, because FEED left it over, it is read as in any other piece."""
+    settings = preset.load("tiny-random", [*AGREED, "reading=select", "window.chunk=1"])
+    rows = []
+    for feed in (64, 50):
+        monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", feed)
+        with Session(loaded.model, loaded.tokenizer, settings) as session:
+            ids = session.prompt.document(TEXT)[:65]
+            session.begin(ids)
+            session.resume()
+            rows.append(session.cache.memory(1).store.span(0, 65)[0])
+    torch.testing.assert_close(*rows)
+
+
+def test_heads_of_layers_the_model_lacks_are_refused(loaded: Any) -> None:
+    settings = [*AGREED, "score.heads=[[0, 0], [7, 1]]"]
+    with pytest.raises(PresetError, match="must name layers below the model's 2, got 7"):
+        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", settings))
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        with pytest.raises(PresetError, match="got 7"):
+            session.use(preset.load("tiny-random", settings))
+        session.use(preset.load("tiny-random", [*AGREED, "score.heads=[[0, 0], [1, 1]]"]))
+
+
+def test_what_is_held_has_the_head_it_was_read_with(session: Session) -> None:
+    session.read(TEXT)
+    head = session.prefilled_document().head
+    assert head == len(session.prompt.head())
+    session.use(preset.load("tiny-random", ["prompt.system=You are terse, and kind."]))
+    held = session.prefilled_document()
+    assert held.head == head != len(session.prompt.head())
+    session.open([held])
+    assert session.prefilled_document().head == head
+
+
+def test_a_document_is_read_on_as_it_was_begun(loaded: Any) -> None:
+    """Settings of the asking may change in the middle of it; the reading is one."""
+    begun, other = (
+        preset.load("tiny-random", [f"reading={reading}", "window.dense=0"])
+        for reading in ("local", "select")
+    )
+    rows = []
+    for between in (begun, other):
+        with Session(loaded.model, loaded.tokenizer, begun) as session:
+
+            def stop(done: int, total: int) -> None:
+                raise KeyboardInterrupt
+
+            session.begin(session.prompt.document(TEXT))
+            with pytest.raises(KeyboardInterrupt):
+                session.resume(stop)
+            session.use(between)
+            session.resume()
+            assert session.method.reading == between.reading
+            rows.append(session.cache.memory(1).store.span(1100, 1200)[0])
+    assert torch.equal(*rows)
+
+
+def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: Path) -> None:
+    """A reading that goes on makes its reduced keys when they are asked for; one that is held has
+    no room for them, and was scored by whole keys, which is another method."""
+    maps = [Linear(torch.randn(32, 2), torch.randn(32, 2)) for _ in range(2)]
+    save_learned(tmp_path / "maps.safetensors", maps)
+    learned = f"compressor={{name: learned, file: {tmp_path / 'maps.safetensors'}}}"
+    without, reduced = (
+        preset.load("tiny-random", [learned, "reading=local", f"score.name={score}"])
+        for score in ("vote", "sum")
+    )
+    with Session(loaded.model, loaded.tokenizer, reduced) as session:
+        session.read(TEXT)
+        want = session.ask(QUESTION).text
+        session.open([session.prefilled_document()])
+        assert session.ask(QUESTION).text == want
+    with Session(loaded.model, loaded.tokenizer, without) as session:
+        session.read(TEXT)
+        held = session.prefilled_document()
+        session.use(reduced)
+        assert session.ask(QUESTION).text == want
+        with pytest.raises(PresetError, match="without reduced keys"):
+            session.open([held])
+        session.use(without)
+        session.open([held])
+        with pytest.raises(PresetError, match="without reduced keys"):
+            session.use(reduced)
+
+
+def surveying(loaded: Any) -> Session:
+    overrides = ["selector={name: consensus, rounds: 2, passage: 16}", "score.name=vote"]
+    made = preset.load("tiny-random", ["reading=local", *overrides])
+    return Session(loaded.model, loaded.tokenizer, made)
+
+
+def test_an_interrupted_survey_leaves_the_cache_as_before(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with surveying(loaded) as session:
+        session.read(TEXT)
+        want = session.ask(QUESTION).text
+        with monkeypatch.context() as patch:
+            patch.setattr(type(session.method.selector), "after_survey", stop)
+            with pytest.raises(KeyboardInterrupt):
+                session.ask(QUESTION)
+        assert session.cache.get_seq_length() == session.document_tokens
+        assert session.ask(QUESTION).text == want

@@ -1,0 +1,445 @@
+"""What the documents' tokens weigh, against plain loops; and the passages made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import reference
+import torch
+from conftest import VOCABULARY, ModelFactory
+
+from esa_cli import models
+from esa_cli.attention.method import Method
+from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.selection import TopK
+from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.window import Window
+from esa_cli.methods.consensus import Consensus
+from esa_cli.methods.loki import Loki
+from esa_cli.methods.rerope import ReRoPE
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.evidence.attention_weights import AttentionWeights
+from esa_cli.qa.evidence.evidence import FOUND, heaviest, rests_on, strength
+from esa_cli.qa.presets import preset
+from esa_cli.storage.joined_store import JoinedStore, StoreSlice
+from esa_cli.storage.memory_store import MemoryStore
+
+TOKENS = 40
+WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)
+DENSE = Window(initial=3, selected=9, local=6, chunk=8, dense=400)
+DISTANCE = 29
+
+
+def distances(method: Method, seen: ChunkTrace) -> list[list[tuple[int, list[tuple[int, int]]]]]:
+    """For each head and query of a chunk: what it attended to, as (absolute position, distance)."""
+    position, out = method.position, []
+    for head in range(seen.queries.shape[0]):
+        far = (seen.far if isinstance(seen.far, torch.Tensor) else seen.far[head]).tolist()
+        rows = []
+        for at in range(seen.start, seen.stop):
+            near = [(key, at - key) for key in range(seen.start - seen.local, at + 1)]
+            if isinstance(position, ReRoPE):
+                near = [(key, min(away, position.distance)) for key, away in near]
+                away = [(key, position.distance) for key in far]
+            elif isinstance(position, FixedDistance):
+                away = [(key, position.distance) for key in far]
+            elif isinstance(position, Contiguous):
+                stands = len(far) + seen.local + at - seen.start
+                away = [(key, stands - rank) for rank, key in enumerate(far)]
+            else:
+                away = [(key, at - key) for key in far]
+            rows.append((at, away + near))
+        out.append(rows)
+    return out
+
+
+def probabilities(
+    method: Method, scale: float, seen: ChunkTrace
+) -> dict[tuple[int, int, int], float]:
+    """(head, query, key) -> probability, one softmax a query over all that it attended to."""
+    keys, _ = seen.store.span(0, len(seen.store))
+    q, k = reference.plain(seen.queries), reference.plain(keys)
+    out: dict[tuple[int, int, int], float] = {}
+    for head, rows in enumerate(distances(method, seen)):
+        group = reference.group_of(head, len(q), len(k))
+        for at, seen_by in rows:
+            query = q[head][at - seen.start]
+            if isinstance(method.position, ReRoPE):
+                sharp = max(1.0, math.log(at + 1) / math.log(method.position.trained))
+                query = [sharp * x for x in query]
+            logits = [
+                scale * reference.dot(reference.rotate(query, away), k[group][key])
+                for key, away in seen_by
+            ]
+            top = max(logits)
+            parts = [math.exp(logit - top) for logit in logits]
+            for (key, _), part in zip(seen_by, parts, strict=True):
+                out[head, at, key] = part / sum(parts)
+    return out
+
+
+class Checked(AttentionWeights):
+    """A witness whose shares are compared with the loops, chunk by chunk."""
+
+    def __init__(self, attachment: Attachment, tokens: int) -> None:
+        super().__init__(range(len(attachment.body.layers)), tokens)
+        self.attachment = attachment
+        self.checked = 0
+        self.weighed: dict[tuple[int, bool, int], float] = {}
+
+    def __call__(self, seen: ChunkTrace) -> None:
+        super().__call__(seen)
+        self._catch_up()
+        if seen.start < self.tokens:
+            return
+        want = probabilities(self.attachment.method, self.attachment.traits[0].scale, seen)
+        _, _values = seen.store.span(0, len(seen.store))
+        got: dict[tuple[int, int, int], float] = {}
+        for share in self.shares(seen):
+            heads, queries, tokens = share.mass.shape
+            for h in range(heads):
+                for c in range(queries):
+                    assert float(share.mass[h, c].sum()) <= 1 + 1e-5
+                    for n in range(tokens):
+                        at = (share.heads[h], share.start + c, int(share.at[n]))
+                        got[at] = got.get(at, 0.0) + float(share.mass[h, c, n])
+        want = {at: value for at, value in want.items() if at[2] < self.tokens}
+        assert got.keys() == want.keys()
+        assert all(math.isclose(got[at], want[at], rel_tol=2e-3, abs_tol=2e-6) for at in want)
+        self.checked += 1
+        self.by_head = isinstance(seen.far, list)
+
+
+def method_of(name: str) -> Method:
+    far = {
+        "esa": Method(WINDOW, TopK(1), position=FixedDistance(DISTANCE)),
+        "contiguous": Method(WINDOW, TopK(1), position=Contiguous(DISTANCE)),
+        "true": Method(WINDOW, TopK(1), position=TruePositions(DISTANCE)),
+        "dense": Method(DENSE, TopK(1), position=Contiguous(DISTANCE)),
+        "rerope": Method(WINDOW, TopK(1), position=ReRoPE(4, 16)),
+        "dense rerope": Method(DENSE, TopK(1), position=ReRoPE(4, 16)),
+        "by head": Method(WINDOW, Loki(), position=FixedDistance(DISTANCE)),
+        "by head, contiguous": Method(WINDOW, Loki(), position=Contiguous(DISTANCE)),
+        "ending": Method(
+            Window(3, 9, 6, 8, dense=10, ending=2),
+            Consensus(smooth=1, proximity=1),
+            VoteScore(),
+            position=Contiguous(DISTANCE),
+        ),
+    }
+    return far[name]
+
+
+def feed(attachment: Attachment, cache: Any, ids: Sequence[int]) -> None:
+    attachment.model(input_ids=torch.tensor([list(ids)]), past_key_values=cache)
+
+
+def ids_of(count: int) -> list[int]:
+    return torch.randint(0, VOCABULARY, (count,)).tolist()
+
+
+def read(attachment: Attachment) -> Any:
+    cache = attachment.new_cache()
+    cache.begin(QueryState(Phase.PREFILL))
+    feed(attachment, cache, ids_of(TOKENS))
+    watch(cache, None)
+    return cache
+
+
+def watch(cache: Any, trace: Any) -> Any:
+    """A question is asked, and its chunks are traced."""
+    cache.begin(QueryState(Phase.QUESTION, trace=trace))
+    return trace
+
+
+def ask(attachment: Attachment, cache: Any, question: Sequence[int], answer: int = 3) -> None:
+    feed(attachment, cache, question)
+    for token in ids_of(answer):
+        feed(attachment, cache, [token])
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["contiguous", "dense", "by head"])
+def test_shares_are_the_attention_that_loops_give(
+    name: str, kind: str, make_model: ModelFactory
+) -> None:
+    with attach(make_model(kind), method_of(name)) as attachment:
+        cache = read(attachment)
+        witness = watch(cache, Checked(attachment, TOKENS))
+        ask(attachment, cache, ids_of(11))
+    assert witness.checked == 2 * (2 + 3), "two layers; a question of two chunks, three tokens"
+    assert witness.by_head is name.startswith("by head")
+
+
+@pytest.mark.parametrize(
+    "name", ["esa", "true", "rerope", "dense rerope", "ending", "by head, contiguous"]
+)
+def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory) -> None:
+    with attach(make_model("llama"), method_of(name)) as attachment:
+        cache = read(attachment)
+        witness = watch(cache, Checked(attachment, TOKENS))
+        ask(attachment, cache, ids_of(7))
+    assert witness.checked == 2 * (1 + 3)
+
+
+def test_few_queries_at_a_time_are_the_same(
+    make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.qa.evidence.attention_weights.BLOCK_ELEMENTS", 6 * 3 * 15)
+    test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
+
+
+def weights_by_loops(
+    attachment: Attachment, notes: Sequence[ChunkTrace], layers: range
+) -> list[float]:
+    """The rule of the witness, one number after the other."""
+    most = {(layer, part): [0.0] * TOKENS for layer in layers for part in (False, True)}
+    for seen in notes:
+        if seen.layer not in layers:
+            continue
+        _, values = seen.store.span(0, len(seen.store))
+        v = reference.plain(values)
+        lengths = [[math.sqrt(reference.dot(x, x)) for x in head] for head in v]
+        near = range(seen.start - seen.local, TOKENS)
+        far = [at for at in seen.far.tolist() if at < TOKENS]
+        means = {}
+        for part in (far, near):
+            every = [head[at] for head in lengths for at in part]
+            means |= {at: sum(every) / len(every) for at in part}
+        for (head, _, at), mass in probabilities(
+            attachment.method, attachment.traits[0].scale, seen
+        ).items():
+            if at < TOKENS:
+                group = reference.group_of(head, seen.queries.shape[0], len(v))
+                one = mass * lengths[group][at] / means[at]
+                row = most[seen.layer, seen.decoding]
+                row[at] = max(row[at], one)
+    return [
+        sum(max(most[layer, False][at], most[layer, True][at]) for layer in layers) / len(layers)
+        for at in range(TOKENS)
+    ]
+
+
+@pytest.mark.parametrize("name", ["contiguous", "dense"])
+def test_weights_are_the_rule(name: str, make_model: ModelFactory) -> None:
+    notes: list[ChunkTrace] = []
+    with attach(make_model("llama", num_hidden_layers=4), method_of(name)) as attachment:
+        cache = read(attachment)
+        witness = AttentionWeights(range(len(attachment.body.layers)), TOKENS)
+
+        def both(seen: ChunkTrace) -> None:
+            notes.append(seen)
+            witness(seen)
+
+        watch(cache, both)
+        ask(attachment, cache, ids_of(5))
+        assert witness.layers == range(1, 3), "the middle half"
+        want = weights_by_loops(attachment, notes, witness.layers)
+    assert torch.allclose(witness.weights, torch.tensor(want), rtol=2e-3, atol=2e-6)
+    assert bool((witness.question_weights <= witness.weights).all())
+    assert bool((witness.question_weights < witness.weights).any())
+
+
+def test_what_was_read_before_the_question_does_not_count(make_model: ModelFactory) -> None:
+    """Turns before the question, and a question that is read twice."""
+    question, turns = ids_of(5), ids_of(9)
+    with attach(make_model("llama"), method_of("contiguous")) as attachment:
+        cache = read(attachment)
+        feed(attachment, cache, turns)
+        plain = watch(cache, AttentionWeights(range(2), TOKENS))
+        feed(attachment, cache, question)
+        want = plain.weights
+        cache.truncate(TOKENS)
+        witness = watch(cache, AttentionWeights(range(2), TOKENS))
+        feed(attachment, cache, turns)
+        feed(attachment, cache, ids_of(5))
+        cache.truncate(TOKENS + len(turns))
+        feed(attachment, cache, question)
+    assert torch.equal(witness.weights, want)
+
+
+def test_an_interrupted_question_leaves_nothing_for_the_next(make_model: ModelFactory) -> None:
+    question, answer = ids_of(6), ids_of(1)
+    with attach(make_model("llama"), method_of("contiguous")) as attachment:
+        cache = read(attachment)
+        fresh = watch(cache, AttentionWeights(range(2), TOKENS))
+        feed(attachment, cache, question)
+        feed(attachment, cache, answer)
+        cache.truncate(TOKENS)
+        witness = AttentionWeights(range(len(attachment.body.layers)), TOKENS)
+
+        def stop(seen: ChunkTrace) -> None:
+            witness(seen)
+            if seen.decoding and seen.layer == 0:
+                raise KeyboardInterrupt
+
+        watch(cache, stop)
+        with pytest.raises(KeyboardInterrupt):
+            ask(attachment, cache, ids_of(8))
+        assert float(witness.weights.sum()) > 0, "what was seen so far can be shown"
+        cache.truncate(TOKENS)
+        watch(cache, witness)
+        feed(attachment, cache, question)
+        feed(attachment, cache, answer)
+    assert torch.equal(witness.weights, fresh.weights)
+
+
+def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactory) -> None:
+    """Rows read in one go, and the same rows put together from two memories."""
+    question = ids_of(6)
+    with attach(make_model("llama"), method_of("contiguous")) as attachment:
+        cache = read(attachment)
+        one = watch(cache, AttentionWeights(range(2), TOKENS))
+        ask(attachment, cache, question, answer=0)
+        cache.truncate(TOKENS)
+        stores = [layer.memory.store for layer in cache.own]
+        joined = attachment.new_cache()
+        joined.hold(
+            [
+                JoinedStore(
+                    [StoreSlice(store, 0, 15), StoreSlice(store, 15, TOKENS)],
+                    MemoryStore(store.heads, store.dim, store.dtype, store.device),
+                )
+                for store in stores
+            ],
+            [layer.memory.projection for layer in cache.own],
+        )
+        two = watch(joined, AttentionWeights(range(2), TOKENS))
+        ask(attachment, joined, question, answer=0)
+    assert torch.allclose(one.weights, two.weights, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        loaded = models.load("random:llama", device="cpu", dtype="float32")
+        with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+            session.read("The gate opens at nine. The market closes at dusk.\n" * 30)
+            yield session
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_a_session_is_watched_whatever_the_answers_length(session: Session, most: int) -> None:
+    """After one token there was no step of decoding, and the question still counts."""
+    witness = AttentionWeights(session.layers, session.document_tokens)
+    session.ask("What closes at dusk?", max_new_tokens=most, trace=witness)
+    session.ask("When does the gate open?", max_new_tokens=most, trace=witness)
+    assert float(witness.question_weights.sum()) > 0
+    assert torch.equal(witness.weights, witness.question_weights) is (most == 1)
+
+
+@dataclass(frozen=True)
+class Where:
+    page: int | None
+    line: int
+    chapter: str | None
+
+
+@dataclass(frozen=True)
+class Doc:
+    name: str
+    text: str
+
+    def place(self, offset: int) -> Where:
+        return Where(7, self.text.count("\n", 0, offset) + 1, None)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    document: Doc
+    spans: torch.Tensor
+    rows: range
+
+
+class Told:
+    """Stands in for a witness."""
+
+    def __init__(self, asked: torch.Tensor, weights: torch.Tensor) -> None:
+        self.question_weights, self.weights = asked, weights
+
+
+def shelf(text: str, first: int, name: str = "a.txt") -> Shelf:
+    """Every character is a token."""
+    spans = torch.tensor([(at, at + 1) for at in range(len(text))]).reshape(-1, 2)
+    return Shelf(Doc(name, text), spans, range(first, first + len(text)))
+
+
+ONE = "The gate opens at nine. The mayor is deaf.\nNobody came.\n\nA bell rang twice. Then it fell."
+TWO = "Mr. Holt keeps bees. They sting."
+
+
+def weighed(books: Sequence[Shelf], *heavy: tuple[int, str, float]) -> torch.Tensor:
+    weights = torch.zeros(max(book.rows.stop for book in books))
+    for book, words, weight in heavy:
+        at = books[book].document.text.index(words)
+        rows = books[book].rows.start
+        weights[rows + at : rows + at + len(words)] += weight / len(words)
+    return weights
+
+
+@pytest.fixture
+def books() -> Iterator[list[Shelf]]:
+    first = shelf(ONE, 4)
+    return [first, shelf(TWO, first.rows.stop, "b.txt")]
+
+
+def test_passages_are_whole_sentences_heaviest_first(books: list[Shelf]) -> None:
+    weights = weighed(books, (0, "opens", 2.0), (1, "bees", 3.0), (0, "rang", 1.0))
+    weights[:4] = 100.0  # the prompt's head belongs to no book
+    evidence, found = rests_on(Told(weights, weights), books, 3)  # type: ignore[arg-type]
+    assert found
+    assert [one.text for one in evidence] == [
+        "Mr. Holt keeps bees.", "The gate opens at nine.", "A bell rang twice.",
+    ]  # fmt: skip
+    assert [round(one.weight, 6) for one in evidence] == [0.5, round(1 / 3, 6), round(1 / 6, 6)]
+    assert [(one.document, one.page, one.line) for one in evidence] == [
+        ("b.txt", 7, 1), ("a.txt", 7, 1), ("a.txt", 7, 4),
+    ]  # fmt: skip
+    for one in evidence:
+        text = {"a.txt": ONE, "b.txt": TWO}[one.document]
+        assert text[one.start : one.end] == one.text
+
+
+def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Shelf]) -> None:
+    weights = weighed(books, (0, "rang", 2.0), (0, "fell", 1.2), (0, "deaf", 0.4))
+    weights += weighed(books, (0, "came", 0.9))
+    found = [books[0].document.text[p.start : p.end] for p in heaviest(weights, books, 3)]
+    assert found == ["A bell rang twice. Then it fell.", "Nobody came.", "The mayor is deaf."]
+    assert len(heaviest(weights, books, 1)) == 1
+
+
+def test_no_passage_reaches_over_a_blank_line_or_into_another_book(books: list[Shelf]) -> None:
+    weights = weighed(books, (0, "came", 1.0), (0, "rang", 1.0), (0, "fell", 1.0), (1, "Holt", 1.0))
+    found = [(p.book, p.end - p.start) for p in heaviest(weights, books, 9)]
+    assert sorted(found) == [(0, 12), (0, 32), (1, 20)]
+
+
+def test_a_token_that_begins_with_space_belongs_to_its_word() -> None:
+    text = "One goes. Two stay."
+    at = text.index(" Two")
+    spans = torch.tensor([(0, 9), (at, at + 4), (at + 4, len(text))])
+    book = Shelf(Doc("c.txt", text), spans, range(3))
+    (passage,) = heaviest(torch.tensor([0.0, 1.0, 0.0]), [book], 3)
+    assert text[passage.start : passage.end] == "Two stay."
+
+
+def test_found_is_the_strongest_sentence_of_the_question(books: list[Shelf]) -> None:
+    asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
+    assert strength(asked, books) == pytest.approx(FOUND - 0.1)
+    weights = asked * 5  # the answer's words do not make up for the question's
+    assert rests_on(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
+    asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.3), (1, "bees", 0.5))
+    assert rests_on(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]
+
+
+def test_no_weight_no_passage_and_not_found(books: list[Shelf]) -> None:
+    nothing = torch.zeros(books[-1].rows.stop)
+    assert rests_on(Told(nothing, nothing), books, 3) == ((), False)  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""Files in a catalogue: read once while they are as they were, each text once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from esa_cli.documents.document import Document, read_document
+from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
+from esa_cli.storage.library import Catalogue, Library
+from esa_cli.storage.library.catalogue import catalogue_file
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Time stamps of files that changed a moment ago are trusted."""
+    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
+    with Library(tmp_path / "library").catalogue() as made:
+        yield made
+
+
+def write(name: str, text: str) -> str:
+    """A file, with another time than what it was before."""
+    path = Path(name)
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    path.write_text(text, "utf-8")
+    os.utime(path, ns=(before + 10**9, before + 10**9))
+    return name
+
+
+def update(catalogue: Catalogue, *names: str, folder: str = "") -> FileChanges:
+    return FileIndexing(catalogue, folder).update(names)
+
+
+def test_unchanged_files_are_not_read_again(catalogue: Catalogue) -> None:
+    names = write("a.txt", "one harp"), write("b.txt", "one loom"), write("c.txt", "one harp")
+    first = update(catalogue, *names)
+    assert [Path(one.path).name for one in first.added] == [*names]
+    assert (first.read, first.changed, first.refused) == (3, [], [])
+    assert len(catalogue.texts) == 2, "a copy is stored once"
+
+    def fails(path: str) -> Document:
+        pytest.fail(f"{path} is read")
+
+    again = FileIndexing(catalogue, read=fails).update(names)
+    assert (again.records, again.read, again.added) == (first.records, 0, [])
+
+
+def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catalogue) -> None:
+    write("a.txt", "one harp")
+    write("b.txt", "one loom")
+    update(catalogue, "a.txt", "b.txt")
+    write("a.txt", "an anvil")
+    write("b.txt", "one loom")  # its time only
+    changes = update(catalogue, "a.txt", "b.txt")
+    assert changes.read == 2
+    assert [Path(one.path).name for one in changes.changed] == ["a.txt"]
+    assert catalogue.texts.ranked("harp") == []
+    assert [one.digest for one in catalogue.texts.ranked("anvil")] == [changes.records[0].digest]
+
+
+def test_a_text_that_another_file_has_stays(catalogue: Catalogue) -> None:
+    update(catalogue, write("a.txt", "one harp"), write("b.txt", "one harp"))
+    update(catalogue, write("a.txt", "an anvil"), "b.txt")
+    assert len(catalogue.texts.ranked("harp")) == 1
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_the_others(catalogue: Catalogue) -> None:
+    Path("b.txt").write_bytes(b"\0\1\2" * 99)
+    changes = update(catalogue, write("a.txt", "one harp"), "b.txt", "none.txt")
+    assert [Path(one.path).name for one in changes.readable] == ["a.txt"]
+    binary, missing = changes.refused
+    assert "binary" in binary.why
+    assert "there is no document" in missing.why
+    again = update(catalogue, "a.txt", "b.txt", "none.txt")
+    assert again.read == 1, "what is missing is looked for again"
+    assert again.refused == changes.refused
+    write("b.txt", "now a text")
+    assert update(catalogue, "b.txt").refused == []
+
+
+def test_an_update_that_is_stopped_continues(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [write(f"{at}.txt", f"harp {at}") for at in range(9)]
+    monkeypatch.setattr("esa_cli.storage.library.catalogue.catalogue.MOST_WRITES", 2)
+    opened = list[str]()
+
+    def read(path: str) -> Document:
+        opened.append(path)
+        if len(opened) == 6:
+            raise KeyboardInterrupt
+        return read_document(path)
+
+    with pytest.raises(KeyboardInterrupt):
+        FileIndexing(catalogue, read=read).update(names)
+    assert len(catalogue.texts) == 4
+    shown = list[tuple[int, int]]()
+    rest = FileIndexing(catalogue).update(names, lambda *done: shown.append(done))
+    assert rest.read == 5
+    assert shown[-1] == (9, 9)
+    assert len(catalogue.texts.ranked("harp")) == 9
+
+
+def test_records_keep_their_folder(catalogue: Catalogue, tmp_path: Path) -> None:
+    write("a.txt", "one harp")
+    update(catalogue, "a.txt")
+    assert catalogue.files.synced() == []
+    update(catalogue, "a.txt", folder=str(tmp_path))
+    update(catalogue, "a.txt")
+    write("a.txt", "an anvil")
+    update(catalogue, "a.txt")
+    assert [one.folder for one in catalogue.files.synced()] == [str(tmp_path)]
+    assert len(catalogue.files.below(str(tmp_path))) == 1
+    assert catalogue.files.below(str(tmp_path / "a")) == []
+
+
+def test_files_of_a_disk_that_is_away_stay_known(catalogue: Catalogue) -> None:
+    Path("disk").mkdir()
+    write("disk/a.txt", "one harp")
+    (first,) = update(catalogue, "disk/a.txt", folder=str(Path("disk").absolute())).records
+    Path("disk").rename("away")
+    assert len(update(catalogue, "disk/a.txt").refused) == 1
+    assert catalogue.files.synced() == [first]
+    Path("away").rename("disk")
+    assert update(catalogue, "disk/a.txt").readable == [first]
+    assert len(catalogue.texts.ranked("harp")) == 1

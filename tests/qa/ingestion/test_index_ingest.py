@@ -1,0 +1,442 @@
+"""Token indexes: computed, stored, found again, resumed, damaged. Tiny random model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+from forked import child, ended, killed, taken
+
+from esa_cli import models
+from esa_cli.documents.document import Document
+from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book
+from esa_cli.qa.finding.load_encoder import index_sizes
+from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
+from esa_cli.qa.finding.sentence_words import SentenceWords
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.ingestion import index_ingest
+from esa_cli.qa.ingestion.index_archive import index_identity
+from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.presets import preset
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.formats import checksummed_file
+
+TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
+MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20
+QUESTION = "When does the gate open?"
+DIM = 6
+SEGMENT, PIECE = 256, 64
+"""Tokens of a segment in the library and of a piece, so that short documents have several."""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+def made_finder(loaded: Any, folder: Path, seed: int, dim: int = DIM) -> Path:
+    made = TokenEncoder.new(
+        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=dim, seed=seed
+    )
+    folder.mkdir(parents=True)
+    made.save(folder, "random:llama")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finder(loaded: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_finder(loaded, tmp_path_factory.mktemp("finders") / "one", 1)
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esa_cli.qa.finding.token_encoder.SEGMENT_TOKENS", 32)
+    monkeypatch.setattr("esa_cli.qa.finding.token_encoder.CONTEXT_TOKENS", 8)
+    monkeypatch.setattr(index_ingest, "PIECE", PIECE)
+    monkeypatch.setattr("esa_cli.qa.finding.reduced_keys.SEGMENT", SEGMENT)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+def note(text: str = TEXT, name: str = "note.txt") -> Document:
+    return Document(name, text, f"/notes/{name}", "utf-8", len(text))
+
+
+class Seen(IngestEvents):
+    """Notes what it is told; `stop`: raises when so many tokens are done."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.stop, self.told = stop, list[Any]()
+
+    def found(self, book: Book) -> None:
+        self.told.append("found")
+
+    def unread(self, document: Document, tokens: int) -> None:
+        self.told.append("unread")
+
+    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+        self.told.append(("started", tokens, stored_bytes))
+
+    def progress(self, done: int, total: int) -> None:
+        self.told.append(done)
+        if self.stop is not None and done >= self.stop:
+            raise KeyboardInterrupt
+
+    def finished(self) -> None:
+        self.told.append("finished")
+
+
+def esa(loaded: Any, library: Library | None, finder: Path, *more: str, **options: Any) -> Esa:
+    given = ["answer.from=text", f"answer.finder={finder}", *more]
+    return Esa(loaded, preset.load("tiny-random", given), library=library, **options)
+
+
+def at_once(loaded: Any, finder: Path, text: str = TEXT) -> torch.Tensor:
+    """The reduced keys, computed in one call."""
+    encoder = TokenEncoder.load(finder, loaded.model, loaded.tokenizer)
+    ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return encoder.encode(ids, 0, len(ids))
+
+
+def index_of(book: Book) -> torch.Tensor:
+    assert book.index is not None
+    return book.index.rows(0, book.index.shape[0])
+
+
+def rounded(keys: torch.Tensor) -> torch.Tensor:
+    """Reduced keys (n, R) as they would be read from the library."""
+    return ReducedKeys.of(keys, index_layout(keys.shape[1])).rows(0, keys.shape[0])
+
+
+def test_an_index_is_stored_found_and_opened_as_it_is_computed(
+    loaded: Any, library: Library, finder: Path
+) -> None:
+    seen = Seen()
+    with esa(loaded, library, finder, events=seen) as one:
+        made = one.ingest(note())
+        assert one.find(note()) is not None
+    assert made.entry is not None
+    tokens = made.tokens
+    size = library.size_of(tokens, index_layout(DIM))
+    assert seen.told[0] == ("started", tokens, size)
+    assert seen.told[1:-2] == [*range(PIECE, tokens, PIECE), tokens]
+    assert seen.told[-2:] == ["finished", "found"]
+    assert (made.prefilled, made.spans.shape) == (None, (tokens, 2))
+    assert tokens == made.entry.tokens > 2 * SEGMENT
+    assert (made.entry.head, made.entry.layout) == (0, index_layout(DIM))
+    assert abs(made.entry.nbytes - size) < size / 2
+    want = at_once(loaded, finder)
+    torch.testing.assert_close(index_of(made), want, atol=0.01, rtol=0)
+    torch.testing.assert_close(index_of(made), rounded(want), atol=1e-5, rtol=0.02)
+    with esa(loaded, library, finder, keep=False) as two:
+        for found in (two.find(note()), two.ingest(note()), two.stored(made.entry)):
+            assert found is not None
+            assert found.read_s == 0
+            assert found.document == note()
+            assert torch.equal(index_of(found), index_of(made))
+            assert torch.equal(found.spans, made.spans)
+            [placed] = two.placed([found])
+            assert placed.index is found.index
+    assert library.verify(made.entry) == []
+
+
+def test_in_memory_it_is_the_same_and_nothing_is_written(
+    loaded: Any, library: Library, finder: Path, tmp_path: Path
+) -> None:
+    with esa(loaded, library, finder) as one:
+        stored = index_of(one.ingest(note()))
+    none = Library(tmp_path / "none")
+    for kept in (none, None):
+        with esa(loaded, kept, finder, keep=False) as one:
+            book = one.ingest(note())
+            assert book.entry is None
+            assert torch.equal(index_of(book), stored)
+            assert book.read_s > 0
+            assert one.documents.in_memory == book.tokens
+    assert not none.root.exists()
+
+
+def test_the_library_tells_it_from_rows(loaded: Any, library: Library, finder: Path) -> None:
+    with esa(loaded, library, finder) as one:
+        entry = one.ingest(note()).entry
+    with Esa(loaded, preset.load("tiny-random"), library=library) as rows:
+        other = rows.ingest(note()).entry
+        assert entry is not None
+        with pytest.raises(UsageError, match="other settings"):
+            rows.stored(entry)
+    with esa(loaded, library, finder) as one:
+        assert other is not None
+        with pytest.raises(UsageError, match="other settings"):
+            one.stored(other)
+    assert (entry.rows, entry.as_json()["rows"], entry.provenance["rows"]) == ("index",) * 3
+    assert (other.rows, other.as_json()["rows"]) == ("int8", "int8")
+    library.remove(other)
+    assert library.verify(entry) == []
+
+
+def test_rows_alone_do_not_help(loaded: Any, library: Library, finder: Path) -> None:
+    with Esa(loaded, preset.load("tiny-random", ["answer.from=text"]), library=library) as plain:
+        assert plain.ingest(note()).prefilled is not None
+    with esa(loaded, library, finder) as one:
+        assert one.find(note()) is None
+        assert one.open(note()).index is None
+
+
+def test_opening_computes_nothing(loaded: Any, library: Library, finder: Path) -> None:
+    seen = Seen()
+    with esa(loaded, library, finder, events=seen) as one:
+        book = one.open(note())
+        assert (book.index, book.prefilled, book.entry, book.read_s) == (None, None, None, 0)
+        assert seen.told == ["unread"]
+        assert one.answers_unread
+        assert (book.read, one.ask(QUESTION, [book]).read) == (False, False)
+        assert library.entries() == []
+        made = one.ingest(note())
+        assert (made.read, one.ask(QUESTION, [made]).read) == (True, True)
+        assert not one.ask(QUESTION, [made, one.open(note(MORE))]).read
+        found = one.open(note())
+        assert torch.equal(index_of(found), index_of(made))
+    needs = ["selector.name=topk", "score.name=sum", "answer.from=rows"]
+    with Esa(loaded, preset.load("tiny-random", needs)) as rows:
+        assert not rows.answers_unread
+        assert rows.open(note()).prefilled is not None, "it cannot be asked without"
+
+
+@pytest.mark.parametrize("stop", [PIECE, SEGMENT, SEGMENT + PIECE, 2 * SEGMENT])
+def test_an_interrupted_one_goes_on(
+    loaded: Any, library: Library, finder: Path, tmp_path: Path, stop: int
+) -> None:
+    with (
+        esa(loaded, library, finder, events=Seen(stop)) as one,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        one.ingest(note())
+    assert library.entries() == []
+    seen = Seen()
+    with esa(loaded, library, finder, events=seen) as two:
+        book = two.ingest(note())
+    assert seen.told[1] == stop // SEGMENT * SEGMENT + PIECE
+    with esa(loaded, Library(tmp_path / "whole"), finder) as three:
+        assert torch.equal(index_of(three.ingest(note())), index_of(book))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.name == "nt", reason="no fork")
+def test_a_killed_one_goes_on(loaded: Any, finder: Path, tmp_path: Path) -> None:
+    def work(root: Path) -> None:
+        with esa(loaded, Library(root), finder) as one:
+            one.ingest(note(TEXT * 4))
+
+    needs, cut = taken(partial(work, tmp_path / "whole")), 0
+    for n in range(12):
+        cut += killed(partial(work, tmp_path / "killed"), needs * (n + 1) / 16)
+    assert cut, "the kills came too late to mean anything"
+    assert ended(child(partial(work, tmp_path / "killed"))) == 0
+    [whole], [entry] = (Library(tmp_path / name).entries() for name in ("whole", "killed"))
+    assert entry.segments == whole.segments
+    for name in entry.segments:
+        files = [tmp_path / root / "segments" / f"{name}.seg" for root in ("whole", "killed")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_flipped_byte_is_named(loaded: Any, library: Library, finder: Path) -> None:
+    with esa(loaded, library, finder) as one:
+        entry = one.ingest(note()).entry
+        assert entry is not None
+        path = library.root / "segments" / f"{entry.segments[1]}.seg"
+        data = bytearray(path.read_bytes())
+        data[entry.layout.sections(SEGMENT)[0].start + 7] ^= 4
+        path.write_bytes(data)
+        for use in (one.find, one.ingest, one.open):
+            with pytest.raises(LibraryError, match=f"{path.name} is damaged") as caught:
+                use(note())
+            assert f"esa library rm {entry.id}" in caught.value.hint
+        with pytest.raises(LibraryError, match=path.name):
+            one.stored(entry)
+        assert [path.name in error.message for error in library.verify(entry)] == [True]
+
+
+def test_a_document_that_grew_shares_its_segments(
+    loaded: Any, library: Library, finder: Path
+) -> None:
+    with esa(loaded, library, finder) as one:
+        first = one.ingest(note())
+    seen = Seen()
+    with esa(loaded, library, finder, events=seen) as two:
+        book = two.ingest(note(TEXT + MORE))
+    assert first.entry is not None
+    assert book.entry is not None
+    whole = first.tokens // SEGMENT
+    assert book.entry.segments[:whole] == first.entry.segments[:whole]
+    assert seen.told[1] == whole * SEGMENT + PIECE
+    torch.testing.assert_close(
+        index_of(book), rounded(at_once(loaded, finder, TEXT + MORE)), atol=1e-5, rtol=0.02
+    )
+
+
+def test_another_finders_index_is_not_found(
+    loaded: Any, library: Library, finder: Path, tmp_path: Path
+) -> None:
+    with esa(loaded, library, finder) as one:
+        entry = one.ingest(note()).entry
+    with esa(loaded, library, made_finder(loaded, tmp_path / "other", 2)) as other:
+        assert other.find(note()) is None
+        assert entry is not None
+        with pytest.raises(UsageError, match="other settings"):
+            other.stored(entry)
+        assert other.ingest(note()).read_s > 0
+    assert len(library.entries()) == 2
+    with esa(loaded, library, finder, "answer.passages=3", "window.local=32") as same:
+        assert same.find(note()) is not None, "settings of questions do not count"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("text", ["", "x"])
+def test_very_short_texts(
+    loaded: Any, library: Library, finder: Path, keep: bool, text: str
+) -> None:
+    with esa(loaded, library, finder, keep=keep) as one:
+        book = one.ingest(note(text))
+        assert index_of(book).shape == (book.tokens, DIM)
+        assert one.ingest(note(text)).tokens == book.tokens
+        assert one.ask(QUESTION, [book]).text
+
+
+def test_several_books_and_a_disk_without_room(
+    loaded: Any, library: Library, finder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: Library, nbytes: int) -> None:
+        raise DiskError(f"no room for {nbytes}", "")
+
+    with esa(loaded, library, finder) as one:
+        books = [one.ingest(note()), one.ingest(note(MORE, "boat.txt"))]
+        assert len({book.entry.key for book in books if book.entry}) == 2
+        assert one.ask(QUESTION, books).evidence
+        monkeypatch.setattr(Library, "check_room", none)
+        ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
+        wanted = library.size_of(len(ids), index_layout(DIM))
+        with pytest.raises(DiskError, match=f"no room for {wanted}"):
+            one.ingest(note("x" + TEXT))
+
+
+def test_memory_is_asked_for(loaded: Any, library: Library, finder: Path) -> None:
+    from types import SimpleNamespace
+
+    asked: list[int] = []
+    with esa(loaded, library, finder, planner=SimpleNamespace(check=asked.append)) as one:
+        books = [one.ingest(note()), one.ingest(note(MORE))]
+        again = one.ingest(note())
+        assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
+        del books, again
+        one.ingest(note(MORE + TEXT))
+        assert len(asked) == 3
+
+
+def test_a_finder_that_is_missing_or_of_another_model(
+    loaded: Any, tmp_path: Path, make_model: Any
+) -> None:
+    with pytest.raises(PresetError, match=r"answer\.finder must be a folder with maps"):
+        esa(loaded, None, tmp_path)
+    other = replace(loaded, model=make_model("llama"))
+    folder = made_finder(other, tmp_path / "other", 1)
+    with pytest.raises(ModelError):
+        esa(loaded, None, folder)
+    plain = preset.load("tiny-random", [f"answer.finder={tmp_path}"])
+    with Esa(loaded, plain) as rows:
+        assert rows.documents.index is None, "answers from rows need none"
+
+
+def test_sizes_before_a_model_is_loaded(finder: Path, tmp_path: Path) -> None:
+    def settings(*more: str) -> preset.Preset:
+        return preset.load("tiny-random", [f"answer.finder={finder}", *more])
+
+    assert index_sizes(settings("answer.from=text")) == (2, DIM)
+    assert index_sizes(settings()) is None, "rows are read"
+    assert index_sizes(settings("answer.from=text", "answer.finder=null")) is None
+    (tmp_path / "maps.safetensors").write_bytes(b"no maps")
+    with pytest.raises(ModelError, match="no finder can be read"):
+        index_sizes(settings("answer.from=text", f"answer.finder={tmp_path}"))
+
+
+def test_identity_and_layout() -> None:
+    layout = replace(index_layout(128), segment=4096)
+    assert layout.nbytes(1 << 20) == (1 << 20) * (128 + 2 * 4 + 8 + 1)
+    with pytest.raises(ValueError, match="must be even, got 7"):
+        index_layout(7)
+    texts = [index_identity(model, digest) for model in ({}, {"a": 1}) for digest in "ab"]
+    assert len(set(texts)) == 4
+
+
+def test_the_words_are_stored_beside_the_index(
+    loaded: Any, library: Library, finder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with esa(loaded, library, finder) as one:
+        made = one.ingest(note())
+    assert made.entry is not None
+    assert made.words is not None
+    path = library.root / "documents" / f"{made.entry.key}.words"
+    stored = path.read_bytes()
+    assert library.verify(made.entry) == []
+
+    def opened(**options: Any) -> Book:
+        with esa(loaded, library, finder, **options) as two:
+            found = two.find(note())
+        assert found is not None
+        assert found.words is not None
+        assert found.words.ids.tolist() == made.words.ids.tolist()  # type: ignore[union-attr]
+        return found
+
+    def refused(text: str) -> SentenceWords:
+        raise AssertionError("the stored words must be used")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_ingest, "sentence_words", refused)
+        opened()
+    foreign = checksummed_file.encode("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
+    for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign):
+        path.write_bytes(damaged)
+        assert library.verify(made.entry) == [], "it is repaired, so nothing is to be removed"
+        opened(keep=False)
+        assert path.read_bytes() == damaged, "nothing is kept"
+        opened()
+        assert path.read_bytes() == stored
+    path.unlink()
+    assert library.verify(made.entry) == []
+    opened()
+    with monkeypatch.context() as patch:
+        patch.setattr("esa_cli.qa.finding.sentence_words._version", lambda: "later")
+        opened()
+        assert path.read_bytes() != stored
+    library.remove(made.entry)
+    assert not path.exists()
+
+
+def test_words_are_not_stored_where_another_process_is_at_the_document(
+    loaded: Any, library: Library, finder: Path
+) -> None:
+    with esa(loaded, library, finder) as one:
+        made = one.ingest(note())
+        assert made.entry is not None
+        path = library.root / "documents" / f"{made.entry.key}.words"
+        path.unlink()
+        with filelock.FileLock(library.root / "locks" / f"{made.entry.key}.lock"):
+            found = one.find(note())
+        assert found is not None
+        assert found.words is not None
+        assert not path.exists()
+        library.keep_words(replace(made.entry, key="0" * 40), b"")
+        assert not (path.parent / f"{'0' * 40}.words").exists(), "there is no such document"

@@ -1,0 +1,267 @@
+"""Books and the library they are kept in: which rows serve, who removes what meanwhile, and what is
+written down of a reading. Tiny random model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import Document, Esa, models
+from esa_cli.errors import LibraryError, ModelError
+from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.qa.ingestion import row_ingest as book
+from esa_cli.qa.presets import preset
+from esa_cli.storage.library import Entry, Library
+from esa_cli.version import __version__
+
+TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
+
+
+def note(text: str = TEXT, name: str = "note.txt") -> Document:
+    return Document(name, text, f"/notes/{name}", "utf-8", len(text), missing=("a picture",))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+def esa(loaded: Any, library: Library, **options: Any) -> Esa:
+    return Esa(loaded, preset.load("tiny-random", ["window.chunk=128"]), library=library, **options)
+
+
+def entry_of(one: Esa, document: Document) -> Entry:
+    entry = one.ingest(document).entry
+    assert entry is not None
+    return entry
+
+
+def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Library) -> None:
+    with esa(loaded, library) as one:
+        eight = entry_of(one, note())
+    with esa(loaded, library, rows="native") as two:
+        assert two.find(note()) is None
+        book = two.ingest(note())
+        assert book.read_s > 0
+        assert book.entry is not None
+        assert book.entry.layout.kind == "native"
+        assert two.ingest(note()).read_s == 0
+        assert {entry.key for entry in library.entries()} == {eight.key, book.entry.key}
+        library.remove(eight)
+    with esa(loaded, library) as three:
+        found = three.find(note())
+        assert found is not None, "every bit serves who would take fewer"
+        assert found.entry is not None
+        assert found.entry.key == book.entry.key
+
+
+def test_a_stored_document_keeps_its_layer_states_between_questions(
+    loaded: Any, library: Library
+) -> None:
+    """Loki would read and project all keys again whenever its document is opened again."""
+    loki = preset.load("tiny-random", ["selector={name: loki, fit_tokens: 64}"])
+    with Esa(loaded, loki, library=library) as one:
+        books = [one.ingest(note()), one.ingest(replace(note(), text=TEXT + "More. "))]
+        one.ask("When?", books[:1])
+        [state] = books[0].prefilled.layer_states(0).values()
+        for at in (1, 0):
+            one.ask("When?", books[at : at + 1])
+        [kept] = books[0].prefilled.layer_states(0).values()
+        assert kept is state
+
+
+def test_rows_that_nobody_knows_are_refused(loaded: Any, library: Library) -> None:
+    with esa(loaded, library, rows="fp8") as one, pytest.raises(ValueError, match="native or int8"):
+        one.ingest(note())
+
+
+def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> None:
+    with esa(loaded, library, rows="native") as one:
+        entry = entry_of(one, note())
+        wanted = {
+            "name": "note.txt",
+            "source": "/notes/note.txt",
+            "path": "",
+            "bytes": len(TEXT),
+            "missing": ["a picture"],
+            "model": "random:llama",
+            "preset": "tiny-random",
+            "esa": __version__,
+            "rows": "native",
+        }
+        assert entry.provenance == wanted
+        assert entry.as_json().items() >= {
+            "model": "random:llama", "preset": "tiny-random", "rows": "native", "esa": __version__
+        }.items()  # fmt: skip
+        again = one.stored(entry).document
+        assert again == note()
+        named = preset.load("tiny-random", ["window.chunk=128", "description=x"])
+    other = named.model_copy(update={"name": "mine"})
+    with Esa(loaded, other, library=library, rows="native") as two:
+        assert two.ingest(note()).read_s == 0, "what it was called shapes nothing"
+
+
+@pytest.mark.parametrize("gone", ["manifest", "text", "segment"])
+def test_a_document_that_is_removed_while_it_is_opened_is_read_anew(
+    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    with esa(loaded, library) as one:
+        entry, open_ = entry_of(one, note()), library.open
+
+        def removed_just_now(found: Entry) -> Any:
+            monkeypatch.undo()
+            library.remove(found)
+            return open_(found)
+
+        monkeypatch.setattr(library, "open", removed_just_now)
+        assert one.find(note()) is None
+        assert library.entries() == []
+        again = one.ingest(note())
+        assert again.read_s > 0
+        # And where a file of a document that is there has gone, that is said.
+        kept = library.root / "documents"
+        path = {
+            "manifest": kept / f"{entry.key}.doc",
+            "text": kept / f"{entry.key}.text",
+            "segment": library.root / "segments" / f"{entry.segments[0]}.seg",
+        }[gone]
+        path.unlink()
+        if gone == "manifest":
+            assert one.find(note()) is None
+        else:
+            with pytest.raises(LibraryError, match=f"{path.name} is missing"):
+                one.find(note())
+
+
+def test_a_document_that_another_process_read_and_a_third_removed_is_read(
+    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while this one waits, and goes before this one opens it."""
+    with esa(loaded, library) as other:
+        entry = entry_of(other, note())
+    with esa(loaded, library) as one:
+        find, calls = library.find, []
+
+        def not_yet(key: str) -> Entry | None:
+            calls.append(key)
+            if len(calls) <= 2:  # as int8, as native
+                return None
+            if len(calls) == 3:  # with its lock held: it has come
+                found = find(key)
+                library.remove(entry)
+                return found
+            return find(key)
+
+        monkeypatch.setattr(library, "find", not_yet)
+        book = one.ingest(note())
+    assert len(calls) > 4
+    assert book.read_s > 0
+    assert book.entry is not None
+    assert library.verify(book.entry) == []
+
+
+# Where layers are, and of which type. `meta` stands for another device.
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Packed(torch.nn.Module):
+    """A quantised projection, as GPTQ and AWQ keep it: no weight, and numbers of other types."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().max() / 127)
+        self.register_buffer("codes", (linear.weight / self.scale).round().to(torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.codes * self.scale).to(x).T
+
+
+def quantised(loaded: Any) -> Any:
+    model = copy.deepcopy(loaded.model)
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(layer.self_attn, name, Packed(getattr(layer.self_attn, name)))
+    return model
+
+
+def mixed(loaded: Any) -> Any:
+    """Layers in bfloat16 behind an embedding in float32."""
+    model = copy.deepcopy(loaded.model).bfloat16()
+    model.model.embed_tokens.float()
+    model.model.embed_tokens.register_forward_hook(lambda module, given, out: out.bfloat16())
+    assert model.dtype == torch.float32
+    return model
+
+
+@pytest.mark.parametrize(("make", "dtype"), [(quantised, "float32"), (mixed, "bfloat16")])
+def test_hosts_that_are_not_of_one_type_answer_as_without_a_library(
+    loaded: Any, library: Library, make: Any, dtype: str
+) -> None:
+    model = make(loaded)
+    host = replace(loaded, model=model)
+    with Esa(host, preset.load("tiny-random", ["window.chunk=128"])) as plain_one:
+        made = plain_one.ask("When?", [plain_one.ingest(note())], max_new_tokens=6).text
+    with esa(host, library, rows="native") as one:
+        found = one.ingest(note())
+        assert found.entry is not None
+        assert found.entry.layout.dtype == dtype
+        assert one.ask("When?", [found], max_new_tokens=6).text == made
+        assert one.ingest(note()).read_s == 0
+    with esa(loaded, library, rows="native") as other:
+        assert other.find(note()) is None, "it is another model"
+
+
+def test_the_type_and_device_of_rows(loaded: Any) -> None:
+    model = copy.deepcopy(loaded.model)
+    assert layer_devices(model) == [CPU, CPU]
+    assert kv_dtype(model) == torch.float32
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.v_proj.to("meta")
+    assert layer_devices(model) == [CPU, META]
+    second.v_proj = Packed(first.v_proj).to("meta")
+    assert layer_devices(model) == [CPU, META]
+    assert kv_dtype(model) == torch.float32, "packed numbers are not what comes out"
+    eight = first.v_proj.weight.to(torch.float8_e4m3fn)
+    first.v_proj.weight = torch.nn.Parameter(eight, requires_grad=False)
+    assert kv_dtype(model) == torch.float32
+    second.v_proj = torch.nn.Identity()
+    assert layer_devices(model) == [CPU, CPU]
+    second.v_proj = torch.nn.Linear(2, 2).half()
+    with pytest.raises(ModelError, match=r"different types \(float16, float32\)"):
+        kv_dtype(model)
+
+
+def test_each_layers_rows_are_where_the_layer_is(
+    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "layer_devices", lambda model: [CPU, META])
+    write, given = library.write, list[Any]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        given.append(args[5])
+        return write(*args[:5])  # what is read here is all on the processor
+
+    monkeypatch.setattr(library, "write", noted)
+    with esa(loaded, library) as one:
+        made = one.ingest(note())
+        assert given == [[CPU, META]]
+        for found in (made, one.find(note())):
+            assert found is not None
+            assert [store.span(0, 2)[0].device for store in found.prefilled.stores] == [
+                CPU,
+                META,
+            ]

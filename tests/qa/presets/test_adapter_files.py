@@ -1,0 +1,74 @@
+"""Where adapters are found, and what is said of one that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esa_cli.errors import PresetError
+from esa_cli.models.text_passes.lora_adapter import CONFIG
+from esa_cli.qa.presets import adapter_files
+from esa_cli.qa.presets.adapter_files import adapter_folder, check_adapter, without_adapter
+from esa_cli.qa.presets.answer_settings import AnswerSettings
+from esa_cli.qa.presets.preset import load
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of shipped adapters; the working directory is an empty one."""
+    monkeypatch.setattr(adapter_files, "shipped_dir", lambda: tmp_path / "presets")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "presets" / "adapters"
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_text("{}", "utf-8")
+    return folder
+
+
+def test_a_name_is_a_shipped_one(shipped: Path) -> None:
+    folder = made(shipped / "small")
+    assert adapter_folder("small") == folder
+    made(Path("small"))
+    assert adapter_folder("small") == folder
+    assert adapter_folder("./small") == Path("small")
+
+
+def test_a_path_is_a_folder_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path / "own" / "adapter")
+    assert adapter_folder(str(folder)) == folder
+    assert adapter_folder("../own/adapter") == Path("../own/adapter")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert adapter_folder("~/own/adapter") == folder
+    made(Path("mine"))
+    assert adapter_folder("mine") == Path("mine")
+
+
+@pytest.mark.parametrize("name", ["", ".", "none", "/none", "../presets/adapters/empty"])
+def test_a_missing_one_is_named(shipped: Path, name: str) -> None:
+    (shipped / "empty").mkdir(parents=True)
+    with pytest.raises(PresetError, match=r"answer\.adapter must be a folder with") as error:
+        adapter_folder(name)
+    assert repr(name) in str(error.value)
+
+
+def test_nobody_has_no_home() -> None:
+    with pytest.raises(PresetError, match="there is no home folder ~no-such-user-here"):
+        adapter_folder("~no-such-user-here/adapter")
+
+
+def test_reading_alone_needs_no_adapter() -> None:
+    chosen = load("tiny-random", ["answer.from=text", "answer.adapter=none", "answer.passages=3"])
+    answer = without_adapter(chosen).answer
+    assert (answer.adapter, answer.passages) == (None, 3)
+    check_adapter(answer)
+
+
+def test_only_answers_from_text_need_one() -> None:
+    check_adapter(AnswerSettings(adapter="none"))
+    check_adapter(AnswerSettings(source="text"))
+    with pytest.raises(PresetError, match="'none'"):
+        check_adapter(AnswerSettings(source="text", adapter="none"))

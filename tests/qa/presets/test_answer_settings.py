@@ -1,0 +1,151 @@
+"""The section `answer` of presets: what it refuses, and whose it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esa_cli.errors import PresetError
+from esa_cli.qa.answering.answer_from_text import ROOM
+from esa_cli.qa.presets import method_presets, preset, preset_files
+from esa_cli.qa.presets.answer_settings import AnswerSettings
+from esa_cli.qa.presets.settings_hash import settings_hash
+from esa_cli.qa.reading.span_search import LONGEST
+
+FROM_TEXT = "answer.from=text"
+TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
+
+
+def test_rows_are_the_default_and_text_is_named_from() -> None:
+    assert preset.load("tiny-random").answer == AnswerSettings()
+    assert AnswerSettings().source == "rows"
+    assert preset.load("tiny-random", [FROM_TEXT]).answer.source == "text"
+    assert AnswerSettings.model_validate({"from": "text"}).model_dump()["from"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("answer.from=elsewhere", "answer.from must"),
+        ("answer.form=verse", "answer.form must"),
+        ("answer.passages=0", "answer.passages must"),
+        ("answer.passages=257", "answer.passages must"),
+        ("answer.passages=many", "answer.passages must"),
+        ("answer.examples=[3]", "answer.examples.0 must"),
+        ("answer.examples=[{passage: a, question: b}]", "lacks 'answer.examples.0.answer'"),
+        ("answer.examples=[{passage: a, question: b, answer: ''}]", "examples.0.answer must"),
+        (
+            "answer.examples=[{passage: The cat., question: 'Who?', answer: dog}]",
+            "answer.examples.0.answer must be words of its passage, or null, got 'dog'",
+        ),
+        (
+            "answer.examples=[{passage: a, question: b, answer: a, text: c}]",
+            "has no setting 'answer.examples.0.text'",
+        ),
+        ("answer.grow=-1", "answer.grow must"),
+        ("answer.rounds=3", "answer.rounds must"),
+        ("answer.votes=-1", "answer.votes must"),
+        ("answer.prior=-0.5", "answer.prior must"),
+        ("answer.threshold=high", "answer.threshold must"),
+        ("answer.adapter=3", "answer.adapter must"),
+        ("answer.adaptor=x", "has no setting 'answer.adaptor'"),
+        ("answer=text", "answer must"),
+        ("answer.prompt=Text", "answer.prompt must have {passage} and {question}, got 'Text'"),
+        ("answer.prompt='{passage}'", "answer.prompt must have {passage} and {question}, got"),
+    ],
+)
+def test_what_does_not_hold_is_refused(override: str, message: str) -> None:
+    with pytest.raises(PresetError, match="preset tiny-random") as error:
+        preset.load("tiny-random", [FROM_TEXT, override])
+    assert message in str(error.value)
+
+
+def test_a_misspelt_setting_gets_the_nearest() -> None:
+    with pytest.raises(PresetError) as error:
+        preset.load("tiny-random", ["answer.adaptor=x"])
+    assert "adapter" in error.value.hint
+
+
+def extending(folder: Path, text: str) -> preset.Preset:
+    (folder / "base.yaml").write_text(
+        "extends: tiny-random\nanswer: {from: text, passages: 5, adapter: small}\n", "utf-8"
+    )
+    path = folder / "other.yaml"
+    path.write_text(f"extends: base.yaml\n{text}", "utf-8")
+    return preset.load(str(path))
+
+
+def test_a_preset_of_the_same_model_inherits_it(tmp_path: Path) -> None:
+    answer = extending(tmp_path, "answer: {passages: 7}\n").answer
+    assert (answer.source, answer.passages, answer.adapter) == ("text", 7, "small")
+
+
+@pytest.mark.parametrize("own", ["", "answer: {passages: 7}\n"])
+def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
+    answer = extending(tmp_path, f"model: hf:some/model@main\n{own}").answer
+    assert answer == AnswerSettings(passages=7 if own else 16)
+
+
+def test_examples_are_of_no_model(tmp_path: Path) -> None:
+    base = f"extends: tiny-random\nanswer: {{from: text, examples: [{TOLD}]}}\n"
+    (tmp_path / "base.yaml").write_text(base, "utf-8")
+    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main"]).answer
+    assert found.source == "rows"
+    assert [one.answer for one in found.examples] == ["cat"]
+    own = ["model=hf:some/model@main", "answer.examples=[]"]
+    assert preset.load(str(tmp_path / "base.yaml"), own).answer == AnswerSettings()
+
+
+def test_an_adapter_is_shown_no_examples() -> None:
+    made = preset.load("tiny-random", [f"answer.examples=[{TOLD}]"]).answer
+    assert list(made.shown_examples) == made.examples
+    assert not made.model_copy(update={"adapter": "small"}).shown_examples
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({path.stem for path in preset_files.shipped_dir().glob("*.yaml")} - {"tiny-random"}),
+)
+def test_shipped_presets_without_an_adapter_have_examples_that_fit(name: str) -> None:
+    made = preset.load(name)
+    answer = made.answer
+    assert bool(answer.examples) != bool(answer.adapter)
+    assert name == preset.DEFAULT or {one.answer is None for one in answer.examples} == {
+        True,
+        False,
+    }
+    # No byte-level vocabulary has more tokens than bytes.
+    prompt = "".join(
+        answer.prompt.replace("{passage}", one.passage).replace("{question}", one.question)
+        + f" {one.answer or answer.unanswered}\n"
+        for one in answer.examples
+    )
+    assert len(prompt.encode()) + ROOM + LONGEST < made.context // 2
+
+
+def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
+    extending(tmp_path, "")
+    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.votes=1"])
+    assert found.answer == AnswerSettings(votes=1)
+
+
+def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
+    examples = f"answer.examples=[{TOLD}, {{passage: 'A: b', question: c, answer: null}}]"
+    made = preset.load(
+        "tiny-random", [FROM_TEXT, examples, "answer.threshold=-1.5", "answer.form=span"]
+    )
+    path = tmp_path / "tiny-random.yaml"
+    path.write_text(preset.dump(made), "utf-8")
+    assert preset.load(str(path)) == made
+
+
+def test_a_method_answers_from_rows() -> None:
+    made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
+    assert method_presets.apply("esa", made).answer.source == "rows"
+    assert method_presets.named(method_presets.AS_IS, made).answer.source == "text"
+
+
+def test_rows_do_not_depend_on_it() -> None:
+    made = [preset.load("tiny-random", more) for more in ([], [FROM_TEXT, "answer.votes=0.5"])]
+    assert settings_hash(made[0]) == settings_hash(made[1])

@@ -1,0 +1,275 @@
+"""What makes two readings the same, and what does not. Tiny random model."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import build_model
+
+from esa_cli import models
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.learned_maps import save_learned
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.qa.ingestion.archive import layout, storable
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
+from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.storage.library import Layout
+
+LAYOUT = Layout(2, 2, 8, "float32")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
+
+
+def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -> str:
+    chosen = preset.load("tiny-random", overrides)
+    facts = model_facts(model, loaded.tokenizer)
+    return cache_key(facts, head, chosen, resolve(chosen).method, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("tiny-random", "5a5abd359036ed50"),
+        ("smollm2-135m", "7527b29e41e3faec"),
+        ("llama3-8b-paper", "95c16c3f90018304"),
+    ],
+)
+def test_stored_documents_are_found_again(name: str, digest: str) -> None:
+    """The keys of built-in presets, whatever modules their parts are in. If one has to change,
+    every stored document is prefilled again: raise FORMAT and say so."""
+    chosen = preset.load(name)
+    key = cache_key({}, [1], chosen, resolve(chosen).method, LAYOUT)
+    assert hashlib.sha256(key.encode()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "layers.0.self_attn.v_proj.weight",
+                                  "layers.1.mlp.down_proj.weight", "norm.weight"])  # fmt: skip
+def test_a_model_that_was_trained_on_is_another(loaded: Any, name: str) -> None:
+    other = copy.deepcopy(loaded.model)
+    assert of(other, loaded) == of(loaded.model, loaded)
+    with torch.no_grad():
+        other.get_parameter(f"model.{name}").mul_(1.01)
+    assert of(other, loaded) != of(loaded.model, loaded)
+
+
+def test_another_rope_is_another_model(loaded: Any) -> None:
+    other = copy.deepcopy(loaded.model)
+    other.config.rope_parameters = {**other.config.rope_parameters, "rope_theta": 77.0}
+    assert of(other, loaded) != of(loaded.model, loaded)
+    same = copy.deepcopy(loaded.model)
+    same.config._name_or_path = "elsewhere"
+    assert of(same, loaded) == of(loaded.model, loaded)
+
+
+def test_the_prompts_head_counts(loaded: Any) -> None:
+    assert of(loaded.model, loaded, head=(1, 2)) != of(loaded.model, loaded, head=(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("override", "shapes"),
+    [
+        ("window.local=32", True),
+        ("window.initial=2", True),
+        ("compressor.rank=4", True),
+        ("window.ending=0", False),
+        ("generation.max_new_tokens=3", False),
+        ("prompt.after=<{question}>", False),
+    ],
+)
+def test_settings_of_reading_count(loaded: Any, override: str, shapes: bool) -> None:
+    plain = of(loaded.model, loaded, "reading=local")
+    assert (of(loaded.model, loaded, "reading=local", override) != plain) == shapes
+
+
+@pytest.mark.parametrize(("reading", "dense", "counts"), [
+    ("local", "200", False), ("select", "200", True), ("local", "null", True),
+])  # fmt: skip
+def test_what_is_selected_counts_where_it_changes_what_is_read(
+    loaded: Any, reading: str, dense: str, counts: bool
+) -> None:
+    """Where reading selects; and without a `dense`, for attention is plain up to I + k + L."""
+    given = (f"reading={reading}", f"window.dense={dense}")
+    made = [of(loaded.model, loaded, *given, f"window.selected={k}") for k in (16, 32)]
+    assert (made[0] != made[1]) == counts
+
+
+def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are in a form of our own, states in its."""
+    chosen = preset.load("tiny-random")
+    keys = dict[str, list[str]]()
+    for number in ("5.23.0", "5.23.4", "5.24.0"):
+        monkeypatch.setattr(
+            "esa_cli.qa.presets.cache_key.version", lambda name, found=number: found
+        )
+        keys[number] = [
+            cache_key({}, [1], chosen, resolve(chosen).method, one)
+            for one in (LAYOUT, replace(LAYOUT, states=1))
+        ]
+    assert keys["5.23.0"] == keys["5.23.4"]
+    assert keys["5.23.0"][0] == keys["5.24.0"][0]
+    assert keys["5.23.0"][1] != keys["5.24.0"][1]
+
+
+def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
+    assert storable(resolve(preset.load("tiny-random")).method)
+    given = preset.load("tiny-random", ["selector.name=infllm", "position.name=infllm"])
+    assert not storable(resolve(given).method)
+
+
+@pytest.mark.parametrize(("score", "tokens", "stored"), [
+    ("sum", 4096, True), ("sum", 4097, False), ("vote", 4097, True),
+])  # fmt: skip
+def test_a_compressor_that_fits_on_more_than_a_segment_cannot_be_stored(
+    score: str, tokens: int, stored: bool
+) -> None:
+    """In the library it would be fitted on the first segment alone, and in memory on all."""
+    named = [f"score.name={score}", "compressor.name=closed-form"]
+    given = preset.load("tiny-random", [*named, f"compressor.fit_tokens={tokens}"])
+    assert storable(resolve(given).method) == stored
+
+
+def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
+    maps = [Linear(torch.randn(16, r), torch.randn(16, r)) for r in (3, 5)]
+    save_learned(tmp_path / "maps.safetensors", maps)
+    name = f"compressor.file={tmp_path / 'maps.safetensors'}"
+    given = preset.load("tiny-random", ["score.name=sum", "compressor.name=learned", name])
+    made = layout(
+        resolve(given).method,
+        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
+        "float32",
+        "native",
+        range(2),
+    )
+    assert (made.reduced, made.fit) == ((3, 5), 0)
+    vote = preset.load("tiny-random", ["score.name=vote"])
+    made = layout(
+        resolve(vote).method,
+        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
+        "float32",
+        "int8",
+        range(2),
+    )
+    assert (made.reduced, made.kind) == ((0, 0), "int8")
+
+
+# What stands in the weights
+
+
+def weights(model: Any, loaded: Any) -> str:
+    found: str = model_facts(model, loaded.tokenizer)["weights"]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_of_plain_weights_parameters_count_alone(loaded: Any, kind: str, tied: bool) -> None:
+    """What is in libraries already must be found again."""
+    model = build_model(kind, tie_word_embeddings=tied)
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        flat = weight.flatten()
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].numpy().tobytes())
+    assert weights(model, loaded) == digest.hexdigest()
+
+
+class Codes(torch.nn.Module):
+    """A quantised projection that keeps everything in buffers."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.register_buffer("scale", linear.weight.abs().max() / 127)
+        self.register_buffer("codes", (linear.weight / self.scale).round().to(torch.int8))
+
+
+def test_buffers_of_packed_weights_count(loaded: Any) -> None:
+    one = copy.deepcopy(loaded.model)
+    layer = one.model.layers[1]
+    layer.mlp.down_proj = Codes(layer.mlp.down_proj)
+    other = copy.deepcopy(one)
+    assert of(other, loaded) == of(one, loaded) != of(loaded.model, loaded)
+    other.model.layers[1].mlp.down_proj.codes[0, 0] += 1
+    assert of(other, loaded) != of(one, loaded)
+
+
+@pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="torch cannot quantise here")
+def test_weights_that_torch_has_packed_count(loaded: Any) -> None:
+    """They are neither parameters nor buffers, and `weight` is no tensor."""
+
+    def quantised(model: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+
+    one = quantised(loaded.model)
+    changed = copy.deepcopy(loaded.model)
+    changed.model.layers[1].mlp.down_proj.weight[0, 0] = 1.0
+    assert weights(quantised(loaded.model), loaded) == weights(one, loaded)
+    assert weights(quantised(changed), loaded) != weights(one, loaded)
+
+
+class Strange(torch.Tensor):
+    """Weights of a kind that torch's operations were not written for."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.reshape:
+            raise NotImplementedError("no reshape\nin here")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Keeps(torch.nn.Module):
+    def get_extra_state(self) -> Any:
+        return object()
+
+
+def test_what_cannot_be_looked_at_is_named(loaded: Any) -> None:
+    one = copy.deepcopy(loaded.model)
+    one.model.layers[1].register_buffer("odd", torch.ones(3).as_subclass(Strange))
+    with pytest.raises(
+        ModelError, match=r"layers\.1\.odd .* cannot be read: no reshape$"
+    ) as refused:
+        model_facts(one, loaded.tokenizer)
+    assert "quantisation" in refused.value.hint
+    two = copy.deepcopy(loaded.model)
+    two.model.layers[0].mlp.extra = Keeps()
+    with pytest.raises(
+        ModelError, match=r"mlp\.extra\._extra_state .* must be a tensor, got object"
+    ):
+        model_facts(two, loaded.tokenizer)
+
+
+def test_a_model_whose_weights_are_elsewhere_is_refused(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the library, and where it is loaded: there they found no room."""
+    import accelerate
+
+    load = importlib.import_module("esa_cli.models.loading.load")
+    model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
+    with pytest.raises(ModelError, match="weights are offloaded"):
+        model_facts(model, loaded.tokenizer)
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained",
+        lambda *given, **options: (model, {"missing_keys": set()}),
+    )
+    monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
+    with pytest.raises(ResourceError, match="found no room on cpu"):
+        models.load("random:llama", device="cpu", dtype="float32")
