@@ -1,7 +1,8 @@
 """Recipes, whole methods by name: the selector, score, positions and windows of a published method.
 
-`qa.method_presets` merges a recipe into a preset, at the preset's token budget I + K + L, so that
-methods can be compared. A recipe is registered where its method is written, here or in a plugin.
+`qa.presets.method_presets` merges a recipe into a preset, at the preset's token budget I + K + L,
+so that methods can be compared. A recipe is registered where its method is written, here or in a
+plugin.
 """
 
 from __future__ import annotations

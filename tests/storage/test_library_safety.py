@@ -341,12 +341,13 @@ def test_a_file_that_goes_while_all_are_counted_counts_nothing(
     part = library.root / "segments" / f".{'d' * 40}-none.seg.{'e' * 40}.part"
     part.write_bytes(b"being written")
     wanted = library.nbytes - len(b"being written")
+    size_of = library_paths.size_of
 
     def gone_then(path: Path) -> int:
         part.unlink(missing_ok=True)
-        return library_paths.size_of(path)
+        return size_of(path)
 
-    monkeypatch.setattr("esa_cli.storage.library.library.size_of", gone_then)
+    monkeypatch.setattr(library_paths, "size_of", gone_then)
     assert library.nbytes == wanted
 
 

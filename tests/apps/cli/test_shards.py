@@ -67,7 +67,7 @@ def test_shards_of_a_selftest_are_the_selftest(esa: Esa, monkeypatch: pytest.Mon
     parts = [rows(file) for file in files]
     assert all(parts)
     assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
-    refuse_work(monkeypatch, "session.Session.ask")
+    refuse_work(monkeypatch, "answering.session.Session.ask")
     done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
     assert done.data["complete"]
     assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))
@@ -113,7 +113,7 @@ def test_shards_of_a_benchmark_are_the_benchmark(
         [("qasper", "4")],
     ], "records about one document stay together"
     assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
-    refuse_work(monkeypatch, "session.Session.__init__")
+    refuse_work(monkeypatch, "answering.session.Session.__init__")
     done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
     assert done.data["complete"]
     assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))
@@ -144,7 +144,7 @@ def test_shards_of_a_batch_are_the_batch(
         {"b.txt"},
         {"c.txt"},
     ], "each document is in one shard"
-    refuse_work(monkeypatch, "session.Session.ask")
+    refuse_work(monkeypatch, "answering.session.Session.ask")
     done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
     assert done.data["kept"] == 9
     assert rows("joined.jsonl") == rows("whole.jsonl"), "in the order of the questions"
