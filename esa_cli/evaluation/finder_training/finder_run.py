@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.evaluation.finder_training.finder_batches import FinderBatches
@@ -19,26 +19,13 @@ from esa_cli.evaluation.finder_training.finder_scores import FinderScores, score
 from esa_cli.evaluation.finder_training.finder_texts import FinderText
 from esa_cli.evaluation.finder_training.finder_trainer import FinderTrainer, FinderTrainingSettings
 from esa_cli.evaluation.training.training_pairs import TrainingText
-from esa_cli.evaluation.training.training_run import TrainingRun
+from esa_cli.evaluation.training.training_run import TrainingEvents, TrainingRun
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import MAPS, PROMPT, TokenEncoder
 
 RESULTS = ("finder", CONFIG, WEIGHTS, MAPS)
 """What a training makes, and its files."""
-
-
-class FinderRunEvents(Protocol):
-    """What a training reports while it runs."""
-
-    def preparing(self, done: int, total: int) -> None:
-        """Texts that are tokenised."""
-
-    def step(self, trainer: FinderTrainer) -> None: ...
-
-    def scoring(self, text: str, done: int, total: int) -> None: ...
-
-    def scored(self, scores: Sequence[FinderScores], steps: int) -> None: ...
 
 
 def check_sizes(settings: FinderTrainingSettings, config: Mapping[str, Any] | None = None) -> None:
@@ -118,14 +105,13 @@ class FinderRun(TrainingRun):
     start: StartFinder | None = None
 
     results: ClassVar = RESULTS
-    budget: ClassVar = "steps"
 
-    def run(self, events: FinderRunEvents, resume: bool = False) -> dict[str, Any]:
+    def run(self, events: TrainingEvents, resume: bool = False) -> dict[str, Any]:
         """As `TrainingRun.run`. Raises UsageError, too: as `check_sizes`."""
         check_sizes(self.settings, self.loaded.model.config.to_dict())
         return super().run(events, resume)
 
-    def _prepare(self, events: FinderRunEvents) -> tuple[list[FinderText], list[FinderText]]:
+    def _prepare(self, events: TrainingEvents) -> tuple[list[FinderText], list[FinderText]]:
         """The texts with their tokens."""
         found: list[FinderText] = []
         total = len(self.texts) + len(self.held_out)
@@ -149,7 +135,7 @@ class FinderRun(TrainingRun):
         trainer.encoder.save(self.folder, self.loaded.ref)
 
     def _scores(
-        self, trainer: FinderTrainer, held_out: Sequence[FinderText], events: FinderRunEvents
+        self, trainer: FinderTrainer, held_out: Sequence[FinderText], events: TrainingEvents
     ) -> list[FinderScores]:
         found: list[FinderScores] = []
         for text in held_out:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from esa_cli.evaluation.reader_training.example_batches import ExampleBatches
 from esa_cli.evaluation.reader_training.ranked_windows import RankedWindows
@@ -20,7 +20,7 @@ from esa_cli.evaluation.reader_training.reader_examples import ExampleText
 from esa_cli.evaluation.reader_training.reader_scores import ReaderScores, score_text
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from esa_cli.evaluation.training.training_pairs import TrainingText
-from esa_cli.evaluation.training.training_run import TrainingRun
+from esa_cli.evaluation.training.training_run import TrainingEvents, TrainingRun
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
@@ -28,19 +28,6 @@ from esa_cli.qa.reading.passage_reader import PassageReader
 
 RESULTS = ("adapter", CONFIG, WEIGHTS)
 """What a training makes, and its files."""
-
-
-class RunEvents(Protocol):
-    """What a training reports while it runs."""
-
-    def preparing(self, done: int, total: int) -> None:
-        """Pairs whose wrong windows are found."""
-
-    def step(self, trainer: ReaderTrainer) -> None: ...
-
-    def scoring(self, text: str, done: int, total: int) -> None: ...
-
-    def scored(self, scores: Sequence[ReaderScores], examples: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -80,9 +67,8 @@ class ReaderRun(TrainingRun):
     start: StartAdapter | None = None
 
     results: ClassVar = RESULTS
-    budget: ClassVar = "examples"
 
-    def _prepare(self, events: RunEvents) -> tuple[list[ExampleText], list[ExampleText]]:
+    def _prepare(self, events: TrainingEvents) -> tuple[list[ExampleText], list[ExampleText]]:
         """The texts with their windows, wrong ones found."""
         ranked = {name: one.windows for name, one in self.windows.items()}
         kept = [ExampleText(text, ranked.get(text.name)) for text in self.texts]
@@ -110,7 +96,7 @@ class ReaderRun(TrainingRun):
         trainer.adapter.save(self.folder, self.loaded.ref)
 
     def _scores(
-        self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: RunEvents
+        self, trainer: ReaderTrainer, held_out: Sequence[ExampleText], events: TrainingEvents
     ) -> list[ReaderScores]:
         reader = PassageReader(self.loaded.model, self.prompt, None)
         return [score_text(text, reader, partial(events.scoring, text.name)) for text in held_out]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
-
+from esa_cli.evaluation.training.trainer import Trainer, TrainerSettings
 from esa_cli.evaluation.training.training_checkpoint import (
     FILE,
-    TrainingState,
     load_checkpoint,
     save_checkpoint,
 )
@@ -32,47 +29,39 @@ CHECKPOINT_S = 180.0
 """Seconds between checkpoints."""
 
 
-class Trainer(Protocol):
-    """What is trained, its optimiser, and how far the training is.
+class TrainingEvents(Protocol):
+    """What a training reports while it runs."""
 
-    While `prepared` is entered, the model's own weights are fixed. `whole` is False only while a
-    step changes the trained tensors: what is saved then would be of no step.
-    """
+    def preparing(self, done: int, total: int) -> None:
+        """Texts, or their pairs, that are prepared."""
 
-    state: TrainingState
-    whole: bool
-    optimiser: Any
+    def step(self, trainer: Any) -> None: ...
 
-    def prepared(self) -> AbstractContextManager[None]: ...
+    def scoring(self, text: str, done: int, total: int) -> None: ...
 
-    def trained(self) -> dict[str, Tensor]:
-        """The trained tensors by name."""
-
-    def train(self, after_step: Callable[[Any], None]) -> None:
-        """Trains until the budget is spent; `after_step` is called after every step."""
+    def scored(self, scores: Sequence[Any], count: int, /) -> None:
+        """Scores after so many steps or examples."""
 
 
 class TrainingRun(ABC):
     """A model, what is trained on, and where the results go; subclasses are data classes.
 
     Args:
-        settings: of the trainer; a data class. every: minutes of training after which held-out
-            texts are scored, and before it, untrained; None only at the end.
+        settings: of the trainer. every: minutes of training after which held-out texts are scored,
+            and before it, untrained; None only at the end.
     """
 
     loaded: LoadedModel
     texts: Sequence[TrainingText]
     held_out: Sequence[TrainingText]
     folder: Path
-    settings: Any
+    settings: TrainerSettings
     every: float | None
 
     results: ClassVar[tuple[str, ...]]
     """What the training makes, for people, and its files."""
-    budget: ClassVar[str]
-    """The setting, a number of these in the state, that replaces minutes as the budget."""
 
-    def run(self, events: Any, resume: bool = False) -> dict[str, Any]:
+    def run(self, events: TrainingEvents, resume: bool = False) -> dict[str, Any]:
         """Trains, scores and writes; returns what `training.json` has.
 
         Raises:
@@ -94,7 +83,7 @@ class TrainingRun(ABC):
             return self._finish(trainer)
 
     @abstractmethod
-    def _prepare(self, events: Any) -> tuple[list[Any], list[Any]]:
+    def _prepare(self, events: TrainingEvents) -> tuple[list[Any], list[Any]]:
         """The texts to train on and those held out, prepared."""
 
     @abstractmethod
@@ -106,7 +95,7 @@ class TrainingRun(ABC):
         """Writes what was trained."""
 
     @abstractmethod
-    def _scores(self, trainer: Any, held_out: Sequence[Any], events: Any) -> list[Any]:
+    def _scores(self, trainer: Any, held_out: Sequence[Any], events: TrainingEvents) -> list[Any]:
         """Scores of held-out texts, as data classes."""
 
     @abstractmethod
@@ -117,7 +106,7 @@ class TrainingRun(ABC):
     def _facts(self, trainer: Any) -> dict[str, Any]:
         """What else `training.json` has."""
 
-    def _train(self, trainer: Trainer, held_out: Sequence[Any], events: Any) -> None:
+    def _train(self, trainer: Trainer, held_out: Sequence[Any], events: TrainingEvents) -> None:
         saved, scored = time.monotonic(), trainer.state.seconds
 
         def after_step(trainer: Trainer) -> None:
@@ -149,8 +138,8 @@ class TrainingRun(ABC):
             self.folder, trainer.trained(), trainer.optimiser, trainer.state, self._fixed()
         )
 
-    def _score(self, trainer: Trainer, held_out: Sequence[Any], events: Any) -> None:
-        state, name = trainer.state, self.budget
+    def _score(self, trainer: Trainer, held_out: Sequence[Any], events: TrainingEvents) -> None:
+        state, name = trainer.state, self.settings.budget
         count = getattr(state, name)
         if not held_out or (state.scores and state.scores[-1][name] == count):
             return
@@ -161,7 +150,7 @@ class TrainingRun(ABC):
     def _fixed(self) -> dict[str, Any]:
         """What a training that goes on must have in common; the budget may change."""
         settings = asdict(self.settings)
-        del settings["minutes"], settings[self.budget]
+        del settings["minutes"], settings[self.settings.budget]
         return {
             **settings,
             "model": self.loaded.ref,
@@ -172,7 +161,7 @@ class TrainingRun(ABC):
 
     def _finish(self, trainer: Trainer) -> dict[str, Any]:
         state = trainer.state
-        by_time = getattr(self.settings, self.budget) is None
+        by_time = getattr(self.settings, self.settings.budget) is None
         record = {
             "esa": __version__,
             **self._fixed(),
