@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from model_files import TEXTS, left_in, own_home, write_gguf
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from esa_cli import models
+from esa_cli.apps.cli.model_choice.known_model import inspect_model
+from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
+from esa_cli.models.files.resolve import cutting_note
 from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_splitting import split_as_named
+from esa_cli.models.gguf.gguf_splitting import split_as_named, unknown_way
+from esa_cli.qa.presets.preset import load as load_preset
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +33,6 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
-    import torch
-
     stages: dict[str, tuple[int, int | None]] = {}
     loaded = models.load(
         str(tiny_gguf),
@@ -99,6 +103,14 @@ def test_pre_tokenizer_is_fixed_only_where_known(tmp_path: Path, tiny_gguf: Path
         ("glm4", "It 's Ġ 198 4 he ĠÃ©te Ìģ."),
         ("hunyuan", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
         ("deepseek-v3", "It 's Ġ 198 4 he ĠÃ©teÌģ ."),
+        ("deepseek-llm", "It ' s Ġ 1984 he ĠÃ© te Ìģ ."),
+        ("deepseek-coder", "It ' s Ġ 1 9 8 4 he ĠÃ©te Ìģ ."),
+        ("seed-coder", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
+        ("tiny_aya", "It's Ġ 1 984 he ĠÃ©teÌģ ."),
+        ("youtu", "It's Ġ 1 9 8 4 he ĠÃ©teÌģ ."),
+        ("exaone-moe", "It 's Ġ 1 9 8 4 heĠÃ©teÌģ ."),
+        ("afmoe", "It 's Ġ 1 984 he ĠÃ©teÌģ ."),
+        ("minicpm5", "It 's Ġ 198 4 he ĠÃ©te Ìģ."),
     ],
 )
 def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path) -> None:
@@ -109,6 +121,26 @@ def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path
         "It's 1984he ét\u0065\u0301."
     )
     assert " ".join(piece for piece, _ in cut) == pieces
+
+
+@pytest.mark.parametrize("name", ["smollm", "llama-bpe", "olmo", "gpt-2", "minimax-m2"])
+def test_nothing_is_said_of_a_known_way_to_cut(name: str) -> None:
+    assert unknown_way({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}) == ""
+    assert unknown_way({"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}) == ""
+    assert unknown_way({"tokenizer.ggml.model": "gpt2"}) == "default"
+
+
+def test_an_unknown_way_to_cut_is_said(
+    tmp_path: Path, tiny_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cutting_note(models.pull(str(tiny_gguf))) == ""
+    path = write_gguf(tmp_path / "other.gguf", pre="a-new-way")
+    folder = models.pull(str(path))
+    assert "way to cut text, 'a-new-way'" in cutting_note(folder)
+    assert models.pull(str(path)) == folder
+    chosen = load_preset(overrides=[f"model={path}"])
+    inspect_model(chosen, ModelPlace("cpu", torch.float32), Reporter(quiet=True), attaches=False)
+    assert capsys.readouterr().err.count("a-new-way") == 1
 
 
 @pytest.mark.parametrize("keep", [2, 20, 400, 20000])

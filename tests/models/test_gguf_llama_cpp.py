@@ -88,7 +88,10 @@ TEXTS = (
     "pre",
     [
         "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "chatglm-bpe", "glm4",
-        "stablelm2", "hunyuan", "deepseek-v3", "hunyuan-dense", "qwen2", "qwen35",
+        "stablelm2", "hunyuan", "deepseek-v3", "hunyuan-dense", "qwen2", "qwen35", "glm5",
+        "minerva-7b", "mellum2", "grok-2", "solar-open", "joyai-llm", "deepseek-llm",
+        "deepseek-coder", "seed-coder", "tiny_aya", "youtu", "exaone-moe", "afmoe", "minicpm5",
+        "minimax-m2", "olmo", "exaone4",
     ],
 )  # fmt: skip
 def test_text_is_cut_into_as_many_tokens(

@@ -63,8 +63,12 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def write_gguf(path: Path) -> Path:
-    """A random llama of one layer with a byte-level tokenizer that has merged two digits."""
+def write_gguf(path: Path, pre: str = "smollm") -> Path:
+    """A random llama of one layer with a byte-level tokenizer that has merged two digits.
+
+    Args:
+        pre: as of `add_tokenizer`.
+    """
     import numpy
     from gguf import GGUFWriter
 
@@ -81,7 +85,7 @@ def write_gguf(path: Path) -> Path:
     out.add_rope_freq_base(10000.0)
     out.add_rope_dimension_count(8)
     out.add_vocab_size(len(tokens))
-    add_tokenizer(out, tokens)
+    add_tokenizer(out, tokens, pre)
     shapes = {"token_embd": (len(tokens), 16), "output_norm": (16,), "blk.0.attn_norm": (16,)}
     shapes |= {"blk.0.ffn_norm": (16,), "blk.0.attn_q": (16, 16), "blk.0.attn_k": (8, 16)}
     shapes |= {"blk.0.attn_v": (8, 16), "blk.0.attn_output": (16, 16), "blk.0.ffn_gate": (32, 16)}

@@ -27,6 +27,7 @@ import platformdirs
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
+from esa_cli.models.gguf.gguf_file import other_parts
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
@@ -71,10 +72,11 @@ def models_folder() -> Path:
 def slug(ref: ModelRef) -> str:
     """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made of.
 
-    A GGUF file is identified by path, size and time of change: an edited file is another model.
+    A GGUF file is identified by path, size and time of change, a split one by those of all its
+    parts: an edited file is another model.
 
     Raises:
-        ModelError: the GGUF file is missing, or the kind of reference is never prepared.
+        ModelError: the GGUF file or a part is missing, or the kind of reference is never prepared.
     """
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
@@ -82,14 +84,14 @@ def slug(ref: ModelRef) -> str:
         stem, key = ref.text, text_digest(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
-            stat = ref.path.stat()
+            stats = [one.stat() for one in (ref.path, *other_parts(ref.path))]
         except OSError as error:
             raise ModelError(
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
             ) from error
         stem = ref.path.stem
-        key = f"{GGUF_FORMAT}|{ref.path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-        key = text_digest(key)
+        sizes = "|".join(f"{one.st_size}|{one.st_mtime_ns}" for one in stats)
+        key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{sizes}")
     else:
         raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"

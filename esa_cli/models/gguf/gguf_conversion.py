@@ -17,17 +17,20 @@ from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
 from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_settings import GgufSettings
-from esa_cli.models.gguf.gguf_splitting import split_as_named
+from esa_cli.models.gguf.gguf_splitting import split_as_named, unknown_way
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
 
-def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> None:
+def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> str:
     """Writes config.json, generation_config.json, tokenizer files and model.safetensors.
 
     Args:
         folder: an existing folder; on an error it may hold a part of the files.
         progress: called with the stages "import", "convert" and "save".
+
+    Returns:
+        What `unknown_way` says of the file.
 
     Raises:
         ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
@@ -44,6 +47,7 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
             known = file.architecture in GGUF_FAMILIES
             (_convert if known else _convert_by_transformers)(file, folder, report)
             _write_tokenizer(file, folder)
+            unknown = unknown_way(file.metadata)
     except (EsaError, OSError):
         raise
     except MemoryError as error:
@@ -59,6 +63,7 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
     for path in folder.glob("*.safetensors"):
         path.chmod((folder / "config.json").stat().st_mode & 0o777)
+    return unknown
 
 
 def _convert(file: GgufFile, folder: Path, report: StageProgress) -> None:

@@ -51,7 +51,7 @@ class GgufFile:
 
     def __init__(self, path: Path, *, part: bool = False) -> None:
         self.path = path
-        parts = [] if part else _other_parts(path)
+        parts = [] if part else other_parts(path)
         if path.stat().st_size < 24:
             raise ModelError(f"{path.name} is not a GGUF file", _AGAIN)
         with path.open("rb") as file:
@@ -209,7 +209,7 @@ class GgufFile:
         return ModelError(f"{self.path.name} is damaged or cut off at {where}", _AGAIN)
 
 
-def _other_parts(path: Path) -> list[Path]:
+def other_parts(path: Path) -> list[Path]:
     """The files of a split model behind its first. Raises ModelError: it is not the first, or one
     is lacking."""
     if not (match := _PART.fullmatch(path.name)):

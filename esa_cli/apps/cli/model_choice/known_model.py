@@ -14,7 +14,7 @@ from esa_cli.apps.cli.model_choice.model_place import ModelPlace
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.supported_families import check_type
-from esa_cli.models.files.resolve import count_tokens, peek
+from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
 from esa_cli.models.loading.load import check_loadable
 from esa_cli.models.loading.packed_formats import check_loadable_format, stored_as
 from esa_cli.models.loading.text_part import language_settings
@@ -161,6 +161,8 @@ def inspect_model(
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, reporter)
+    if cut := cutting_note(folder):
+        reporter.warn(f"esa: {cut}")
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
