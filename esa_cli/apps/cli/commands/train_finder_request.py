@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.commands import training_request as training
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FinderTrainingRequest:
+class FinderTrainingRequest(training.TrainingRequest):
     """Options of `esa train-finder` besides those of the model."""
+
+    what: ClassVar = "finder"
 
     out: Annotated[
         Path | None,
@@ -60,35 +62,17 @@ class FinderTrainingRequest:
     batch: Annotated[
         int, typer.Option(metavar="N", min=2, help="Passages a step; they compete.")
     ] = 40
-    held_out: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Score by this text, do not train on it. Repeatable."),
-    ] = None
-    every: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, metavar="MINUTES", help="Score before the training and so often, too."
-        ),
-    ] = None
+    held_out: training.HeldOut = None
+    every: training.ScoreEvery = None
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**31, help="Other crops, other order.")
     ] = 1
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
-    ] = False
-
-    @property
-    def folder(self) -> Path:
-        """Raises UsageError: --out is missing."""
-        if self.out is None:
-            raise UsageError("--out must be a folder for the finder, got none", "add --out FOLDER")
-        return self.out
+    resume: training.Resume = False
 
     def check(self) -> None:
         """Raises UsageError, DocumentError: nothing can be written to --out, or not this, or the
         adapter would have no layers."""
         from esa_cli.evaluation.finder_training.finder_run import RESULTS, check_sizes
-        from esa_cli.evaluation.training.training_folder import check_folder
 
         if self.start is not None and (given := self._sizes()):
             names = ", ".join(f"--{name}" for name in given)
@@ -96,10 +80,7 @@ class FinderTrainingRequest:
                 f"sizes must be absent with --start, whose finder has them, got {names}",
                 "leave that out",
             )
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
-        files.check("--out", self.folder / "finder", makes_folders=True)
-        check_folder(self.folder, self.resume, *RESULTS)
+        self.check_out(*RESULTS)
         check_sizes(self.settings())
 
     def settings(self) -> FinderTrainingSettings:

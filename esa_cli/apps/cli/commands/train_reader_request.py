@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.commands import training_request as training
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReaderTrainingRequest:
+class ReaderTrainingRequest(training.TrainingRequest):
     """Options of `esa train-reader` besides those of the model."""
+
+    what: ClassVar = "adapter"
 
     out: Annotated[
         Path | None,
@@ -35,16 +37,8 @@ class ReaderTrainingRequest:
         float, typer.Option(metavar="RATE", min=0.0, help="The highest learning rate.")
     ] = 6e-4
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Examples a step.")] = 16
-    held_out: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Score by this text, do not train on it. Repeatable."),
-    ] = None
-    every: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, metavar="MINUTES", help="Score before the training and so often, too."
-        ),
-    ] = None
+    held_out: training.HeldOut = None
+    every: training.ScoreEvery = None
     start: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Train this adapter on, with its rank, not a new one."),
@@ -58,30 +52,17 @@ class ReaderTrainingRequest:
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, max=2**31, help="Other examples, other order.")
     ] = 1
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")
-    ] = False
-
-    @property
-    def folder(self) -> Path:
-        """Raises UsageError: --out is missing."""
-        if self.out is None:
-            raise UsageError("--out must be a folder for the adapter, got none", "add --out FOLDER")
-        return self.out
+    resume: training.Resume = False
 
     def check(self) -> None:
         """Raises UsageError, DocumentError: nothing can be written to --out, or not this."""
         from esa_cli.evaluation.reader_training.reader_run import RESULTS
-        from esa_cli.evaluation.training.training_folder import check_folder
 
         if self.start is not None and self.rank is not None:
             raise UsageError(
                 "--rank must be absent with --start, whose adapter has one", "leave out --rank"
             )
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"--out must be a folder, got the file {self.folder}", "name another")
-        files.check("--out", self.folder / "adapter", makes_folders=True)
-        check_folder(self.folder, self.resume, *RESULTS)
+        self.check_out(*RESULTS)
 
     def settings(self, context: int) -> ReaderTrainingSettings:
         """Settings of a training of a model with a window of `context` tokens."""
