@@ -10,9 +10,8 @@ and real questions follow QRHead (arXiv 2506.09944); the score is the preset's o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,16 +21,8 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.head_ranking import (
-    HeadSet,
-    enough,
-    judge_windows,
-    prefixes,
-    rank_heads,
-    span_sums,
-)
+from esa_cli.evaluation.calibration.head_ranking import HeadSet, judge_windows, span_sums
 from esa_cli.evaluation.calibration.head_votes import (
-    ALL,
     PrefilledText,
     in_all_layers,
     prefill,
@@ -41,19 +32,13 @@ from esa_cli.evaluation.calibration.needle_questions import FEWEST
 from esa_cli.evaluation.calibration.pair_contexts import PairContext
 from esa_cli.evaluation.calibration.retrieval_heads import (
     RetrievalHeads,
+    compare_heads,
     own_heads,
     voting,
 )
-from esa_cli.evaluation.calibration.vote_journal import (
-    HELD_OUT,
-    RANKED,
-    VoteJournal,
-    VoteRecord,
-    set_hits,
-    totals,
-)
+from esa_cli.evaluation.calibration.vote_journal import VoteJournal
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
@@ -142,10 +127,23 @@ def find_by_pairs(
         )
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     method = _votes_for_all(method, len(prompt.head()))
+    score = method.score
+    assert isinstance(score, VoteScore)
+    lengths = [len(window) for one in contexts for window in one.windows]
     with attach(loaded.model, method) as attachment:
-        kept = journal or VoteJournal()
-        trial = _PairTrial(attachment, method, prompt, len(contexts), kept, asking)
-        return _compared(trial, contexts, own_heads(preset), drawn)
+
+        def votes(one: PairContext, sets: Sequence[HeadSet]) -> PairVotes:
+            rows = prefill(attachment, one.ids, None)
+            text = PrefilledText(attachment, method, rows, prompt, len(one.ids))
+            return text.collect(PairVotes(one, sets, score), one.question)
+
+        return compare_heads(
+            PairHeads, contexts, votes, own_heads(preset), journal, asking, by_margin=True,
+            tokens=round(sum(len(one.ids) for one in contexts) / len(contexts)),
+            passage=round(sum(lengths) / len(lengths)),
+            left_out=drawn - len(contexts),
+            lexical_hits=sum(one.lexical for one in contexts[1::2]),
+        )  # fmt: skip
 
 
 def _votes_for_all(method: Method, head: int) -> Method:
@@ -157,61 +155,3 @@ def _votes_for_all(method: Method, head: int) -> Method:
     )  # fmt: skip
     assert isinstance(method.score, VoteScore)
     return replace(method, window=window, score=replace(method.score, shortlist=0))
-
-
-@dataclass
-class _PairTrial:
-    """Collects the votes in one context after another."""
-
-    attachment: Attachment
-    method: Method
-    prompt: PromptTokens
-    pairs: int
-    journal: VoteJournal
-    progress: Progress | None
-    done: int = 0
-
-    def records(
-        self, half: str, contexts: Sequence[PairContext], sets: Sequence[HeadSet] = ()
-    ) -> Iterator[VoteRecord]:
-        for number, context in enumerate(contexts):
-            measure = partial(self._collect, context, sets)
-            yield self.journal.record(half, number, context.question, measure)
-            self.done += 1
-            if self.progress:
-                self.progress(self.done, self.pairs)
-
-    def _collect(self, context: PairContext, sets: Sequence[HeadSet]) -> PairVotes:
-        cache = prefill(self.attachment, context.ids, None)
-        text = PrefilledText(self.attachment, self.method, cache, self.prompt, len(context.ids))
-        assert isinstance(self.method.score, VoteScore)
-        return text.collect(PairVotes(context, sets, self.method.score), context.question)
-
-
-def _compared(
-    trial: _PairTrial, contexts: Sequence[PairContext], own: HeadSet, drawn: int
-) -> PairHeads:
-    """Ranks the heads by every other pair, and tries sets of them on the rest."""
-    first, second = contexts[::2], contexts[1::2]
-    found, margin = totals(trial.records(RANKED, first))
-    sets = prefixes(rank_heads(found, found, margin, by_margin=True))
-    held_out = list(trial.records(HELD_OUT, second, [ALL, own, *sets.values()]))
-    all_hits, own_hits, *of_sets = set_hits(held_out)
-    by_size = dict(zip(sets, of_sets, strict=True))
-    heads = rank_heads(found, totals(held_out)[0], margin, by_margin=True)
-    count = enough(heads, by_size, max(of_sets))
-    lengths = [len(window) for one in contexts for window in one.windows]
-    return PairHeads(
-        heads=heads,
-        chosen=sets[count],
-        ranked_by=len(first),
-        held_out=len(second),
-        hits=by_size[count],
-        all_hits=all_hits,
-        by_size=by_size,
-        tokens=round(sum(len(one.ids) for one in contexts) / len(contexts)),
-        passage=round(sum(lengths) / len(lengths)),
-        left_out=drawn - len(contexts),
-        preset_hits=own_hits if own else None,
-        lexical_hits=sum(one.lexical for one in second),
-    )

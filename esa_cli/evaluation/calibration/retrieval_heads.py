@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import cache, partial
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -39,6 +39,7 @@ from esa_cli.evaluation.calibration.needle_questions import (
 from esa_cli.evaluation.calibration.vote_journal import (
     HELD_OUT,
     RANKED,
+    CollectedVotes,
     VoteJournal,
     VoteRecord,
     set_hits,
@@ -87,6 +88,15 @@ class RetrievalHeads:
     def weak(self) -> bool:
         """True if the set misses more needles than it finds."""
         return 2 * self.hits < self.held_out
+
+
+class _Question(Protocol):
+    @property
+    def question(self) -> str: ...
+
+
+Found = TypeVar("Found", bound=RetrievalHeads)
+Asked = TypeVar("Asked", bound=_Question)
 
 
 def own_heads(preset: Preset) -> HeadSet:
@@ -145,65 +155,58 @@ def find(
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
 
+        @cache
         def text() -> PrefilledText:
-            cache = prefill(attachment, ids, reading)
-            return PrefilledText(attachment, unlisted, cache, prompt, len(ids))
+            rows = prefill(attachment, ids, reading)
+            return PrefilledText(attachment, unlisted, rows, prompt, len(ids))
 
-        trial = _HeadTrial(
-            text, score, size, len(ids), len(asked), journal or VoteJournal(), asking
-        )
-        return _compared(trial, asked, own_heads(preset), len(sample.questions))
+        def votes(one: NeedleQuestion, sets: Sequence[HeadSet]) -> NeedleVotes:
+            return text().collect(NeedleVotes(one.needle, size, sets, score), one.question)
+
+        return compare_heads(
+            RetrievalHeads, asked, votes, own_heads(preset), journal, asking,
+            tokens=len(ids), passage=size, left_out=len(sample.questions) - len(asked),
+        )  # fmt: skip
 
 
-@dataclass
-class _HeadTrial:
-    """Collects the votes for one question after another.
+def compare_heads(
+    kind: type[Found],
+    asked: Sequence[Asked],
+    votes: Callable[[Asked, Sequence[HeadSet]], CollectedVotes],
+    own: HeadSet,
+    journal: VoteJournal | None,
+    progress: Progress | None,
+    *,
+    by_margin: bool = False,
+    **facts: int,
+) -> Found:
+    """Ranks the heads by every other question, and tries sets of them on the rest.
 
     Args:
-        prefill: reads the text; called where a question lacks a record. size: tokens of a window.
+        kind: of the results. asked: have the text `question`. votes: collects those for one, of
+            every head and of sets. own: heads of the preset. progress: in questions.
+        by_margin: heads are ranked by their margins first, and the set is to find as many as any
+            set, not as all heads. facts: the other fields of the results.
     """
+    kept, done = journal or VoteJournal(), 0
 
-    prefill: Callable[[], PrefilledText]
-    score: VoteScore
-    size: int
-    tokens: int
-    questions: int
-    journal: VoteJournal
-    progress: Progress | None
-    done: int = 0
+    def records(half: str, some: Sequence[Asked], *sets: HeadSet) -> Iterator[VoteRecord]:
+        nonlocal done
+        for number, one in enumerate(some):
+            yield kept.record(half, number, one.question, partial(votes, one, sets))
+            done += 1
+            if progress:
+                progress(done, len(asked))
 
-    @cached_property
-    def prefilled(self) -> PrefilledText:
-        return self.prefill()
-
-    def records(
-        self, half: str, asked: Sequence[NeedleQuestion], sets: Sequence[HeadSet] = ()
-    ) -> Iterator[VoteRecord]:
-        for number, one in enumerate(asked):
-            votes = NeedleVotes(one.needle, self.size, sets, self.score)
-            measure = partial(self._collect, votes, one.question)
-            yield self.journal.record(half, number, one.question, measure)
-            self.done += 1
-            if self.progress:
-                self.progress(self.done, self.questions)
-
-    def _collect(self, votes: NeedleVotes, question: str) -> NeedleVotes:
-        return self.prefilled.collect(votes, question)
-
-
-def _compared(
-    trial: _HeadTrial, asked: Sequence[NeedleQuestion], own: HeadSet, planted: int
-) -> RetrievalHeads:
-    """Ranks the heads by every other question, and tries sets of them on the rest."""
     first, second = asked[::2], asked[1::2]
-    found, margin = totals(trial.records(RANKED, first))
-    sets = prefixes(rank_heads(found, found, margin))
-    held_out = list(trial.records(HELD_OUT, second, [ALL, own, *sets.values()]))
+    found, margin = totals(records(RANKED, first))
+    sets = prefixes(rank_heads(found, found, margin, by_margin))
+    held_out = list(records(HELD_OUT, second, ALL, own, *sets.values()))
     all_hits, own_hits, *of_sets = set_hits(held_out)
     by_size = dict(zip(sets, of_sets, strict=True))
-    heads = rank_heads(found, totals(held_out)[0], margin)
-    count = enough(heads, by_size, all_hits)
-    return RetrievalHeads(
+    heads = rank_heads(found, totals(held_out)[0], margin, by_margin)
+    count = enough(heads, by_size, max(of_sets) if by_margin else all_hits)
+    return kind(
         heads=heads,
         chosen=sets[count],
         ranked_by=len(first),
@@ -211,8 +214,6 @@ def _compared(
         hits=by_size[count],
         all_hits=all_hits,
         by_size=by_size,
-        tokens=trial.tokens,
-        passage=trial.size,
-        left_out=planted - len(asked),
         preset_hits=own_hits if own else None,
+        **facts,
     )
