@@ -9,6 +9,7 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_kinds import layer_kinds
 from esa_cli.models.attachment.supported_families import FAMILIES, family_of, key_shape
+from esa_cli.qa.planning.mlp_sizes import dense_mlps, first_of, mlp_sizes
 
 _SIZES = (
     "num_hidden_layers",
@@ -38,6 +39,10 @@ class Shape:
     tied: bool
     idle: int = 0
     """Of the experts that it does not pass."""
+    dense: int = 0
+    """Layers with an MLP in place of experts."""
+    dense_inner: int = 0
+    """Of this MLP."""
     shared: bool = False
     """Whether the keys are the values, too."""
     projections: int = 0
@@ -76,24 +81,29 @@ class Shape:
         """Bytes of a document's states, all layers, with numbers of `size` bytes."""
         return self.stateful * (self.convolved * size + self.recurrent * 4)
 
+    def _mlps(self, inner: int) -> int:
+        """Weights of the three maps of gated MLPs of this inner size, or of experts."""
+        return ((self.single or self.layers) - self.dense) * 3 * self.hidden * inner
+
     @property
-    def _mlps(self) -> int:
-        return self.single or self.layers
+    def _maps(self) -> int:
+        """Weights of the layers without experts, and without MLPs where all layers have the same:
+        projections, mixers, and MLPs in place of experts."""
+        whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
+        dense = self.dense * 3 * self.hidden * self.dense_inner
+        return self.rows * (self.projections or whole) + self.stateful * self.mixer + dense
 
     @property
     def body(self) -> int:
-        """Weights of the layers that a token passes: projections and the three maps of the gated
-        MLP."""
-        whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
-        mlps = self._mlps * 3 * self.hidden * self.inner
-        return self.rows * (self.projections or whole) + self.stateful * self.mixer + mlps
+        """Weights of the layers that a token passes."""
+        return self._maps + self._mlps(self.inner)
 
     @property
     def weights(self) -> int:
         """All weights, embeddings and experts included."""
-        mlps = self._mlps * 3 * self.hidden * (self.inner + self.idle)
-        maps = self.body - self._mlps * 3 * self.hidden * self.inner
-        layers = maps * self.packed + mlps * (self.packed_experts if self.idle else self.packed)
+        mlps = self._mlps(self.inner + self.idle)
+        packed = self.packed_experts if self.idle else self.packed
+        layers = self._maps * self.packed + mlps * packed
         return int(layers) + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
@@ -102,7 +112,8 @@ def shape_of(config: dict[str, Any]) -> Shape:
     try:
         config = _common_names(config)
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        (inner, idle), settings = _inner(config), SimpleNamespace(**config)
+        (inner, idle), settings = mlp_sizes(config), SimpleNamespace(**config)
+        dense, dense_inner = dense_mlps(config)
         groups, dim = key_shape(settings)
         # The gate is as large as the queries.
         gate = config.get("model_type") in GATED
@@ -119,6 +130,8 @@ def shape_of(config: dict[str, Any]) -> Shape:
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
             idle=idle,
+            dense=dense,
+            dense_inner=dense_inner,
             shared=latent,
             projections=_low_rank(config) if latent else gate * hidden * dim * sizes,
             keyless=kinds.count("state") + kinds.count("idle"),
@@ -172,36 +185,22 @@ def _low_rank(config: dict[str, Any]) -> int:
     names = ("num_attention_heads", "hidden_size", "kv_lora_rank", "qk_rope_head_dim")
     heads, hidden, latent, rotary = (int(config[name]) for name in names)
     rest, values = int(config["qk_nope_head_dim"]), int(config["v_head_dim"])
-    rank, wide = _first(config, "q_lora_rank"), heads * (rest + rotary)
+    rank, wide = first_of(config, "q_lora_rank"), heads * (rest + rotary)
     queries = rank * (hidden + wide) if rank else hidden * wide
     keys = hidden * (latent + rotary) + latent * heads * (rest + values)
     return queries + keys + heads * values * hidden
 
 
-def _inner(config: dict[str, Any]) -> tuple[int, int]:
-    """Inner sizes of what a token passes in a layer and of its other experts, all layers alike:
-    models whose first layers have an MLP in place of experts are thought larger than they are."""
-    inner = int(config["intermediate_size"])
-    experts = _first(
-        config, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
-    )
-    if not experts:
-        return inner, 0
-    width = _first(config, "moe_intermediate_size") or inner
-    used = min(experts, _first(config, "num_experts_per_tok", "moe_k") or 1)
-    shared = _first(config, "shared_expert_intermediate_size", "shared_intermediate_size")
-    several = _first(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-    return used * width + (shared or several * width), (experts - used) * width
-
-
 def _mixer(config: dict[str, Any], hidden: int) -> int:
     """Weights of a layer that keeps a state, without its MLP; short convolutions and small maps are
     left out."""
-    if keys := _first(config, "linear_num_key_heads"):
-        key = keys * _first(config, "linear_key_head_dim")
-        value = _first(config, "linear_num_value_heads") * _first(config, "linear_value_head_dim")
+    if keys := first_of(config, "linear_num_key_heads"):
+        key = keys * first_of(config, "linear_key_head_dim")
+        value = first_of(config, "linear_num_value_heads") * first_of(
+            config, "linear_value_head_dim"
+        )
         return hidden * (2 * key + 3 * value)
-    if state := _first(config, "mamba_d_state", "ssm_state_size"):
+    if state := first_of(config, "mamba_d_state", "ssm_state_size"):
         wide, groups = _mamba(config, hidden)
         return hidden * (3 * wide + 2 * groups * state)
     return 4 * hidden * hidden
@@ -209,26 +208,24 @@ def _mixer(config: dict[str, Any], hidden: int) -> int:
 
 def _mamba(config: dict[str, Any], hidden: int) -> tuple[int, int]:
     """Inner size and groups of a Mamba layer."""
-    wide = (_first(config, "mamba_expand", "expand") or 2) * hidden
-    wide = _first(config, "mamba_d_ssm") or wide
-    if heads := _first(config, "mamba_num_heads"):
-        wide = heads * _first(config, "mamba_head_dim")
-    return wide, _first(config, "mamba_n_groups", "n_groups") or 1
+    wide = (first_of(config, "mamba_expand", "expand") or 2) * hidden
+    wide = first_of(config, "mamba_d_ssm") or wide
+    if heads := first_of(config, "mamba_num_heads"):
+        wide = heads * first_of(config, "mamba_head_dim")
+    return wide, first_of(config, "mamba_n_groups", "n_groups") or 1
 
 
 def _state(config: dict[str, Any], hidden: int) -> tuple[int, int]:
     """Numbers that a layer with a state keeps: of its convolution, and of its recurrent state."""
-    kernel = _first(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
-    if keys := _first(config, "linear_num_key_heads"):
-        heads, dim = _first(config, "linear_num_value_heads"), _first(config, "linear_key_head_dim")
-        value = _first(config, "linear_value_head_dim")
+    kernel = first_of(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
+    if keys := first_of(config, "linear_num_key_heads"):
+        heads, dim = (
+            first_of(config, "linear_num_value_heads"),
+            first_of(config, "linear_key_head_dim"),
+        )
+        value = first_of(config, "linear_value_head_dim")
         return kernel * (2 * keys * dim + heads * value), heads * dim * value
-    if state := _first(config, "mamba_d_state", "ssm_state_size"):
+    if state := first_of(config, "mamba_d_state", "ssm_state_size"):
         wide, groups = _mamba(config, hidden)
         return kernel * (wide + 2 * groups * state), wide * state
-    return (_first(config, "conv_L_cache") or 3) * hidden, 0
-
-
-def _first(config: dict[str, Any], *names: str) -> int:
-    """The first of these settings that is a number; 0: there is none."""
-    return next((int(config[name]) for name in names if config.get(name)), 0)
+    return (first_of(config, "conv_L_cache") or 3) * hidden, 0
