@@ -643,9 +643,22 @@ def test_a_haystack_of_ones_own(esa: Esa, tmp_path: Path) -> None:
     assert json.loads(result.out)["haystack"] == "hay.txt"
 
 
-def test_an_interruption(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("journal", [(), ("--journal", "votes.jsonl")])
+def test_an_interruption(
+    esa: Esa, monkeypatch: pytest.MonkeyPatch, journal: tuple[str, ...]
+) -> None:
     def interrupted(*_: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(head_votes.PrefilledText, "collect", interrupted)
-    assert esa(*TINY, *FEW, *SHORT).code == 130
+    stopped = esa(*TINY, *FEW, *SHORT, *journal)
+    assert stopped.code == 130
+    kept = "votes.jsonl keeps what was done; the same command goes on" in stopped.err
+    assert kept == bool(journal)
+
+
+def test_a_text_that_is_all_in_view_is_refused_before_the_model_is_loaded(esa: Esa) -> None:
+    refused = esa(*TINY, *FEW, *SHORT, "--set", "window.ending=1200")
+    assert refused.code == 2
+    assert "at least 4 needles must be where tokens are selected" in refused.err
+    assert "loading the model" not in refused.err

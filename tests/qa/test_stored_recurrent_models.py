@@ -13,6 +13,7 @@ from test_recurrent_models import QUESTION, TEXT, write_model
 
 from esa_cli import models
 from esa_cli.__main__ import main
+from esa_cli.errors import LibraryError
 from esa_cli.models.inspection import state_devices
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.api import Esa
@@ -20,6 +21,9 @@ from esa_cli.qa.books import Book
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.state_file import pack_states, read_states
 
 pytestmark = pytest.mark.families
 
@@ -246,3 +250,20 @@ def test_from_ingest_to_removal(
     assert not list((tmp_path / "other").glob("documents/*"))
     kept_again = run("ask", str(path), QUESTION, "--cache", "disk", *given)
     assert kept_again.out == first.out
+
+
+def test_states_of_other_shapes_name_their_file(
+    folders: dict[str, Path], path: Path, tmp_path: Path
+) -> None:
+    """With a valid checksum, as a stranger's export can have them: the model would fail."""
+    loaded = models.load(str(folders["qwen3_next"]), device="cpu", dtype="float32")
+    library = Library(tmp_path / "library")
+    entry = entry_of(open_esa(loaded, library).ingest(str(path)))
+    file = LibraryPaths(library.root).document(entry.key, "states")
+    found = read_states(file, entry)
+    wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
+    checksummed_file.write(file, "states", pack_states(found.segment, wrong), entry.key)
+    with pytest.raises(LibraryError, match="other shapes than this model's") as raised:
+        open_esa(loaded, library).ingest(str(path))
+    assert str(file) in raised.value.message
+    assert f"esa library rm {entry.id}" in raised.value.hint

@@ -126,6 +126,18 @@ def voting(preset: Preset) -> Method:
     return replace(method, score=replace(score, heads=ALL))
 
 
+def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> None:
+    """Raises UsageError as `find` does, without the model."""
+    prompt = PromptTokens(tokenizer, preset.prompt)
+    _asked(prompt, sample, voting(preset), len(prompt.document(sample.text)))
+
+
+def _asked(
+    prompt: PromptTokens, sample: TaskSample, method: Method, tokens: int
+) -> list[NeedleQuestion]:
+    return selectable(needle_questions(prompt, sample), method.window, tokens)
+
+
 @torch.inference_mode()
 def find(
     loaded: Any,
@@ -151,7 +163,7 @@ def find(
     unlisted = replace(method, score=score)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
-    asked = selectable(needle_questions(prompt, sample), method.window, len(ids))
+    asked = _asked(prompt, sample, method, len(ids))
     size = min(method.selector.window_size or PASSAGE, method.window.selected)
     with attach(loaded.model, method) as attachment:
 

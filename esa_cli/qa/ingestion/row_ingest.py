@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,14 @@ from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
 from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
+from esa_cli.qa.ingestion.state_forms import StateForm, check_states, state_forms
 from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
 from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress
 
@@ -94,7 +97,7 @@ class RowIngest(PartIngest):
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         held = PrefilledDocument(
             stored.ids, layers, projections, entry.head,
-            states=states, recurrent=self._placed(stored.states),
+            states=states, recurrent=self._placed(stored.states, entry.key),
         )  # fmt: skip
         return Book(document, held, stored.offsets[entry.head :], entry, read_s)
 
@@ -104,8 +107,17 @@ class RowIngest(PartIngest):
         states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
         return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
 
-    def _placed(self, states: Sequence[State]) -> list[State]:
-        """Stored states, each on its layer's device."""
+    @cached_property
+    def _forms(self) -> list[StateForm]:
+        return state_forms(self.session)
+
+    def _placed(self, states: Sequence[State], key: str) -> list[State]:
+        """Stored states of the document of this key, each on its layer's device. Raises
+        LibraryError: they are not this model's."""
+        assert self.library is not None
+        if any(states):  # those before the first token are empty
+            path = LibraryPaths(self.library.root).document(key, "states")
+            check_states(states, self._forms, path, key)
         devices = state_devices(self.session.model)
         return [
             {name: one.to(device) for name, one in state.items()}
@@ -124,7 +136,7 @@ class RowIngest(PartIngest):
         session, document, ids = self.session, text.document, list(writer.ids)
         done = PrefilledDocument(
             ids[: writer.done], writer.layers, writer.projections or [],
-            recurrent=self._placed(writer.states),
+            recurrent=self._placed(writer.states, writer.key),
         )  # fmt: skip
         head = len(ids) - len(text.ids)
 

@@ -203,6 +203,12 @@ def test_options_that_make_no_sense(run: Run, options: list[str], message: str) 
     fail(run("collect", "story.txt", QUESTION, *options), 2, message)
 
 
+def test_a_preset_that_leaves_it_open_collects_from_text(run: Run) -> None:
+    """As `tiny-random`, and every preset of a model that is not the default's."""
+    found = main(["collect", *TINY, "story.txt", QUESTION, "--least", "-100", "-q", "--json"])
+    assert found == 0
+
+
 def test_a_question_must_be_given(run: Run) -> None:
     fail(run("collect", "story.txt"), 2, "the question is missing", "esa collect book.txt")
     fail(run("count"), 2, "a document and a question must be given", "esa count book.txt")

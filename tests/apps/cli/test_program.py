@@ -50,6 +50,13 @@ def test_the_reference_mentions_everything(path: tuple[str, ...]) -> None:
             assert f"`{option}" in text, option
 
 
+@pytest.mark.parametrize("name", ["calibrate", "heads", "train-finder", "train-reader"])
+def test_what_asks_about_no_documents_has_no_cache_of_them(name: str) -> None:
+    offered = [option for one in dict(COMMANDS)[(name,)].params for option in one.opts]
+    assert "--dtype" in offered
+    assert "--cache" not in offered
+
+
 def start(*arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(

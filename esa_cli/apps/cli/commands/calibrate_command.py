@@ -11,6 +11,7 @@ import typer
 from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest, TrainingOptions
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_output import CalibrationOutcome
@@ -27,7 +28,7 @@ DEFAULT_REQUEST, DEFAULT_TRAINING = CalibrationRequest(), TrainingOptions()
 @options.command
 def calibrate(
     texts: Texts,
-    model: ModelOptions = options.DEFAULTS,
+    given: UncachedOptions = UNCACHED,
     wanted: CalibrationRequest = DEFAULT_REQUEST,
     training: TrainingOptions = DEFAULT_TRAINING,
     as_json: options.Json = False,
@@ -40,6 +41,7 @@ def calibrate(
     from esa_cli.apps.cli.commands.calibrate_output import show
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
 
+    model = given.model_options()
     options.load_plugins(model.plugins)  # a reader of theirs says which files of a folder are read
     wanted.check(texts, training)
     reporter = Reporter(quiet)
@@ -78,7 +80,6 @@ def _steps(
         outcome,
         tell_limits,
     )
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.apps.cli.model_choice.preflight import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
@@ -87,7 +88,6 @@ def _steps(
 
     given = model.load_preset()
     text = join(inputs.read(texts, reporter).documents)
-    ModelPlace.without_cache(model)
     ready = prepare(given, model, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)

@@ -121,14 +121,23 @@ class CollectRequest:
     model: ModelOptions
 
     def load_preset(self) -> Preset:
-        """The preset, which must answer from text. Raises as `AnswerOptions.load_preset`."""
+        """The preset with answers from text, which are its own or those that `from` leaves open.
+
+        Raises:
+            UsageError: it says that its answers come from rows. Others as
+                `AnswerOptions.load_preset`.
+        """
+        from esa_cli.apps.cli.model_choice.by_words import from_text
+
         chosen = self.options.answer.load_preset(self.model)
-        if chosen.answer.source != "text":
+        if chosen.answer.source == "text":
+            return chosen
+        if chosen.answer.says_source:
             raise UsageError(
                 f"places are collected from text, and preset {chosen.name} answers from rows",
                 "add --set answer.from=text",
             )
-        return chosen
+        return from_text(chosen)
 
     def key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""

@@ -25,6 +25,7 @@ from esa_cli.apps.cli.commands.heads_search import (
 )
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ DEFAULT_REQUEST = HeadsRequest()
 @options.command
 def heads(
     wanted: HeadsRequest = DEFAULT_REQUEST,
-    model: ModelOptions = options.DEFAULTS,
+    given: UncachedOptions = UNCACHED,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -65,7 +66,12 @@ def heads(
 
     reporter = Reporter(quiet)
     try:
-        _run(wanted, wanted.named(model), reporter, as_json)
+        _run(wanted, wanted.named(given.model_options()), reporter, as_json)
+    except KeyboardInterrupt:
+        reporter.settle()
+        if wanted.journal is not None and wanted.journal.exists():
+            reporter.note(f"esa: {wanted.journal} keeps what was done; the same command goes on")
+        raise
     finally:
         reporter.settle()
 
@@ -102,9 +108,10 @@ def _steps(
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
     voting(chosen)
-    place = ModelPlace.without_cache(model)
+    place = ModelPlace.of(model)
     known = inspect_model(chosen, place, reporter)
     known.check([chosen], by.tokens or chosen.context)
+    by.check(known.tokenizer, chosen)
     journal = open_journal(wanted, chosen, by.facts, place.dtype_name)
     with quiet_transformers(), journal:
         if journal.count:

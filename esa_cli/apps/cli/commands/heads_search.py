@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
     from esa_cli.evaluation.calibration.vote_journal import VoteJournal
+    from esa_cli.evaluation.tasks.task_sample import TaskSample
     from esa_cli.qa.presets.preset import Preset
 
 
@@ -25,10 +26,12 @@ class HeadsSearch:
     """How heads are found; `facts` are entries of the JSON object.
 
     Args:
-        tokens: of the text; 0: up to the preset's context.
+        tokens: of the text; 0: up to the preset's context. check: raises UsageError where it can
+            be seen without the model that too few questions can be asked.
     """
 
     tokens: int
+    check: Callable[[Any, Preset], None]
     find: Callable[[Any, Preset, Reporter, VoteJournal], RetrievalHeads]
     facts: dict[str, Any]
 
@@ -41,27 +44,34 @@ def by_needles(wanted: HeadsRequest) -> HeadsSearch:
     given = wanted.haystack
     hay = Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
 
+    def planted(tokenizer: Any) -> TaskSample:
+        def size(text: str) -> int:
+            return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+        request = TaskRequest(
+            wanted.tokens, size, hay, None, wanted.needles, wanted.seed, exact=False
+        )
+        return next(iter(find_task("needle").samples(request)))
+
+    def check(tokenizer: Any, chosen: Preset) -> None:
+        from esa_cli.evaluation.calibration.retrieval_heads import check_needles
+
+        check_needles(tokenizer, chosen, planted(tokenizer))
+
     def find(
         loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
     ) -> RetrievalHeads:
         from esa_cli.apps.cli.output import progress_display as progress
         from esa_cli.evaluation.calibration.retrieval_heads import find
 
-        def size(text: str) -> int:
-            out = loaded.tokenizer(text, add_special_tokens=False, verbose=False)
-            return len(out["input_ids"])
-
-        request = TaskRequest(
-            wanted.tokens, size, hay, None, wanted.needles, wanted.seed, exact=False
-        )
-        sample = next(iter(find_task("needle").samples(request)))
+        sample = planted(loaded.tokenizer)
         label = f"reading {hay.name} with {wanted.needles} needles"
         reading = progress.token_progress(reporter, label)
         asking = partial(reporter.stage, "reading questions")
         return find(loaded, chosen, sample, reading, asking, journal)
 
     facts = {"length": wanted.tokens, "needles": wanted.needles, "haystack": hay.name}
-    return HeadsSearch(wanted.tokens, find, facts)
+    return HeadsSearch(wanted.tokens, check, find, facts)
 
 
 def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
@@ -86,7 +96,7 @@ def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
         return find_by_pairs(loaded, chosen, [*contexts], count, asking, journal)
 
     facts = {"pairs": str(pairs), "texts": str(texts), "kinds": wanted.kinds}
-    return HeadsSearch(0, find, {**facts, "samples": wanted.drawn})
+    return HeadsSearch(0, lambda *_: None, find, {**facts, "samples": wanted.drawn})
 
 
 def open_journal(

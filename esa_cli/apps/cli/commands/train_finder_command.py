@@ -15,6 +15,7 @@ from esa_cli.apps.cli.commands.train_finder_request import FinderTrainingRequest
 from esa_cli.apps.cli.commands.training_output import TrainingDisplay
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def train_finder(
     pairs: training.Pairs,
     texts: training.Texts,
     wanted: FinderTrainingRequest = DEFAULT_REQUEST,
-    model: ModelOptions = options.DEFAULTS,
+    given: UncachedOptions = UNCACHED,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -42,7 +43,7 @@ def train_finder(
     esa train-finder benchmarks/reader_training/pairs texts/ --out finder/
     """
     display = FinderTrainingDisplay(wanted, quiet)
-    display.train(partial(_open, pairs, texts, wanted, model), as_json)
+    display.train(partial(_open, pairs, texts, wanted, given.model_options()), as_json)
 
 
 def _open(

@@ -15,6 +15,7 @@ from esa_cli.apps.cli.commands.train_reader_request import ReaderTrainingRequest
 from esa_cli.apps.cli.commands.training_output import TrainingDisplay
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def train_reader(
     pairs: training.Pairs,
     texts: training.Texts,
     wanted: ReaderTrainingRequest = DEFAULT_REQUEST,
-    model: ModelOptions = options.DEFAULTS,
+    given: UncachedOptions = UNCACHED,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -43,7 +44,7 @@ def train_reader(
     esa train-reader benchmarks/reader_training/pairs texts/ --out adapter/
     """
     display = ReaderTrainingDisplay(wanted, quiet)
-    display.train(partial(_open, pairs, texts, wanted, model), as_json)
+    display.train(partial(_open, pairs, texts, wanted, given.model_options()), as_json)
 
 
 def _open(

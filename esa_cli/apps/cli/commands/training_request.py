@@ -71,7 +71,7 @@ class TrainingRequest(ABC):
         """Where the model is trained. Raises UsageError: in numbers that cannot be trained with."""
         from esa_cli.apps.cli.model_choice.model_place import ModelPlace
 
-        place = ModelPlace.without_cache(model)
+        place = ModelPlace.of(model)
         if place.dtype_name not in ("float32", "bfloat16"):
             raise UsageError(
                 f"dtype must be float32 or bfloat16 for training, got {place.dtype_name}",

@@ -24,8 +24,13 @@ def answerable(chosen: Preset, reporter: Reporter, *, loads: bool = True) -> Pre
     """
     if chosen.answer.says_source or runs_methods(chosen, reporter, loads=loads):
         return chosen
-    by_words = chosen.answer.model_copy(update={"source": "text"})
-    return chosen.model_copy(update={"answer": by_words})
+    return from_text(chosen)
+
+
+def from_text(chosen: Preset) -> Preset:
+    """The preset with answers from passages of the text."""
+    answer = chosen.answer.model_copy(update={"source": "text"})
+    return chosen.model_copy(update={"answer": answer})
 
 
 def runs_methods(chosen: Preset, reporter: Reporter, *, loads: bool = True) -> bool:

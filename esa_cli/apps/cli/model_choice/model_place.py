@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import choose_device, choose_dtype
 from esa_cli.models.loading.quantization import packing_of
 from esa_cli.storage.cache_choice import check_cache
@@ -29,13 +28,6 @@ class ModelPlace:
         chosen = choose_device(options.device)
         dtype, packing = choose_dtype(options.dtype, chosen), packing_of(options.dtype)
         return cls(chosen, dtype, options.cache, packing)
-
-    @classmethod
-    def without_cache(cls, options: ModelOptions) -> ModelPlace:
-        """As `of`, where no documents are kept. Raises UsageError: --cache is given."""
-        if options.cache != "auto":
-            raise UsageError("--cache is for commands that ask about documents", "leave it out")
-        return cls.of(replace(options, cache="device"))
 
     @property
     def dtype_name(self) -> str:
