@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fake_asker import FakeAsker
@@ -42,7 +43,9 @@ class QuotingAsker(FakeAsker):
         found = [one for book in books for one in _sentences(book.document, words)]
         found.sort(key=lambda one: -one.weight)
         best, total = found[: max(1, evidence)], sum(one.weight for one in found[:8]) or 1.0
-        self._evidence = tuple(_weighed(one, one.weight / total) for one in best if one.weight)
+        self._evidence = tuple(
+            replace(one, weight=one.weight / total) for one in best if one.weight
+        )
         first = self._evidence[0] if self._evidence else None
         text = " ".join(first.text.split()) if first else NOT_TOLD
         self._say(
@@ -68,20 +71,8 @@ def _sentences(document: Any, words: set[str]) -> list[Evidence]:
     while at < len(document.text):
         start, end = sentences.around(at)
         text = document.text[start:end]
-        place = document.place(start)
         same = words & set(re.findall(r"\w{3,}", text.lower()))
         if text:
-            out.append(
-                Evidence(
-                    document.name, place.page, place.line, place.chapter, start, end, text,
-                    float(len(same)),
-                )
-            )  # fmt: skip
+            out.append(Evidence.of(document, start, end, float(len(same))))
         at = max(end, at + 1)
     return out
-
-
-def _weighed(one: Evidence, weight: float) -> Evidence:
-    return Evidence(
-        one.document, one.page, one.line, one.chapter, one.start, one.end, one.text, weight
-    )

@@ -43,6 +43,12 @@ class Evidence:
     text: str
     weight: float
 
+    @classmethod
+    def of(cls, document: Document, start: int, end: int, weight: float) -> Evidence:
+        """These characters of a document."""
+        at, text = document.place(start), document.text[start:end]
+        return cls(document.name, at.page, at.line, at.chapter, start, end, text, weight)
+
 
 @dataclass(frozen=True)
 class Quotation:

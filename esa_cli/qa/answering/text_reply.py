@@ -153,7 +153,7 @@ class TextReplies:
         """The reader's answer from the best passages."""
         assert self._reader is not None
         shown = [
-            _quoted(books[one.document], one.start, one.end, 0.0)
+            Evidence.of(books[one.document].document, one.start, one.end, 0.0)
             for one in passages[:MOST_PASSAGES]
         ]
         return self._reader.write(question, shown, history, sampling, on_text)
@@ -203,7 +203,7 @@ def token_weights(found: TextAnswer, books: Sequence[PlacedBook]) -> Tensor:
 
 def _evidence(found: TextAnswer, books: Sequence[PlacedBook], count: int) -> tuple[Evidence, ...]:
     return tuple(
-        _quoted(books[one.document], one.start, one.end, weight)
+        Evidence.of(books[one.document].document, one.start, one.end, weight)
         for one, weight in zip(found.passages[:count], found.weights, strict=False)
     )
 
@@ -212,11 +212,3 @@ def _quotation(found: TextAnswer, books: Sequence[PlacedBook]) -> Quotation | No
     if found.span is None:
         return None
     return Quotation(books[found.passages[0].document].document.name, *found.span)
-
-
-def _quoted(book: PlacedBook, start: int, end: int, weight: float) -> Evidence:
-    place = book.document.place(start)
-    return Evidence(
-        document=book.document.name, page=place.page, line=place.line, chapter=place.chapter,
-        start=start, end=end, text=book.document.text[start:end], weight=weight,
-    )  # fmt: skip

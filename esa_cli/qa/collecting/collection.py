@@ -119,16 +119,13 @@ class Collection:
 
     @torch.inference_mode()
     def _told(self, batch: Sequence[FoundPassage]) -> list[tuple[FoundPassage, ToldSpan | None]]:
-        shown = [self._quoted(one.document, one.start, one.end) for one in batch]
+        books = self._books
+        shown = [
+            Evidence.of(books[one.document].document, one.start, one.end, 0.0) for one in batch
+        ]
         with self._alone():
             told = self._decision.spans(shown, [one.score for one in batch])
             return list(zip(batch, told, strict=True))
-
-    def _quoted(self, document: int, start: int, end: int) -> Evidence:
-        known = self._books[document].document
-        place = known.place(start)
-        text = known.text[start:end]
-        return Evidence(known.name, place.page, place.line, place.chapter, start, end, text, 0.0)
 
     def _placed(self, found: FoundPassage, told: ToldSpan, number: int) -> WeighedPlace:
         known = self._books[found.document].document

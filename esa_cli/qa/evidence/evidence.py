@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from esa_cli.documents.document import Document
 from esa_cli.documents.sentences import LONGEST, Sentences
 from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.evidence.attention_weights import AttentionWeights
@@ -23,27 +24,6 @@ JOIN = 0.5
 """An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
 
 
-class EvidencePlace(Protocol):
-    """Page, line and chapter of a character; see `reply.Evidence`."""
-
-    @property
-    def page(self) -> int | None: ...
-    @property
-    def line(self) -> int: ...
-    @property
-    def chapter(self) -> str | None: ...
-
-
-class EvidenceDocument(Protocol):
-    """A document's name, its text, and the place of each of its characters."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    def place(self, offset: int) -> EvidencePlace: ...
-
-
 class EvidenceSource(Protocol):
     """A document with its tokens' characters and rows.
 
@@ -52,7 +32,7 @@ class EvidenceSource(Protocol):
     """
 
     @property
-    def document(self) -> EvidenceDocument: ...
+    def document(self) -> Document: ...
     @property
     def spans(self) -> Tensor: ...
     @property
@@ -88,9 +68,11 @@ def rests_on(
     weights = weighed.weights
     passages = heaviest(weights, books, count)
     total = sum(float(weights[_rows(book)].sum()) for book in books)
-    return tuple(_quoted(books[one.book], one, total) for one in passages), strength(
-        weighed.question_weights, books
-    ) >= FOUND
+    quoted = (
+        Evidence.of(books[one.book].document, one.start, one.end, one.weight / total)
+        for one in passages
+    )
+    return tuple(quoted), strength(weighed.question_weights, books) >= FOUND
 
 
 def strength(asked: Tensor, books: Sequence[EvidenceSource]) -> float:
@@ -156,17 +138,3 @@ def _by_sentence(book: EvidenceSource, weights: Tensor) -> dict[tuple[int, int],
         if span[0] < span[1]:
             out[span] = out.get(span, 0.0) + weight
     return out
-
-
-def _quoted(book: EvidenceSource, passage: _Passage, total: float) -> Evidence:
-    place = book.document.place(passage.start)
-    return Evidence(
-        document=book.document.name,
-        page=place.page,
-        line=place.line,
-        chapter=place.chapter,
-        start=passage.start,
-        end=passage.end,
-        text=book.document.text[passage.start : passage.end],
-        weight=passage.weight / total,
-    )
