@@ -6,11 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gguf_kinds
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from gguf_writing import ARCHITECTURES, TOKENS, tensors, write_model
+from gguf_writing import ARCHITECTURES, KIN, TOKENS, tensors, write_model
 from model_files import TEXTS, own_home
 from test_families import family_model
 
@@ -102,6 +103,66 @@ def test_a_family(kind: str, tmp_path: Path) -> None:
         assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
     assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
     assert loaded.tokenizer.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize(("kind", "other"), KIN.items())
+def test_kin_that_are_one_to_llama_cpp(kind: str, other: str, tmp_path: Path) -> None:
+    model = tiny(kind)
+    loaded = converted(write_model(tmp_path / "a.gguf", model))
+    assert loaded.model.config.model_type == other
+    assert torch.equal(logits(loaded.model), logits(model))
+
+
+YARN_OF_LATENTS = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("deepseek_v2", {"n_group": 2, "topk_method": "group_limited_greedy"}),
+        ("deepseek_v2", {"rope_parameters": YARN_OF_LATENTS}),
+        ("deepseek_v3", {"rope_parameters": YARN_OF_LATENTS}),
+        ("deepseek_v3", {"n_group": 2, "norm_topk_prob": False, "q_lora_rank": None}),
+    ],
+)
+def test_latents_otherwise(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny(kind, **changes)
+    loaded = converted(write_model(tmp_path / "a.gguf", model))
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=0, atol=1e-5)
+    assert (logits(tiny(kind)) - logits(model)).abs().max() > 0.01
+
+
+def test_a_file_from_before_latents_were_one_key_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And from before the function that makes weights of experts was named."""
+    monkeypatch.setattr(gguf_kinds, "keys_and_values", lambda *more: {})
+    model = tiny("deepseek_v3")
+    path = write_model(
+        tmp_path / "a.gguf", model, expert_gating_func=None, attention__head_count_kv=4,
+        attention__key_length_mla=None, attention__value_length_mla=None,
+        attention__key_length=20, attention__value_length=10,
+    )  # fmt: skip
+    assert torch.equal(logits(converted(path).model), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"expert_weights_norm": True}, "experts .* with weights that add up to one"),
+        ({"attention__temperature_scale": 0.1}, "queries .* scaled by position"),
+        ({"rope__dimension_count": None}, "lacks the sizes of latent attention"),
+        ({"expert_gating_func": 4}, "the setting deepseek2.expert_gating_func"),
+    ],
+)
+def test_latents_that_transformers_has_not(
+    entries: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        converted(write_model(tmp_path / "a.gguf", tiny("deepseek_v2"), **entries))
 
 
 def test_the_largest_gemma_scales_its_queries_by_another_size(tmp_path: Path) -> None:

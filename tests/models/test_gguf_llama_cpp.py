@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_writing import ARCHITECTURES, MERGED, TOKENS, write_model
+from gguf_writing import ARCHITECTURES, KIN, MERGED, TOKENS, write_model
 from model_files import own_home
 from test_families import family_model
 from test_gguf_families import IN_GGUF
@@ -48,7 +48,7 @@ def log_probabilities(path: Path, ids: list[int]) -> dict[int, float]:
     return {one["id"]: one["logprob"] for one in choice["logprobs"]["content"][0]["top_logprobs"]}
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *KIN])
 def test_a_family(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_home(tmp_path, monkeypatch)
     options = {"vocab_size": len(TOKENS), "hidden_size": 96}

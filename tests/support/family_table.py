@@ -89,6 +89,7 @@ def kinds(family: GgufFamily) -> str:
         "with experts": family.experts,
         "with shared ones": family.shared,
         "with windows": family.windowed,
+        "with experts chosen by sigmoids": family.sigmoid,
     }
     more = [f"`{kind}` {when}" for when, kind in others.items() if kind]
     return ", ".join([f"`{family.kind}`", *more])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf_kinds
 import numpy
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
@@ -19,10 +20,12 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), *MERGE
 ARCHITECTURES = {
     kind: (name, family)
     for name, family in GGUF_FAMILIES.items()
-    for kind in (family.kind, family.experts, family.shared, family.windowed)
+    for kind in (family.kind, family.experts, family.shared, family.windowed, family.sigmoid)
     if kind and not name.endswith(("vl", "vlmoe"))
 }
 """llama.cpp's name, and the entry, by `model_type`."""
+KIN = {"glm4_moe_lite": "deepseek_v3", "youtu": "deepseek_v3"}
+"""What llama.cpp writes as another `model_type`, and that one."""
 SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -62,10 +65,12 @@ def write_model(
         pre, vocabulary: as of `add_tokenizer`. most: tensors of a file, others follow in more.
         entries: metadata, named without the architecture, "__" for "."; None leaves one out.
     """
-    name, family = ARCHITECTURES[model.config.model_type]
+    kind = model.config.model_type
+    name, family = ARCHITECTURES[KIN.get(kind, kind)]
     out = GGUFWriter(str(path), architecture or name, split_max_tensors=most)
-    for key, value in (settings(model.config, family) | entries).items():
-        key = f"{architecture or name}.{key.replace('__', '.')}"
+    changes = {key.replace("__", "."): value for key, value in entries.items()}
+    for key, value in (settings(model.config, family) | changes).items():
+        key = f"{architecture or name}.{key}"
         if isinstance(value, bool):
             out.add_bool(key, value)
         elif isinstance(value, str):
@@ -78,8 +83,8 @@ def write_model(
             out.add_float32(key, value)
     add_tokenizer(out, vocabulary, pre)
     for tensor, numbers in tensors(model, name, family).items():
-        kind = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
-        out.add_tensor(tensor, quantize(numbers, kind), raw_dtype=kind)
+        type_ = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
+        out.add_tensor(tensor, quantize(numbers, type_), raw_dtype=type_)
     for tensor, factors in (extra or {}).items():
         out.add_tensor(tensor, numpy.array(factors, numpy.float32))
     for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file):
@@ -108,6 +113,7 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
         if hasattr(config, name):
             found["attention.layer_norm_rms_epsilon"] = getattr(config, name)
     found |= of_kind(config)
+    found |= gguf_kinds.expert_settings(config)
     if config.model_type in ("olmo", "nemotron"):
         found["attention.layer_norm_epsilon"] = getattr(config, "norm_eps", 1e-5)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -120,7 +126,7 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope.get("rope_type") == "yarn":
         found |= {key: rope.get(name) for name, key in YARN.items()}
-    return found
+    return found | gguf_kinds.latent_settings(config, found)
 
 
 def of_kind(config: Any) -> dict[str, Any]:
@@ -141,16 +147,6 @@ def of_kind(config: Any) -> dict[str, Any]:
     if kind == "granitemoehybrid":
         found["ssm.inner_size"] = config.mamba_n_heads * config.mamba_d_head
         found["rope.scaling.finetuned"] = False
-    if kind == "lfm2_moe":
-        found |= {"expert_gating_func": 2, "leading_dense_block_count": config.num_dense_layers}
-    if kind == "glm4_moe":
-        found |= {
-            "expert_gating_func": 2,
-            "leading_dense_block_count": config.first_k_dense_replace,
-            "expert_shared_count": config.n_shared_experts,
-            "expert_weights_scale": config.routed_scaling_factor,
-            "expert_weights_norm": config.norm_topk_prob,
-        }
     return found
 
 
@@ -182,6 +178,8 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
 def arranged(key: str, numbers: Any, config: Any) -> dict[str, Any]:
     """Tensors in another form than the weight; none: it stays as it is."""
     block, end = "blk." + (key.split(".") + [""] * 3)[2], key.split(".")[-1]
+    if key.endswith("kv_b_proj.weight"):
+        return gguf_kinds.keys_and_values(block, numbers, config)
     if config.model_type == "gpt_oss" and "experts" in key:
         part = "bias" if end.endswith("bias") else "weight"
         rows = numbers if part == "bias" else numbers.swapaxes(1, 2)

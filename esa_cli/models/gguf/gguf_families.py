@@ -30,6 +30,8 @@ class GgufFamily:
         states: the type of layers that have no key heads.
         rope: what the rotary embedding has besides.
         rotates: setting that says whether there is one at all: "rope" or "nope".
+        latents: attention is multi-head latent attention.
+        sigmoid: `model_type` of files whose experts are chosen by sigmoids.
     """
 
     kind: str
@@ -47,6 +49,8 @@ class GgufFamily:
     states: str = ""
     rope: Mapping[str, Any] = field(default_factory=dict)
     rotates: str = ""
+    latents: bool = False
+    sigmoid: str = ""
 
 
 _SCALES = {
@@ -79,6 +83,11 @@ DIVIDED = {"linear_value_head_dim": "linear_num_value_heads", "mamba_d_head": "m
 """Sizes of a head, which GGUF has for all heads together, and the number of heads."""
 _SHORT_CONVOLUTION = {"shortconv.l_cache": "conv_L_cache"}
 _SIGMOID = {"expert_gating_func": 2}
+_LATENTS = {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"}
+_ONE_GROUP: Mapping[str, Any] = {
+    "q_lora_rank": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+}  # fmt: skip
 _UNSCALED: Mapping[str, Any] = {"norm_topk_prob": False}
 
 GGUF_FAMILIES: dict[str, GgufFamily] = {
@@ -137,5 +146,8 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "mistral3": GgufFamily("ministral3", pairs=True),
     "cohere2": GgufFamily("cohere2", {**_WINDOW, "logit_scale": "logit_scale"}, windows=4),
     "hunyuan-dense": GgufFamily("hunyuan_v1_dense"),
+    "deepseek2": GgufFamily(
+        "deepseek_v2", _LATENTS, _ONE_GROUP, latents=True, sigmoid="deepseek_v3"
+    ),
 }
 """By llama.cpp's name of the architecture."""

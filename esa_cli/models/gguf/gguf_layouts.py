@@ -114,6 +114,12 @@ def value_logarithm(parts: Sequence[Tensor], config: Any) -> Tensor:
     return _grouped(logarithm(parts, config), config)
 
 
+def keys_and_values(parts: Sequence[Tensor], config: Any) -> Tensor:
+    """What makes keys and values of latents, row by row of each head: (heads, latent, keys) and
+    (heads, values, latent) as (heads x (keys + values), latent)."""
+    return torch.cat((parts[0].transpose(1, 2), parts[1]), 1).flatten(0, 1)
+
+
 COMMON = (
     WeightLayout("experts.gate_up_proj", ("ffn_gate_exps.weight", "ffn_up_exps.weight"), stacked),
     WeightLayout("experts.down_proj", ("ffn_down_exps.weight",), alone),
@@ -128,6 +134,8 @@ COMMON = (
     WeightLayout("conv1d.weight", ("ssm_conv1d.weight",), channels),
     WeightLayout("dt_bias", ("ssm_dt.bias",), alone),
     WeightLayout("A_log", ("ssm_a",), logarithm),
+    WeightLayout("kv_b_proj.weight", ("attn_k_b.weight", "attn_v_b.weight"), keys_and_values),
+    WeightLayout("kv_b_proj.weight", ("attn_kv_b.weight",), alone),  # before they were divided
 )
 """Of any architecture."""
 _QWEN3_5 = (

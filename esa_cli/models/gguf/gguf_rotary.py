@@ -22,10 +22,12 @@ class GgufRotary:
 
     Args:
         head: numbers of a head. longest: tokens that the model was made for.
+        tenths: the multiplier of YaRN's logarithm is stored as a tenth, as of latent attention.
     """
 
-    def __init__(self, file: GgufFile, head: int, longest: int) -> None:
+    def __init__(self, file: GgufFile, head: int, longest: int, tenths: bool = False) -> None:
         self._file, self._head, self._longest = file, head, longest
+        self._tenths = tenths
 
     def parameters(self, partial: bool) -> dict[str, Any]:
         """As config.json has them; with `partial` the part of a head that rotates is always there.
@@ -75,6 +77,8 @@ class GgufRotary:
             name: value for key, name in names.items() if (value := self._get(key)) is not None
         }
         if "mscale_all_dim" in found:
+            if self._tenths:
+                found["mscale_all_dim"] = round(10 * found["mscale_all_dim"], 6)
             found["mscale"] = found["mscale_all_dim"]
         return found
 

@@ -10,6 +10,8 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models.gguf.gguf_families import DIVIDED, GgufFamily
 from esa_cli.models.gguf.gguf_file import GgufFile
+from esa_cli.models.gguf.gguf_latents import by_sigmoid, latent_settings
+from esa_cli.models.gguf.gguf_layers import GgufLayers
 from esa_cli.models.gguf.gguf_rotary import GgufRotary, refused
 
 _COMMON = {
@@ -29,6 +31,8 @@ _ANY_OF = {
     "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
     "expert_shared_count": ("n_shared_experts",),
     "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
     "expert_feed_forward_length": ("moe_intermediate_size", None),
     "expert_shared_feed_forward_length": (
@@ -45,6 +49,8 @@ _ELSEWHERE = {
     "vocab_size",
     "attention.key_length",
     "attention.value_length",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.freq_base_swa",
@@ -84,15 +90,19 @@ class GgufSettings:
         default: Any = AutoConfig.for_model(self.kind)
         found: dict[str, Any] = dict(self._family.fixed)
         found |= self._named(default) | self._tokens() | self._tensors(default)
-        head = self._head(found)
+        if self._family.latents:
+            found |= latent_settings(self._file, self.kind, found)
+        head = found["qk_rope_head_dim"] if self._family.latents else self._head(found)
         rope = self._rope(default, head, found["max_position_embeddings"])
         found["rope_parameters"] = {**rope, **self._family.rope}
         name = "original_max_position_embeddings"
         if name in found["rope_parameters"] and hasattr(default, name):
             found[name] = found["rope_parameters"][name]
-        if hasattr(default, "head_dim") or head != _even_head(found):
+        if self._family.latents:
+            pass  # follows from the parts of a head
+        elif hasattr(default, "head_dim") or head != _even_head(found):
             found["head_dim"] = head
-        found |= self._layers(default, found)
+        found |= GgufLayers(self._file, self._family).settings(default, found)
         if self._family.large:
             scalar = _even_head(found) if found["num_hidden_layers"] == self._family.large else head
             found["query_pre_attn_scalar"] = scalar
@@ -104,6 +114,8 @@ class GgufSettings:
 
     def _kind(self) -> str:
         family = self._family
+        if family.sigmoid and by_sigmoid(self._file):
+            return family.sigmoid
         if family.shared and self._get("expert_shared_feed_forward_length"):
             return family.shared
         if family.experts and self._get("expert_count"):
@@ -121,6 +133,8 @@ class GgufSettings:
             if name == key or name in _ELSEWHERE:
                 continue
             if name in self._family.implied and value == self._family.implied[name]:
+                continue
+            if name == "expert_gating_func" and self._family.sigmoid and value in (1, 2):
                 continue
             value = self._of_all_layers(value)
             target = known.get(name)
@@ -194,47 +208,11 @@ class GgufSettings:
         return int(size)
 
     def _rope(self, default: Any, head: int, longest: int) -> dict[str, Any]:
-        base = GgufRotary(self._file, head, longest)
+        base = GgufRotary(self._file, head, longest, self._family.latents)
         partial = isinstance(default.rope_parameters, dict) and (
             "partial_rotary_factor" in default.rope_parameters
         )
         return base.parameters(partial)
-
-    def _layers(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
-        """What the layers are, where they are not all alike, and what follows from it."""
-        count, family = found["num_hidden_layers"], self._family
-        more: dict[str, Any] = {}
-        if family.rotates:
-            more[family.rotates] = "rope" if self._get("rope.scaling.finetuned", True) else "nope"
-        if family.states:
-            heads = self._get("attention.head_count_kv")
-            each = heads if isinstance(heads, list) else [heads] * count
-            more["layer_types"] = ["full_attention" if one else family.states for one in each]
-        if every := self._get("full_attention_interval"):
-            kinds = ["linear_attention"] * (every - 1) + ["full_attention"]
-            more["layer_types"] = [kinds[layer % every] for layer in range(count)]
-        if family.windows and self._get("attention.sliding_window"):
-            more |= self._windows(default, found)
-        if hasattr(default, "shared_intermediate_size") and "shared_intermediate_size" not in found:
-            more["shared_intermediate_size"] = found["intermediate_size"]
-        return more
-
-    def _windows(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
-        """Of families whose layers attend to a window, but for the last of each few."""
-        every, layers = self._family.windows, range(1, found["num_hidden_layers"] + 1)
-        listed = self._get("attention.sliding_window_pattern")
-        slides = listed if isinstance(listed, list) else [layer % every for layer in layers]
-        kinds = ["sliding_attention" if one else "full_attention" for one in slides]
-        if "full_attention" not in default.rope_parameters:
-            return {"layer_types": kinds}
-        rope = found["rope_parameters"]
-        local = self._family.local_theta or rope["rope_theta"]
-        local = float(self._get("rope.freq_base_swa", local))
-        both = {
-            "full_attention": rope,
-            "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        }
-        return {"layer_types": kinds, "rope_parameters": both}
 
     def _refused(self, what: str, got: Any) -> ModelError:
         return refused(self._file, what, got)
