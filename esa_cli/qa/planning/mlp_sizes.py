@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+UNGATED = (
+    "apertus",
+    "arcee",
+    "gpt_neox",
+    "jais2",
+    "nanochat",
+    "nemotron",
+    "nemotron_h",
+    "persimmon",
+    "phi",
+    "starcoder2",
+)
+"""Families whose MLPs have two maps; those of all others have a gate besides."""
+
 
 def mlp_sizes(config: dict[str, Any]) -> tuple[int, int]:
     """Inner sizes of what a token passes in a layer, and of the layer's other experts.
@@ -24,9 +38,10 @@ def dense_mlps(config: dict[str, Any]) -> tuple[int, int]:
     """Layers of a model with experts that have an MLP in their place, and its inner size."""
     if not _experts(config):
         return 0, 0
-    named = first_of(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    listed = (config.get("mlp_layer_types") or []).count("dense")
-    return listed or named or len(config.get("mlp_only_layers") or []), _plain(config)
+    if (types := config.get("mlp_layer_types")) is not None:
+        return types.count("dense"), _plain(config)
+    first = first_of(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    return first or len(config.get("mlp_only_layers") or []), _plain(config)
 
 
 def first_of(config: dict[str, Any], *names: str) -> int:

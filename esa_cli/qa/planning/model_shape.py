@@ -9,7 +9,7 @@ from typing import Any
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_kinds import layer_kinds
 from esa_cli.models.attachment.supported_families import FAMILIES, family_of, key_shape
-from esa_cli.qa.planning.mlp_sizes import dense_mlps, first_of, mlp_sizes
+from esa_cli.qa.planning.mlp_sizes import UNGATED, dense_mlps, first_of, mlp_sizes
 
 _SIZES = (
     "num_hidden_layers",
@@ -43,6 +43,8 @@ class Shape:
     """Layers with an MLP in place of experts."""
     dense_inner: int = 0
     """Of this MLP."""
+    maps: int = 3
+    """Of an MLP or an expert."""
     shared: bool = False
     """Whether the keys are the values, too."""
     projections: int = 0
@@ -82,28 +84,28 @@ class Shape:
         return self.stateful * (self.convolved * size + self.recurrent * 4)
 
     def _mlps(self, inner: int) -> int:
-        """Weights of the three maps of gated MLPs of this inner size, or of experts."""
-        return ((self.single or self.layers) - self.dense) * 3 * self.hidden * inner
+        """Weights of all layers' MLPs of this inner size, or experts."""
+        return ((self.single or self.layers) - self.dense) * self.maps * self.hidden * inner
 
     @property
-    def _maps(self) -> int:
-        """Weights of the layers without experts, and without MLPs where all layers have the same:
-        projections, mixers, and MLPs in place of experts."""
+    def _others(self) -> int:
+        """Weights of the layers but for these: projections, mixers, and MLPs in place of
+        experts."""
         whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
-        dense = self.dense * 3 * self.hidden * self.dense_inner
+        dense = self.dense * self.maps * self.hidden * self.dense_inner
         return self.rows * (self.projections or whole) + self.stateful * self.mixer + dense
 
     @property
     def body(self) -> int:
         """Weights of the layers that a token passes."""
-        return self._maps + self._mlps(self.inner)
+        return self._others + self._mlps(self.inner)
 
     @property
     def weights(self) -> int:
         """All weights, embeddings and experts included."""
         mlps = self._mlps(self.inner + self.idle)
         packed = self.packed_experts if self.idle else self.packed
-        layers = self._maps * self.packed + mlps * packed
+        layers = self._others * self.packed + mlps * packed
         return int(layers) + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
 
@@ -132,6 +134,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
             idle=idle,
             dense=dense,
             dense_inner=dense_inner,
+            maps=2 if config.get("model_type") in UNGATED else 3,
             shared=latent,
             projections=_low_rank(config) if latent else gate * hidden * dim * sizes,
             keyless=kinds.count("state") + kinds.count("idle"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,13 @@ def user_dir() -> Path:
 
 
 def available() -> dict[str, Path]:
-    """Preset name -> file, the user's own over the shipped ones."""
-    return {**shipped(), **_presets_in(user_dir())}
+    """Preset name -> file, the user's own over the shipped ones; 9b is before 14b."""
+    every = {**shipped(), **_presets_in(user_dir())}
+    return {name: every[name] for name in sorted(every, key=_with_long_numbers)}
+
+
+def _with_long_numbers(name: str) -> str:
+    return re.sub(r"\d+", lambda number: number[0].zfill(9), name)
 
 
 def shipped() -> dict[str, Path]:

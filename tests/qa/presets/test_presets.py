@@ -273,6 +273,12 @@ def test_users_presets_come_before_shipped_ones(no_user_presets: Path) -> None:
     assert set(SHIPPED) | {"mine"} == set(preset_files.available())
 
 
+def test_sizes_in_names_are_in_their_order(no_user_presets: Path) -> None:
+    for name in ("a-14b", "a-9b", "a-1.5b"):
+        write(no_user_presets / f"{name}.yaml", "extends: tiny-random\ndescription: mine")
+    assert [*preset_files.available()][:3] == ["a-1.5b", "a-9b", "a-14b"]
+
+
 def test_a_preset_cannot_make_python_objects(tmp_path: Path) -> None:
     path = write(tmp_path / "p.yaml", "model: !!python/object/apply:os.getcwd []")
     with pytest.raises(PresetError, match="YAML"):

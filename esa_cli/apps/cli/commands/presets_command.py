@@ -38,7 +38,7 @@ def list_() -> None:
     from esa_cli.qa.presets.preset_files import available, user_dir
 
     rows = []
-    for name, path in sorted(available().items()):
+    for name, path in available().items():
         whose = "yours" if path.parent == user_dir() else "shipped"
         try:
             text = load(name).description
@@ -81,7 +81,7 @@ def check(
     from esa_cli.qa.presets.preset_files import available
 
     rows, errors = list[tuple[str, ...]](), list[EsaError]()
-    for name in names or sorted(available()):
+    for name in names or available():
         try:
             rows.append(_checked(name, settings or []))
         except EsaError as error:
