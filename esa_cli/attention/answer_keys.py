@@ -72,11 +72,16 @@ def window_keys(attention: SlidingAttention, memory: LayerMemory) -> AnswerKeys:
     )
 
 
-def check_method(method: Method, query: QueryState) -> None:
-    """Raises KeysChangeError where a method's answers never attend to the same keys."""
+def keeps_keys(method: Method, query: QueryState) -> bool:
+    """Whether the tokens of an answer attend to the same far tokens, of their question's turn."""
+    selector = method.selector
+    return query.dense or (selector.answer_keeps_selection and is_builtin(selector))
+
+
+def check_method(method: Method) -> None:
+    """Raises KeysChangeError where what an answer's tokens attend to, or where, is known by reading
+    what they computed."""
     selector, position = method.selector, method.position
-    if not query.dense and not (selector.answer_keeps_selection and is_builtin(selector)):
-        raise KeysChangeError(f"{type(selector).__name__} selects for every token of an answer")
     if selector.observes:
         raise KeysChangeError(f"{type(selector).__name__} observes attention")
     if not is_builtin(position) or position.max_distance is not None:

@@ -70,7 +70,7 @@ def _groups_of(operands: SumOperands) -> Callable[[], Iterator[KeyGroup]]:
         kind = id(queries), keys[0].dtype
         if kind not in known:
             known[kind] = tile_queries(queries, keys[0].dtype)
-        return KeyGroup(known[kind], keys, offsets)
+        return KeyGroup(known[kind], keys, offsets, operands.tables)
 
     def groups() -> Iterator[KeyGroup]:
         # A store has dozens of blocks, in each layer and for each token: little is done for one.

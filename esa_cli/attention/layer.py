@@ -140,7 +140,7 @@ class Attention:
         initial = torch.arange(low, device=q.device)
         if not chunk.select or high <= low:
             return initial
-        step = self._step(memory, q, chunk, low, local, query)
+        step = self.step(memory, q, chunk, low, local, query)
         with blame_plugin("selector", selector):
             budget = int(selector.allowance(step, window.selected))
         if budget <= 0:
@@ -156,9 +156,10 @@ class Attention:
             return memory.selection(initial, picked, keep=is_builtin(selector))
         return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
 
-    def _step(
+    def step(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, low: int, local: int, query: QueryState
     ) -> Step:
+        """The selection step of a chunk's queries q (H, C, D) over [low, start - local)."""
         return Step(
             layer=memory.layer,
             start=chunk.start,
@@ -237,6 +238,6 @@ class Attention:
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, lse: Tensor,
         query: QueryState,
     ) -> None:  # fmt: skip
-        step = self._step(memory, q, chunk, 0, local, query)
+        step = self.step(memory, q, chunk, 0, local, query)
         with blame_plugin("selector", self.method.selector):
             self.method.selector.observe(step.with_lse(lse))

@@ -69,6 +69,11 @@ class Rope:
         positions = positions.to(like.device, non_blocking=True)
         return cos[positions], sin[positions]
 
+    def table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines (n, R) of positions 0 to n, n at least `top`, in the dtype and on the
+        device of `like`; None: they are too many for a table."""
+        return self._table(top, like) if top <= TABLE_LIMIT else None
+
     def _table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least the positions below `top`; one table for each device and
         dtype, as a model's layers may be on several."""
@@ -139,6 +144,9 @@ class NoRope(Rope):
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_empty(0), like.new_empty(0)
+
+    def table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        return None
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         return x

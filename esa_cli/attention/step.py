@@ -18,6 +18,7 @@ from torch import Tensor
 from esa_cli.attention.cap_and_sink import soft_capped
 from esa_cli.attention.folding import fold
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
+from esa_cli.attention.kernels.scorer_operands import Tables
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sum_operands import SumOperands
@@ -55,6 +56,8 @@ class Step:
         query: the state of the turn. states: the layer states, by class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
         scoring: how `SumScore` is computed; `auto`, `tiled` or `triton`; see `fused_scoring`.
+        tables: what its kernel reads of the blocks of keys, for steps over the same rows; None:
+            made for this step.
     """
 
     layer: int
@@ -77,6 +80,7 @@ class Step:
     states: dict[type, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
     scoring: str = "auto"
+    tables: Tables | None = field(default=None, repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -213,4 +217,4 @@ class Step:
     def sum_operands(self, rotate: bool) -> SumOperands:
         """The queries and keys that `sums` multiplies."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        return SumOperands(q, self.store, self.low, self.high, self.projection)
+        return SumOperands(q, self.store, self.low, self.high, self.projection, self.tables)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.kernels.scorer_operands import Tables
 
 
 class SumBlock(NamedTuple):
@@ -29,13 +30,16 @@ class SumOperands:
 
     Args:
         folded: GQA-folded queries (C, F), float32. low, high: the middle tokens in the store.
+        tables: of a kernel's blocks, for one step; None: new ones.
     """
 
     def __init__(
-        self, folded: Tensor, store: KVStore, low: int, high: int, projection: Projection | None
-    ) -> None:
+        self, folded: Tensor, store: KVStore, low: int, high: int, projection: Projection | None,
+        tables: Tables | None = None,
+    ) -> None:  # fmt: skip
         self.folded, self.store, self.projection = folded, store, projection
         self.low, self.high = low, high
+        self.tables: Tables = {} if tables is None else tables
         # With the maps, so that no others get their id.
         self._reduced: dict[int, tuple[Projection, Tensor]] = {}
 

@@ -78,6 +78,11 @@ class JoinedStore:
         """Whether all parts are in the memory of the device."""
         return all(part.store.resident for part in self._parts)
 
+    @property
+    def gather_waits(self) -> bool:
+        """See `KVStore`: not where few stores are on the device."""
+        return not self.resident or len(self._parts) >= MOST_AT_ONCE
+
     def prefetch(self, at: Tensor) -> None:
         """Begins to fetch, in all parts, what `gather(at)` with the same tensor will return."""
         if self.resident:
@@ -120,7 +125,7 @@ class JoinedStore:
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        if at.is_cuda and self.resident and len(self._parts) < MOST_AT_ONCE:
+        if at.is_cuda and not self.gather_waits:
             return self._gather_from_each(at)
         prefetched, self._prefetched = self._prefetched, None
         own = prefetched[1] if prefetched and prefetched[0] is at else self._divided(at)

@@ -35,6 +35,7 @@ class MemoryStore(ReducedRows):
     """
 
     resident = True
+    gather_waits = False
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, shared: bool = False

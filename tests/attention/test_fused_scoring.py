@@ -183,6 +183,27 @@ def test_scores_of_a_step_are_those_of_the_tiles(
     assert float(got.amax()) == 0
 
 
+def test_tables_that_are_given_are_used_again() -> None:
+    """A recording cannot copy a table to the device, and reads its memory with every replay."""
+
+    class Kernel(PlainScorer):
+        def chunk_maxima(self, group: KeyGroup, maxima: torch.Tensor, out: torch.Tensor) -> None:
+            seen.append(group.table)
+            super().chunk_maxima(group, maxima, out)
+
+    seen: list[torch.Tensor] = []
+    step = replace(random_step(1, 70), tables={})
+    for _ in range(2):
+        fused(replace(step, queries=torch.randn_like(step.queries)), Kernel())
+    fused(replace(step, high=step.high - 1), Kernel())
+    assert seen[1] is seen[0]
+    assert seen[2] is not seen[0]
+    assert seen[0].shape == (3, 1)
+    fused(replace(step, tables=None), Kernel())
+    assert torch.equal(seen[3], seen[0])
+    assert seen[3] is not seen[0]
+
+
 @pytest.mark.usefixtures("small_segments")
 def test_groups_are_bounded(kernel: ScoringKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     step = random_step(6, 70)

@@ -6,13 +6,16 @@ Not run so far: this project has had no GPU.
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import test_graph_selection
 import torch
 from conftest import ModelFactory
 from test_graph_decoding import DOCUMENT, IDS, KEPT, KINDS, both, opened
 
+from esa_cli.attention.method import Method
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.decoding.cuda_graph import CudaGraph, graphs_on
 from esa_cli.models.decoding.graph_decoding import GraphDecoding
@@ -41,6 +44,17 @@ def test_an_answer_over_several_recordings(make_model: ModelFactory, kind: str) 
     torch.testing.assert_close(got.logits, want.logits, rtol=1e-3, atol=1e-3)
     for mine, theirs in zip(got.rows, want.rows, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scoring", ["auto", "tiled"])
+@pytest.mark.parametrize("method", [test_graph_selection.PAPER, test_graph_selection.GROWING])
+def test_each_token_selects(make_model: ModelFactory, method: Method, scoring: str) -> None:
+    model: Any = test_graph_selection.model_of(make_model, "llama").to(CUDA)
+    got, want = test_graph_selection.both(model, replace(method, scoring=scoring), make=CudaGraph)
+    assert got.decoding is not None
+    assert (got.decoding.reason, got.decoding.replayed) == ("", 37)
+    assert got.tokens == want.tokens
+    torch.testing.assert_close(got.logits, want.logits, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

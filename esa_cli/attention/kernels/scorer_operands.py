@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -12,6 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+Tables = dict[tuple[int, ...], Tensor]
+"""Tables of blocks (`KeyGroup.table`) by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +93,26 @@ class KeyGroup:
 
     Args:
         blocks: keys (n, R) each, all of one dtype and row stride. offsets: of their first tokens,
-            into M.
+            into M. tables: those made before, which are used again.
     """
 
     queries: TileQueries
     blocks: Sequence[Tensor]
     offsets: Sequence[int]
+    tables: Tables = field(default_factory=dict)
 
     @cached_property
     def table(self) -> Tensor:
         """(3, blocks) int64 on the keys' device: addresses, tokens and offsets of the blocks."""
-        rows = [
-            [block.data_ptr() for block in self.blocks],
-            [block.shape[0] for block in self.blocks],
-            list(self.offsets),
-        ]
-        table, device = torch.tensor(rows), self.queries.rounded.device
-        # From pinned memory, since other copies wait for the device.
-        return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+        addresses = [block.data_ptr() for block in self.blocks]
+        rows = (*addresses, *(block.shape[0] for block in self.blocks), *self.offsets)
+        if rows not in self.tables:
+            table, device = torch.tensor(rows).view(3, -1), self.queries.rounded.device
+            if device.type == "cuda":
+                # From pinned memory, since other copies wait for the device.
+                table = table.pin_memory().to(device, non_blocking=True)
+            self.tables[rows] = table
+        return self.tables[rows]
 
     @property
     def longest(self) -> int:

@@ -16,9 +16,11 @@ from esa_cli.attention.answer_keys import (
     KeysChangeError,
     answer_trace,
     check_method,
+    keeps_keys,
     selected_keys,
     window_keys,
 )
+from esa_cli.attention.answer_selection import AnswerSelection, token_selection
 from esa_cli.attention.kernels.dispatch import first_keys_kernel
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.query_state import Phase
@@ -158,21 +160,26 @@ class GraphDecoding:
             raise KeysChangeError("its layers keep keys and a state")
         if self.cache.query.phase is not Phase.QUESTION:
             raise KeysChangeError("there is no question")
-        check_method(self.cache.method, self.cache.query)
+        check_method(self.cache.method)
 
-    def _given(self) -> Iterator[AnswerKeys]:
-        """What the next tokens attend to in each layer."""
+    def _given(self) -> Iterator[AnswerKeys | AnswerSelection]:
+        """What the next tokens attend to in each layer, or select from."""
+        query = self.cache.query
         for memory in self.cache.memories:
             attention = self.attachment.attention(self.cache.method, memory.layer)
+            found: AnswerKeys | AnswerSelection
             if not isinstance(attention, Attention):
                 found = window_keys(attention, memory)
+            elif not keeps_keys(self.cache.method, query):
+                found = token_selection(attention, memory, query, self._room)
             elif memory.layer in self._far:
                 far = self._far[memory.layer]
-                found = selected_keys(attention, memory, self.cache.query, far, self._room)
+                found = selected_keys(attention, memory, query, far, self._room)
             else:
                 raise KeysChangeError("each head has a selection of its own")
-            if first_keys_kernel(found.keys, found.kernel, found.cap) is None:
-                raise KeysChangeError(f"kernel {found.kernel} needs the number of keys")
+            kernel = found.kernel if isinstance(found, AnswerKeys) else self.cache.method.kernel
+            if first_keys_kernel(memory.store.span(0, 1)[0], kernel, attention.cap) is None:
+                raise KeysChangeError(f"kernel {kernel} needs the number of keys")
             yield found
 
     def flush(self) -> None:
@@ -191,6 +198,17 @@ class GraphDecoding:
         for memory, held in zip(self.cache.memories, done.cache.rows, strict=True):
             attention = self.attachment.attention(self.cache.method, memory.layer)
             if isinstance(attention, Attention) and held.observed is not None:
-                q, lse = (one[:, count] for one in held.observed)
-                far = self._far[memory.layer]
-                query.trace(answer_trace(attention, memory, query, far, q, lse, start))
+                for at, far in self._far_of(memory.layer, held.chosen, done.count):
+                    q, lse = (one[:, at] for one in held.observed)
+                    first = start + at.start
+                    query.trace(answer_trace(attention, memory, query, far, q, lse, first))
+
+    def _far_of(
+        self, layer: int, chosen: Tensor | None, count: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yields those of `count` new tokens that attended to the same far ones, and these."""
+        if chosen is None:
+            yield slice(0, count), self._far[layer]
+            return
+        for at in range(count):
+            yield slice(at, at + 1), chosen[at]

@@ -32,6 +32,7 @@ class DiskStore:
     """
 
     resident = False
+    gather_waits = True
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from esa_cli.qa.answering.session import Answer, Session
 from esa_cli.qa.evidence.attention_weights import AttentionWeights
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.settings_hash import settings_hash
+from esa_cli.storage import growing_rows
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTIONS = ["When does the gate open?", "What closes?"]
@@ -74,6 +75,24 @@ def test_answers_and_evidence_are_those_of_forward_calls(
         assert len(session.cache.memories[0].store) == session.document_tokens
 
 
+def test_answers_of_which_each_token_selects(
+    loaded: Any, graphs: type[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
+    # Among equal scores, which equal bytes have, rounding would choose.
+    settings = "window.local=300", "selector.proximity=0", "position={name: contiguous}"
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", settings)) as session:
+        session.read("".join(chr(at) for at in range(0x4E00, 0x4E00 + 400)))
+        want = [answered(session, one) for one in QUESTIONS]
+        session.decoding.make = graphs
+        for question, (answer, weights) in zip(QUESTIONS, want, strict=True):
+            got, weighed = answered(session, question)
+            assert got.answer_tokens > 20
+            assert (got.text, got.answer_tokens) == (answer.text, answer.answer_tokens)
+            torch.testing.assert_close(weighed, weights, rtol=1e-4, atol=1e-6)
+    assert graphs.count == len(QUESTIONS) + 1
+
+
 def test_each_token_selects(loaded: Any, graphs: type[Made]) -> None:
     """Recorded tokens are one chunk, and count as each alone."""
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", KEPT)) as session:
@@ -108,7 +127,7 @@ def test_a_graph_that_is_asked_for_is_refused_where_there_is_none(
         with pytest.raises(UsageError, match="needs a CUDA device"):
             session.ask(QUESTIONS[0])
         session.decoding.make = graphs
-        with pytest.raises(UsageError, match="TopK selects for every token"):
+        with pytest.raises(UsageError, match="256 tokens do not fit into the local window of 64"):
             session.ask(QUESTIONS[0])
         assert session.cache.get_seq_length() == session.document_tokens
     with pytest.raises(PresetError, match="decoding"):
