@@ -40,7 +40,7 @@ class Sentences:
             self._cut[first] = [first, *cuts(self.text, first, last)]
         edges = self._cut[first]
         place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-        return _bare(self.text, edges[place - 1], edges[place])
+        return bare(self.text, edges[place - 1], edges[place])
 
     @cached_property
     def _paragraphs(self) -> array[int]:
@@ -95,7 +95,8 @@ def _shorter(text: str, start: int, end: int) -> Iterator[int]:
     yield end
 
 
-def _bare(text: str, start: int, end: int) -> tuple[int, int]:
+def bare(text: str, start: int, end: int) -> tuple[int, int]:
+    """[start, end) without white space at its ends."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

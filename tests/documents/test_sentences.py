@@ -78,7 +78,7 @@ def plain_around(text: str, at: int) -> tuple[int, int]:
     last = text.find("\n\n", first)
     edges = [first, *sentences.cuts(text, first, len(text) if last < 0 else last)]
     place = min(max(bisect_right(edges, at), 1), len(edges) - 1)
-    return sentences._bare(text, edges[place - 1], edges[place])
+    return sentences.bare(text, edges[place - 1], edges[place])
 
 
 def test_every_character_of_random_texts_is_in_the_sentence_a_plain_search_finds() -> None:

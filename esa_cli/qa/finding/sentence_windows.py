@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from esa_cli.documents.sentences import cuts
+from esa_cli.documents.sentences import bare, cuts
 
 BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -30,7 +30,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     out: list[tuple[int, int]] = []
     for start, last in _paragraphs(text):
         for end in cuts(text, start, last):
-            first, stop = _bare(text, start, end)
+            first, stop = bare(text, start, end)
             if first < stop:
                 out.append((first, stop))
             start = end
@@ -40,18 +40,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
     at = 0
     for blank in BLANK_LINES.finditer(text):
-        yield _bare(text, at, blank.start())
+        yield bare(text, at, blank.start())
         at = blank.end()
-    yield _bare(text, at, len(text))
-
-
-def _bare(text: str, start: int, end: int) -> tuple[int, int]:
-    """[start, end) without white space at its ends."""
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return start, end
+    yield bare(text, at, len(text))
 
 
 def sentence_windows(

@@ -16,6 +16,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.run_facts import goes_on
 from esa_cli.errors import EsaError
 
 if TYPE_CHECKING:
@@ -142,11 +143,11 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
         reporter.settle()
         if journal.rows:
             show(complete=False)
-            reporter.note(f"esa: stopped after {len(journal.rows)} records{_goes_on(request)}")
+            reporter.note(f"esa: stopped after {len(journal.rows)} records{goes_on(request.out)}")
         raise
     reporter.settle()
     if not complete:
-        reporter.note(f"esa: the time limit was reached{_goes_on(request)}")
+        reporter.note(f"esa: the time limit was reached{goes_on(request.out)}")
     bench_table.tell_plain(journal, made, reporter)
     show(complete=complete)
 
@@ -176,7 +177,3 @@ def _journal(
                 runner.has_answer(record, method, order.settings(method, preset), journal)
         reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
     return journal
-
-
-def _goes_on(request: BenchRequest) -> str:
-    return f"; the same command with --out {request.out} goes on" if request.out else ""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
-from esa_cli.version import __version__
+from esa_cli.apps.cli.run_facts import run_facts
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_choice.model_place import ModelPlace
@@ -43,9 +39,7 @@ def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, A
     """
     method = request.preset.model_dump(exclude={"name", "description", "prompt", "generation"})
     return {
-        "esa": __version__,
-        "command": shlex.join(["esa", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
+        **run_facts(),
         "benchmark": request.name,
         "model": request.preset.model,
         "preset": request.preset.name,
@@ -54,7 +48,6 @@ def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, A
             "dtype": place.packing or str(place.dtype),
             "length": length,
         },
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
 
 

@@ -8,9 +8,7 @@ preset -> its score votes -> files -> haystack, or pairs and texts -> model's sm
 from __future__ import annotations
 
 import json
-import platform
 import shlex
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +24,7 @@ from esa_cli.apps.cli.commands.heads_search import (
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
-from esa_cli.version import __version__
+from esa_cli.apps.cli.run_facts import run_facts
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
@@ -130,10 +128,7 @@ def _result(found: RetrievalHeads, wanted: HeadsRequest, chosen: Preset) -> dict
     best = [{**asdict(one), "margin": round(one.margin, 4)} for one in found.heads[:SHOWN]]
     layers = 1 + max(one.layer for one in found.heads)
     return {
-        "esa": __version__,
-        "command": shlex.join(["esa", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        **run_facts(),
         "model": chosen.model,
         "preset": chosen.name,
         "score": {**chosen.score, "heads": []},

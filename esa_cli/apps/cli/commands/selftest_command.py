@@ -12,6 +12,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.run_facts import goes_on
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
@@ -171,11 +172,11 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
         listener.finish()
         if journal.rows:
             show(request, journal, complete=False)
-            reporter.note(f"esa: stopped after {len(journal.rows)} questions{_goes_on(request)}")
+            reporter.note(f"esa: stopped after {len(journal.rows)} questions{goes_on(request.out)}")
         raise
     listener.finish()
     if not complete:
-        reporter.note(f"esa: the time limit was reached{_goes_on(request)}")
+        reporter.note(f"esa: the time limit was reached{goes_on(request.out)}")
     show(request, journal, complete=complete)
 
 
@@ -215,10 +216,6 @@ def _ask(
         with journal:
             run.run()
     return not run.stopped
-
-
-def _goes_on(request: SelftestRequest) -> str:
-    return f"; the same command with --out {request.out} goes on" if request.out else ""
 
 
 def _look(

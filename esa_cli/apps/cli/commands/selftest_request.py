@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
-import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +10,13 @@ from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
+from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.text import text_digest
-from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.model_choice.model_place import ModelPlace
@@ -99,9 +95,7 @@ def header(
     text = text_digest(haystack.text)[:16] if haystack.text else None
     kept = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
     return {
-        "esa": __version__,
-        "command": shlex.join(["esa", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
+        **run_facts(),
         "model": chosen.model,
         "preset": chosen.name,
         "context": chosen.context,
@@ -113,5 +107,4 @@ def header(
             "dtype": place.dtype_name,
         },
         "preset_settings": chosen.model_dump(exclude={"name", "description"}),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
