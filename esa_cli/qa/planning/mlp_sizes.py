@@ -29,7 +29,12 @@ def mlp_sizes(config: dict[str, Any]) -> tuple[int, int]:
         return inner, 0
     width = first_of(config, "moe_intermediate_size") or inner
     used = min(experts, first_of(config, "num_experts_per_tok", "moe_k") or 1)
-    shared = first_of(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    shared = first_of(
+        config,
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    )
     several = first_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     return used * width + (shared or several * width), (experts - used) * width
 
