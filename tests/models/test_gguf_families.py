@@ -64,6 +64,10 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"conv_bias": False},
     "ministral3": {"rope_parameters": YARN_OF_QUERIES},
     "granitemoehybrid": {"mamba_d_head": 32},
+    "exaone_moe": FOUR,
+    "afmoe": {**FOUR, "mup_enabled": True},
+    "minicpm3": {"q_lora_rank": 24, "dim_model_base": 256, "scale_emb": 12, "v_head_dim": 24},
+    "minimax_m2": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
 }
 
 
@@ -103,6 +107,14 @@ def test_a_family(kind: str, tmp_path: Path) -> None:
         assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
     assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
     assert loaded.tokenizer.eos_token == "<|im_end|>"
+
+
+def test_one_group_of_experts_is_none(tmp_path: Path) -> None:
+    model = tiny("afmoe")
+    path = write_model(tmp_path / "a.gguf", model, expert_group_count=1, expert_group_used_count=1)
+    assert torch.equal(logits(converted(path).model), logits(model))
+    with pytest.raises(ModelError, match=r"the setting afmoe\.expert_group_count"):
+        converted(write_model(tmp_path / "b.gguf", model, expert_group_count=2))
 
 
 @pytest.mark.parametrize(("kind", "other"), KIN.items())

@@ -22,6 +22,7 @@ xllamacpp: Any = pytest.importorskip("xllamacpp")
 SIZES: dict[str, dict[str, Any]] = {
     # those that llama.cpp refuses otherwise
     "olmoe": {"num_key_value_heads": 6},
+    "dots1": {"num_key_value_heads": 6},
     "phi": {"num_key_value_heads": 6},
     "nemotron": {"head_dim": 16},
     "exaone4": {"head_dim": 16},

@@ -5,30 +5,54 @@ from __future__ import annotations
 from typing import Any
 
 SIGMOID = 2
-GATES = {
-    # by what function experts are weighted, where the file says so
-    **dict.fromkeys(("lfm2_moe", "glm4_moe", "deepseek_v3", "glm4_moe_lite"), SIGMOID),
-}
+GATED = (
+    "lfm2_moe", "glm4_moe", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "dots1", "exaone_moe",
+    "afmoe",
+)  # fmt: skip
+"""Models whose files say that experts are weighted by sigmoids."""
+NAMES = {
+    "leading_dense_block_count": (
+        "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"
+    ),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+}  # fmt: skip
+WITH_ALL = (
+    "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm4_moe", "dots1", "exaone_moe", "afmoe",
+    "ernie4_5_moe",
+)  # fmt: skip
+MIXED_BY_ALL = ("minimax_m2",)
+"""Models without MLPs of another size than that of their experts."""
 
 
 def expert_settings(config: Any) -> dict[str, Any]:
     """How experts are chosen, and how many layers come before those that have some."""
     kind, found = config.model_type, dict[str, Any]()
-    if kind in GATES:
-        found["expert_gating_func"] = GATES[kind]
+    if kind in GATED:
+        found["expert_gating_func"] = SIGMOID
     if kind == "lfm2_moe":
         found["leading_dense_block_count"] = config.num_dense_layers
-    if kind in ("glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
-        found |= {
-            "leading_dense_block_count": getattr(config, "first_k_dense_replace", 1),
-            "expert_shared_count": config.n_shared_experts,
-            "expert_weights_scale": config.routed_scaling_factor,
-        }
-        if config.norm_topk_prob:
-            found["expert_weights_norm"] = True
-        if kind != "glm4_moe":
-            found["expert_group_count"] = config.n_group
-            found["expert_group_used_count"] = config.topk_group
+    if kind in WITH_ALL:
+        for key, names in NAMES.items():
+            values = [getattr(config, name) for name in names if hasattr(config, name)]
+            found[key] = values[0] if values else None
+    if kind == "glm4_moe_lite":
+        found["leading_dense_block_count"] = config.mlp_layer_types.index("sparse")
+    if kind in MIXED_BY_ALL:
+        found["expert_feed_forward_length"] = config.intermediate_size
+    if kind == "afmoe":
+        found["expert_weights_norm"] = True
+    if kind == "exaone_moe":
+        shared = config.num_shared_experts * config.moe_intermediate_size
+        slides = [one == "sliding_attention" for one in config.layer_types]
+        found["expert_shared_feed_forward_length"] = shared
+        found["attention.sliding_window_pattern"] = slides
+    if kind == "ernie4_5_moe":
+        found["expert_shared_feed_forward_length"] = 2 * config.moe_intermediate_size
     if kind == "youtu":
         found |= {
             "leading_dense_block_count": config.num_hidden_layers,
@@ -53,6 +77,10 @@ def latent_settings(config: Any, found: dict[str, Any]) -> dict[str, Any]:
         "attention.value_length_mla": config.v_head_dim,
         "rope.dimension_count": rotating,
     }
+    if config.model_type == "minicpm3":  # not as one key head
+        sizes["attention.key_length"] = sizes.pop("attention.key_length_mla")
+        sizes |= {"attention.value_length": None, "attention.value_length_mla": None}
+        sizes["attention.head_count_kv"] = config.num_key_value_heads
     if multiplier := found.get("rope.scaling.yarn_log_multiplier"):
         sizes["rope.scaling.yarn_log_multiplier"] = 0.1 * multiplier
     return sizes
@@ -60,9 +88,17 @@ def latent_settings(config: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 def keys_and_values(block: str, numbers: Any, config: Any) -> dict[str, Any]:
     """The matrix from latents to keys, turned, and that to values, by heads."""
+    if config.model_type == "minicpm3":
+        return {}
     heads = numbers.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
     keys, values = heads[:, : config.qk_nope_head_dim], heads[:, config.qk_nope_head_dim :]
     return {
         f"{block}.attn_k_b.weight": keys.swapaxes(1, 2).copy(),
         f"{block}.attn_v_b.weight": values.copy(),
     }
+
+
+def of_all_heads(block: str, key: str, numbers: Any, config: Any) -> dict[str, Any]:
+    """GPT-NeoX' queries of all heads, then keys, then values."""
+    heads = numbers.reshape(config.num_attention_heads, 3, -1, *numbers.shape[1:])
+    return {f"{block}.attn_qkv.{key}": heads.swapaxes(0, 1).reshape(numbers.shape).copy()}

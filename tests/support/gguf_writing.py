@@ -180,6 +180,8 @@ def arranged(key: str, numbers: Any, config: Any) -> dict[str, Any]:
     block, end = "blk." + (key.split(".") + [""] * 3)[2], key.split(".")[-1]
     if key.endswith("kv_b_proj.weight"):
         return gguf_kinds.keys_and_values(block, numbers, config)
+    if "query_key_value" in key and config.model_type == "gpt_neox":
+        return gguf_kinds.of_all_heads(block, end, numbers, config)
     if config.model_type == "gpt_oss" and "experts" in key:
         part = "bias" if end.endswith("bias") else "weight"
         rows = numbers if part == "bias" else numbers.swapaxes(1, 2)

@@ -83,6 +83,7 @@ DIVIDED = {"linear_value_head_dim": "linear_num_value_heads", "mamba_d_head": "m
 """Sizes of a head, which GGUF has for all heads together, and the number of heads."""
 _SHORT_CONVOLUTION = {"shortconv.l_cache": "conv_L_cache"}
 _SIGMOID = {"expert_gating_func": 2}
+_SIGMOID_TO_ONE = {**_SIGMOID, "expert_weights_norm": True}
 _LATENTS = {"attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank"}
 _ONE_GROUP: Mapping[str, Any] = {
     "q_lora_rank": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
@@ -148,6 +149,23 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
     "hunyuan-dense": GgufFamily("hunyuan_v1_dense"),
     "deepseek2": GgufFamily(
         "deepseek_v2", _LATENTS, _ONE_GROUP, latents=True, sigmoid="deepseek_v3"
+    ),
+    "minimax-m2": GgufFamily("minimax_m2", implied=_SIGMOID_TO_ONE),
+    "dots1": GgufFamily("dots1", implied=_SIGMOID),
+    "exaone-moe": GgufFamily("exaone_moe", _WINDOW, implied=_SIGMOID, windows=4),
+    "afmoe": GgufFamily(
+        "afmoe", _WINDOW, {"mup_enabled": True}, implied=_SIGMOID_TO_ONE, windows=4
+    ),
+    "ernie4_5-moe": GgufFamily(
+        "ernie4_5_moe",
+        {"expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval"},
+    ),
+    "gptneox": GgufFamily("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}),
+    "minicpm3": GgufFamily(
+        "minicpm3",
+        _LATENTS,
+        {"q_lora_rank": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        latents=True,
     ),
 }
 """By llama.cpp's name of the architecture."""

@@ -120,6 +120,13 @@ def keys_and_values(parts: Sequence[Tensor], config: Any) -> Tensor:
     return torch.cat((parts[0].transpose(1, 2), parts[1]), 1).flatten(0, 1)
 
 
+def of_each_head(parts: Sequence[Tensor], config: Any) -> Tensor:
+    """Rows of queries, keys and values that GPT-NeoX has together for each head; the file has those
+    of all heads of a kind together."""
+    heads = parts[0].reshape(3, config.num_attention_heads, -1, *parts[0].shape[1:])
+    return heads.transpose(0, 1).reshape(parts[0].shape)
+
+
 COMMON = (
     WeightLayout("experts.gate_up_proj", ("ffn_gate_exps.weight", "ffn_up_exps.weight"), stacked),
     WeightLayout("experts.down_proj", ("ffn_down_exps.weight",), alone),
@@ -162,6 +169,11 @@ LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
     ),
     "qwen3_next": (
         WeightLayout("in_proj_qkvz.weight", ("attn_qkv.weight", "attn_gate.weight"), by_heads),
+    ),
+    "ernie4_5_moe": (WeightLayout("e_score_correction_bias", ("exp_probs_b.bias",), one_row),),
+    "gpt_neox": (
+        WeightLayout("query_key_value.weight", ("attn_qkv.weight",), of_each_head),
+        WeightLayout("query_key_value.bias", ("attn_qkv.bias",), of_each_head),
     ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,

@@ -28,18 +28,25 @@ _ANY_OF = {
     # what one architecture or other calls it in config.json
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps", None),
-    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "expert_shared_count": ("n_shared_experts",),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_count": ("moe_num_experts", "num_experts", "num_local_experts", "n_routed_experts"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
+    "leading_dense_block_count": (
+        "first_k_dense_replace",
+        "num_dense_layers",
+        "moe_layer_start_index",
+    ),
     "expert_feed_forward_length": ("moe_intermediate_size", None),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
+        None,
     ),
 }
+_GROUPS = ("expert_group_count", "expert_group_used_count")
+"""One group is none, also to models without groups."""
 _TOKENS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
@@ -140,7 +147,7 @@ class GgufSettings:
             target = known.get(name)
             if name in _ANY_OF:
                 names = [one for one in _ANY_OF[name] if one is None or hasattr(default, one)]
-                if names and names[0] is None:
+                if (names and names[0] is None) or (name in _GROUPS and not names and value < 2):
                     continue
                 target = names[0] if names else None
             if name in ("expert_count", "expert_used_count") and not value:
@@ -193,7 +200,7 @@ class GgufSettings:
         }
         for name in ("attention_bias", "use_qkv_bias"):
             if hasattr(default, name):
-                found[name] = "blk.0.attn_q.bias" in tensors
+                found[name] = bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensors.keys())
         if hasattr(default, "mlp_bias"):
             found["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
         for name in ("qk_layernorm", "use_qk_norm"):

@@ -23,7 +23,7 @@ _READ_AS_SETTINGS = re.compile(r"rope_(freqs|factors_long|factors_short)(\.weigh
 _SHORT = {torch.bfloat16: ("BF16", "MXFP4"), torch.float16: ("F16",)}
 """Types of GGUF whose numbers 16 bits hold; gpt-oss has MXFP4."""
 _ROWS = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.norms\.(\d+)\.weight")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
+_LAYER = re.compile(r"(?:model|gpt_neox)\.layers\.(\d+)\.(.*)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _RAISED = re.compile(r"(?<!linear_attn\.)norm\.weight$")
 """Norms that may be stored with one added; those of linear attention are not."""
