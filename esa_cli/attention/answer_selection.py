@@ -20,7 +20,7 @@ from esa_cli.attention.kernels.scorer_operands import Tables
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
-from esa_cli.attention.plugin_errors import near_positions
+from esa_cli.attention.plugin_errors import is_builtin, near_positions
 from esa_cli.attention.positions import token_positions
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.scoring import SumScore
@@ -147,6 +147,8 @@ def token_selection(
         raise KeysChangeError(f"{name} selects for every token of an answer")
     if type(method.score) is not SumScore or method.score.rotate:
         raise KeysChangeError(f"{name} selects for every token, and not by the score sum")
+    if not is_builtin(method.compressor):
+        raise KeysChangeError(f"{name} selects for every token, by a plugin's compressor")
     if memory.store.gather_waits:
         raise KeysChangeError(
             f"{name} selects for every token, and rows are in host memory, on disk, or of more "

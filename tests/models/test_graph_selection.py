@@ -208,8 +208,13 @@ class PluginTopK(TopK):
     """Could select in other ways: its class is not of the package."""
 
 
+class PluginMaps(ClosedForm):
+    """Its maps could read what they are given."""
+
+
 REFUSED = {
     "PluginTopK selects": replace(PAPER, selector=PluginTopK()),
+    "a plugin's compressor": replace(PAPER, compressor=PluginMaps(8, 32)),
     "not by the score sum": replace(PAPER, score=SumScore(rotate=True)),
     "window of 15": replace(PAPER, window=replace(MOVING, local=15, ending=None)),
     "all middle tokens": replace(PAPER, window=replace(MOVING, selected=60, dense=10)),
