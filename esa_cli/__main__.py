@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -156,9 +155,9 @@ def _report(error: Exception) -> int:
         _say(known.message, known.hint)
         return known.exit_code
     if hasattr(error, "format_message"):  # an option or argument that the parser refused
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else "esa"
-        _say(_parser_message(error.format_message()), f"see `{path} --help`")
+        from esa_cli.apps.cli.parser_message import parser_message
+
+        _say(*parser_message(error))
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
     _say(
@@ -166,14 +165,6 @@ def _report(error: Exception) -> int:
         "set ESA_DEBUG=1 to see where, and please report it",
     )
     return BUG
-
-
-def _parser_message(text: str) -> str:
-    """The parser's sentence in the form of our own messages."""
-    refused = re.fullmatch(r"Invalid value for '(.+?)': Input should ([^,]+).*", text.rstrip("."))
-    if refused:
-        return f"{refused[1]} must {refused[2]}"
-    return text[:1].lower() + text[1:].rstrip(".")
 
 
 def _one_line(text: str) -> str:

@@ -85,6 +85,24 @@ def test_queries_and_keys_are_the_projections(
                     assert queries[token, group * dim + d].item() == pytest.approx(want, abs=1e-5)
 
 
+def test_queries_of_half_precision_are_summed_in_float32(
+    make_model: ModelFactory, tmp_path: Path
+) -> None:
+    """Sums over heads in float16 can be beyond its largest number."""
+    model = make_model("llama").half()
+    projection = model.base_model.layers[0].self_attn.q_proj
+    projection.weight.data[:] = 100000 / model.config.hidden_size
+    seen: list[Tensor] = []
+    hook = projection.register_forward_hook(lambda _m, _i, out: seen.append(out[0]))
+    queries, keys = read(model, tmp_path / "work").layer(0)
+    hook.remove()
+    heads, groups = model.config.num_attention_heads, model.config.num_key_value_heads
+    host = torch.cat(seen).float().view(TOKENS, groups, heads // groups, -1).sum(2)
+    assert host.abs().max() > torch.finfo(torch.float16).max
+    torch.testing.assert_close(queries, host.flatten(1))
+    assert keys.isfinite().all()
+
+
 def test_queries_are_rotated_where_the_score_rotates(
     make_model: ModelFactory, tmp_path: Path
 ) -> None:

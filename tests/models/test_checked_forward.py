@@ -96,6 +96,16 @@ def test_models_that_look_at_later_tokens_are_refused() -> None:
         plain_forward(model)
 
 
+@pytest.mark.parametrize(("dtype", "hint"), [("float16", "--dtype float32"), ("float32", "files")])
+def test_logits_that_are_no_numbers_name_the_type(dtype: str, hint: str) -> None:
+    """NaN is close to nothing: the model was said to look at later tokens."""
+    model = make("gpt2").to(getattr(torch, dtype))
+    model.base_model.ln_f.weight.data[0] = torch.nan
+    with pytest.raises(ModelError, match=f"got NaN or infinity in {dtype}") as raised:
+        plain_forward(model)
+    assert hint in raised.value.hint
+
+
 @pytest.mark.parametrize("last", range(1, 9))
 def test_what_ends_a_pass_ends_the_trial(last: int) -> None:
     class StoppedError(Exception):

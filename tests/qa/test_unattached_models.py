@@ -163,6 +163,19 @@ def test_a_plan_has_no_rows(folder: Path, book: Path, capsys: pytest.CaptureFixt
     assert memory["needed"] == memory["weights"] + memory["working"]
 
 
+def test_a_check_of_its_preset_says_what_it_answers_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `esa ask` runs it; `context` is beyond the model's window, and does not matter."""
+    given = ["presets", "check", "tiny-random", "--set", f"model={folder}"]
+    assert main([*given, "--set", "context=4096"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1].split()[:3] == ["tiny-random", "yes", "nothing"]
+    assert "tiny-random: its answers come from passages found by their words: ESA's" in shown.err
+    assert main([*given, "--set", "answer.from=rows"]) == 4
+    assert "must be of a supported family" in capsys.readouterr().err
+
+
 def test_memory_is_planned_by_the_models_own_sizes(folder: Path) -> None:
     config = language_settings(folder)
     assert (config["num_hidden_layers"], config["hidden_size"]) == (2, 32)

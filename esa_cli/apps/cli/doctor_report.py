@@ -23,8 +23,10 @@ from esa_cli.version import __version__
 T = TypeVar("T")
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "flash-attn", "flash-attn-3",
-    "flash-attn-4", "triton",
+    "flash-attn-4", "triton", "torchao", "bitsandbytes", "kernels", "gptqmodel", "optimum",
+    "auto-round",
 )  # fmt: skip
+"""What runs models, kernels of attention, and what packs weights or computes with packed ones."""
 
 
 def version_of(package: str) -> str | None:

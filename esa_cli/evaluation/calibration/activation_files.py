@@ -8,7 +8,8 @@ There is one part for each piece that the model was fed. Parts are written atomi
 continues behind the last one. Values only serve to refill the cache then; if a part is lost after
 they are deleted, prefill starts again at the first token.
 
-Numbers have the model's dtype: a refilled cache must equal the first one to the last bit.
+Keys and values have the model's dtype: a refilled cache must equal the first one to the last bit.
+Queries are float32, as sums over heads in float16 can overflow.
 """
 
 from __future__ import annotations

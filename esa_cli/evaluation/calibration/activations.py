@@ -1,8 +1,8 @@
 """Prefills a text and stores each layer's queries and keys.
 
 As the paper prepares its training data: tokens are selected as the preset says, but by whole
-queries and keys. Queries are stored as the score will use them: folded, and rotated to the far
-distance before where the score rotates.
+queries and keys. Queries are stored as the score will use them: folded in float32, and rotated to
+the far distance before where the score rotates.
 
 A killed run refills the cache and continues. A selector's side data is then empty for the earlier
 tokens; only a selector that needs it (`observe`) may select otherwise than in one run.
@@ -53,7 +53,7 @@ class _ActivationCollector:
             at = torch.full((queries.shape[1],), method.position.distance, device=queries.device)
             queries = seen.rope.rotate(queries, at)
         keys, values = seen.store.span(seen.start, seen.stop)
-        self.queries[seen.layer].append(fold(queries, seen.store.heads).cpu())
+        self.queries[seen.layer].append(fold(queries.float(), seen.store.heads).cpu())
         self.keys[seen.layer].append(flatten_keys(keys).cpu())
         self.values[seen.layer].append(flatten_keys(values).cpu())
 
@@ -106,7 +106,8 @@ def collect(
 
 def _check_disk(attachment: Attachment, shards: Shards, tokens: int) -> None:
     shape = shape_of(attachment.model.config.to_dict())
-    row = 3 * shape.layers * shape.groups * shape.dim * attachment.model.dtype.itemsize
+    size = torch.float32.itemsize + 2 * attachment.model.dtype.itemsize
+    row = shape.layers * shape.groups * shape.dim * size
     free = shutil.disk_usage(shards.folder).free
     if row * tokens > free:
         raise ResourceError(

@@ -75,7 +75,8 @@ def plain_forward(model: Any) -> TextForward:
     """A bare model's forward pass: with a cache where that gives the model's own logits.
 
     Raises:
-        ModelError: the model is of no supported family, and looks at later tokens, too.
+        ModelError: the model is of no supported family, and looks at later tokens, too, or its
+            logits are no numbers in its type.
     """
     if model.config.model_type in FAMILIES:
         return ModelForward(model)
@@ -91,6 +92,7 @@ def _tried(model: Any) -> TextForward:
         prompts.append([*first[:_SHARED].tolist(), *first[-length:][_SHARED:].flip(0).tolist()])
     alone = torch.stack([_last(whole, ids) for ids in prompts])
     every, _ = whole.states(first[None].to(whole.device))
+    _check_finite(model, torch.cat((alone, every[0].float())))
     apart = 1e-4 if model.dtype == torch.float32 else 3e-2
     if not _close(every[0, 5].float(), _last(whole, prompts[0][:6]), apart):
         raise ModelError(
@@ -107,6 +109,21 @@ def _tried(model: Any) -> TextForward:
     then = [_last(whole, [*prompts[1], 9]), _last(whole, [*prompts[1], 9, 11])]
     found = torch.stack([*batch.logits, *later])
     return cached if _close(found, torch.stack([*alone, *then]), apart) else whole
+
+
+def _check_finite(model: Any, logits: Tensor) -> None:
+    """Raises ModelError where logits (n, vocabulary) are no numbers: NaN is close to nothing, and
+    the model would be refused for another reason."""
+    # A model may give tokens that it never writes minus infinity.
+    if not bool((logits.isnan() | logits.isposinf()).any() | logits.isinf().all()):
+        return
+    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
+    raise ModelError(
+        f"logits of models of type {kind!r} must be numbers, got NaN or infinity in {dtype}",
+        "check the model's files: weights that are damaged give such logits"
+        if model.dtype == torch.float32
+        else "use --dtype float32; in Python, dtype='float32'",
+    )
 
 
 def _last(whole: WholeForward, ids: Sequence[int]) -> Tensor:

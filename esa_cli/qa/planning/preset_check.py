@@ -80,6 +80,16 @@ class PresetMemory:
         return f"bfloat16: {size_text(self.weights)} of weights; {totals} tokens ({self.reads})"
 
 
+def without_method(preset: Preset, config: dict[str, Any]) -> str:
+    """Why the preset's answers come from passages found by their words, as it leaves open what they
+    come from and ESA's methods cannot run in its model; "": they can, or it says itself."""
+    try:
+        check_type(config.get("model_type"))
+    except ModelError as error:
+        return "" if preset.answer.says_source else error.message
+    return ""
+
+
 def check_sizes(resolved: ResolvedPreset, config: dict[str, Any], model: str) -> PresetMemory:
     """Checks a preset against the sizes of its model, and plans its memory.
 
@@ -92,16 +102,17 @@ def check_sizes(resolved: ResolvedPreset, config: dict[str, Any], model: str) ->
     """
     preset = resolved.preset
     try:
-        if not preset.answer.by_words:
-            check_type(config.get("model_type"))
+        check_type(config.get("model_type"))
     except ModelError as error:
-        raise PresetError(
-            f"preset {preset.name}: model must be of a supported family, got {model}: "
-            f"{error.message}",
-            error.hint,
-        ) from error
-    check_context(preset, config, model)
-    check_heads(preset, config, model)
+        if not preset.answer.by_words:
+            raise PresetError(
+                f"preset {preset.name}: model must be of a supported family, got {model}: "
+                f"{error.message}",
+                error.hint,
+            ) from error
+    else:
+        check_context(preset, config, model)
+        check_heads(preset, config, model)
     index = index_sizes(preset)
     layers = config["num_hidden_layers"]
     if index is not None and index.layers > layers:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.__main__ import _Interrupts, main
+from esa_cli.apps.cli.parser_message import parser_message
 from esa_cli.errors import PresetError
 from esa_cli.qa.answering import session
 
@@ -37,13 +39,42 @@ pytestmark = pytest.mark.usefixtures("surroundings")
         (("-", "-", "What?"), ["only once"]),
         (("note.md", "What?", "--device", "toaster"), ["toaster"]),
         (("note.md", "What?", "--dtype", "int8"), ["int8"]),
-        (("note.md", "What?", "--max-new-tokens", "0"), ["--max-new-tokens", "esa ask --help"]),
+        (
+            ("note.md", "What?", "--max-new-tokens", "0"),
+            ["--max-new-tokens must be at least 1, got 0", "use --max-new-tokens 1"],
+        ),
+        (
+            ("note.md", "What?", "--evidence", "99"),
+            ["--evidence must be at most 50, got 99", "use --evidence 50"],
+        ),
+        (
+            ("note.md", "What?", "--evidence", "few"),
+            ["--evidence must be a whole number, got few", "esa ask --help"],
+        ),
+        (
+            ("note.md", "What?", "--read", "soon"),
+            ["--read must be one of after, first, never, got soon", "esa ask --help"],
+        ),
         (("note.md", "What?", "--temperature", "-1"), ["--temperature"]),
         (("note.md", "What?", "--nosuch"), ["--nosuch"]),
     ],
 )
 def test_usage(esa: Esa, note: str, arguments: tuple[str, ...], words: list[str]) -> None:
     fail(esa("ask", *arguments, *([] if "--device" in arguments else TINY[:2])), 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("99 is not in the range 0<=x<=50", "in the range 0<=x<=50, got 99"),
+        ("'few' is not a valid integer range", "a whole number, got few"),
+        ("'few' is not a valid float", "a number, got few"),
+        ("'soon' is not one of 'first', 'never'", "one of first, never, got soon"),
+    ],
+)
+def test_what_older_parsers_say(said: str, message: str) -> None:
+    error = typer.BadParameter(said, param_hint="'-n' / '--name'")
+    assert parser_message(error) == (f"--name must be {message}", "see `esa --help`")
 
 
 def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:

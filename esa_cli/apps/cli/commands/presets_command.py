@@ -80,10 +80,10 @@ def check(
     from esa_cli.qa.planning.preset_check import LENGTHS
     from esa_cli.qa.presets.preset_files import available
 
-    rows, errors = list[tuple[str, ...]](), list[EsaError]()
+    rows, errors, notes = list[tuple[str, ...]](), list[EsaError](), list[str]()
     for name in names or available():
         try:
-            rows.append(_checked(name, settings or []))
+            rows.append(_checked(name, settings or [], notes))
         except EsaError as error:
             if names is not None and len(names) == 1:
                 raise
@@ -96,17 +96,21 @@ def check(
         reporter.warn(f"esa: {one.message}")
         reporter.warn(f"     {one.hint}")
     reporter.note(EXPLAINED)
+    for text in notes:
+        reporter.note(text)
     if any(UNKNOWN in row for row in rows):
         reporter.note("esa: `esa plan` fetches a model's sizes, which are not known here")
     if errors:
         raise typer.Exit(errors[0].exit_code)
 
 
-def _checked(name: str, settings: Sequence[str]) -> tuple[str, ...]:
-    """The row of a preset that holds. Raises EsaError where it does not."""
+def _checked(name: str, settings: Sequence[str], notes: list[str]) -> tuple[str, ...]:
+    """The row of a preset that holds; what is to be known of it is added to the notes. Raises
+    EsaError where it does not hold."""
+    from esa_cli.apps.cli.model_choice.by_words import from_text
     from esa_cli.models import parse_reference
     from esa_cli.qa.planning.model_shapes import config_without_model
-    from esa_cli.qa.planning.preset_check import LENGTHS, check_sizes
+    from esa_cli.qa.planning.preset_check import LENGTHS, check_sizes, without_method
     from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.qa.presets.resolved_preset import resolve
     from esa_cli.system.machine import size_text
@@ -117,6 +121,10 @@ def _checked(name: str, settings: Sequence[str]) -> tuple[str, ...]:
     model, config = parse_reference(chosen.model).name, config_without_model(chosen.model)
     if config is None:
         return (chosen.name, "yes", "", *[UNKNOWN] * (1 + len(LENGTHS)))
+    if why := without_method(chosen, config):
+        resolved = resolve(from_text(chosen))
+        words = "its answers come from passages found by their words"
+        notes.append(f"esa: {chosen.name}: {words}: {why}")
     memory = check_sizes(resolved, config, model)
     sizes = [memory.weights, *(memory.needed(length) for length in LENGTHS)]
     return (chosen.name, "yes", memory.reads, *map(size_text, sizes))
