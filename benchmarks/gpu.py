@@ -17,8 +17,9 @@ depend on them. The ways:
     index   the layers up to the middle one, as the default reads a text for its index
 
 Behind `esa` and `host` come tokens by a CUDA graph (`graph_token_ms`; `record_ms` with the first of
-them), or the reason why these answers cannot be recorded: those of `--set selector.name=consensus
---set position.name=contiguous --set window.ending=0` can.
+them), or the reason why these answers cannot be recorded: each token of the paper's method selects,
+from rows on the device alone. `--set selector.name=consensus --set position.name=contiguous --set
+window.ending=0` has answers that keep a selection, wherever its rows are.
 
 A way that fails, mostly for want of memory, says so in its row. Each length is read once after a
 short text.
@@ -125,7 +126,9 @@ class Reader:
         graphs = graphs_on(self.device)
         if graphs is None:
             return {"graph": "the device has none"}
-        decoding = GraphDecoding(attachment, cache, graphs, first=2, compared=True)
+        decoding = GraphDecoding(
+            attachment, cache, graphs, first=2, outcomes={True: True, False: True}
+        )
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         for _ in range(2):
             decoding(token)

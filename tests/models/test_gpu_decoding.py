@@ -80,7 +80,9 @@ def test_replaying_waits_for_nothing_and_memory_is_freed(make_model: ModelFactor
     with attach(model, KEPT) as attached, torch.inference_mode():
         cache, token = opened(attached), IDS[:, :1].to(CUDA)
         model(IDS[:, DOCUMENT:].to(CUDA), past_key_values=cache, use_cache=True)
-        decoding = GraphDecoding(attached, cache, CudaGraph, room=64, first=2, compared=True)
+        decoding = GraphDecoding(
+            attached, cache, CudaGraph, room=64, first=2, outcomes={True: True}
+        )
         for _ in range(5):  # libraries keep what they allocate for the first recording
             decoding(token)
         assert decoding.replayed == 3

@@ -98,7 +98,8 @@ def answer(
     model: Any = attached.model
     decoding = None
     if room:
-        decoding = GraphDecoding(attached, cache, make, room=room, first=2, compared=compared)
+        outcomes = {True: True, False: True} if compared else {}
+        decoding = GraphDecoding(attached, cache, make, room=room, first=2, outcomes=outcomes)
     logits: list[Tensor] = []
 
     def decode(token: Tensor) -> Tensor:
@@ -225,7 +226,9 @@ def test_an_interrupted_answer_has_its_rows(make_model: ModelFactory) -> None:
     model: Any = make_model("gemma3_text", initializer_range=0.4)
     with attach(model, KEPT) as attached, torch.inference_mode():
         want, cache = answer(attached, opened(attached), 21).rows, opened(attached)
-        decoding = GraphDecoding(attached, cache, SimulatedGraph, room=8, first=2, compared=True)
+        decoding = GraphDecoding(
+            attached, cache, SimulatedGraph, room=8, first=2, outcomes={True: True}
+        )
 
         def interrupted(token: Tensor) -> Tensor:
             if decoding.replayed == 13:
@@ -319,7 +322,7 @@ def test_the_first_replay_is_compared_with_a_forward_call(
         want = answer(attached, opened(attached), 20)
         got = answer(attached, opened(attached), 20, room=8, compared=False)
     assert got.decoding is not None
-    assert (got.decoding.compared, got.decoding.replayed) == (True, 16)
+    assert (got.decoding.outcomes, got.decoding.replayed) == ({True: True}, 16)
     same(got, want)
 
 
@@ -344,7 +347,7 @@ def test_a_replay_with_other_logits_is_not_used(make_model: ModelFactory) -> Non
             generate(model, IDS[0].tolist(), required.cache, max_new_tokens=12, decode=required)
     same(got, want)
     assert got.decoding is not None
-    assert (got.decoding.failed, got.decoding.compared, got.decoding.replayed) == (True, False, 0)
+    assert (got.decoding.outcomes, got.decoding.replayed) == ({True: False}, 0)
 
 
 def test_a_forward_call_that_cannot_be_recorded(make_model: ModelFactory) -> None:
@@ -387,7 +390,7 @@ def test_recording_and_replaying_wait_for_nothing(
         cache = opened(attached, ids=ids)
         model(ids[:, DOCUMENT:], past_key_values=cache, use_cache=True)
         decoding, token = (
-            GraphDecoding(attached, cache, Counted, room=4, first=2, compared=True),
+            GraphDecoding(attached, cache, Counted, room=4, first=2, outcomes={True: True}),
             ids[:, -1:],
         )
         for _ in range(3):

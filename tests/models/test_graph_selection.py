@@ -193,7 +193,7 @@ def test_recording_and_replaying_wait_for_nothing(
             begin(cache)
             model(ids[:, DOCUMENT:], past_key_values=cache, use_cache=True)
             decoding = GraphDecoding(
-                attached, cache, Counted, room=room or 4, first=2, compared=True
+                attached, cache, Counted, room=room or 4, first=2, outcomes={False: True}
             )
             decoding.reason = "" if room else "compared with"
             logits.append([decoding(ids[:, at : at + 1]).clone() for at in range(3)])

@@ -16,14 +16,14 @@ class AnswerDecoding:
     """What decodes the answers of one attached model.
 
     Attributes:
-        make: makes graphs; None: the device has none, or recording one has failed.
-        compared: a replay had the logits of a forward call, so no further one is compared.
+        make: makes graphs; None: the device has none. outcomes: of recordings; see
+            `GraphDecoding`.
     """
 
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
         self.make = graphs_on(attachment.model.device)
-        self.compared = False
+        self.outcomes: dict[bool, bool] = {}
 
     @contextmanager
     def of(self, cache: EsaCache, choice: str) -> Iterator[GraphDecoding | None]:
@@ -44,12 +44,9 @@ class AnswerDecoding:
             return
         first = 2 if required else FIRST
         decoding = GraphDecoding(
-            self._attachment, cache, self.make, required, first=first, compared=self.compared
+            self._attachment, cache, self.make, required, first=first, outcomes=self.outcomes
         )
         try:
             yield decoding
         finally:
             decoding.flush()
-            self.compared = decoding.compared
-            if decoding.failed and not required:
-                self.make = None

@@ -46,25 +46,33 @@ class GraphDecoding:
         cache: of the attachment, in a turn whose question was processed. make: makes graphs.
         required: what cannot be recorded is an error.
         room, first: see `ROOM` and `FIRST`.
-        compared: the first replay need not be compared with a forward call.
+        outcomes: of recordings so far, by whether tokens attend to the same keys (else each selects
+            its own): True, a replay had the logits of a forward call, so no further one is
+            compared; False, recording failed, or a replay had others, so none is made unless
+            required.
 
     Attributes:
         reason: why nothing is recorded, empty where something is or may be. failed: recording was
-            tried, or replayed wrong. compared: a replay had the logits of a forward call.
+            tried, or replayed wrong.
         replayed: tokens that were decoded by a recording.
     """
 
     def __init__(
         self, attachment: Attachment, cache: EsaCache, make: MakeGraph, required: bool = False,
-        room: int = ROOM, first: int = FIRST, compared: bool = False,
+        room: int = ROOM, first: int = FIRST, outcomes: dict[bool, bool] | None = None,
     ) -> None:  # fmt: skip
         self.attachment, self.cache, self._make, self._required = attachment, cache, make, required
-        self._room, self._first, self.compared = room, first, compared
+        self._room, self._first = room, first
+        self.outcomes: dict[bool, bool] = {} if outcomes is None else outcomes
         self.reason, self.failed, self.replayed = "", False, 0
         self._plain = 0
         self._far: dict[int, Tensor] = {}
         self._heads: dict[int, int] = {}
         self._recorded: RecordedToken | None = None
+
+    @property
+    def _kept(self) -> bool:
+        return keeps_keys(self.cache.method, self.cache.query)
 
     def __call__(self, token: Tensor) -> Tensor:
         """Logits (1, 1, V) behind a token (1, 1) of the answer.
@@ -76,7 +84,7 @@ class GraphDecoding:
             self.flush()
         if self._recorded is None and not self.reason and self._plain >= self._first:
             self._record()
-        if self._recorded is not None and self.compared:
+        if self._recorded is not None and self.outcomes.get(self._kept):
             self.replayed += 1
             return self._recorded(token)
         if self._recorded is not None:
@@ -99,9 +107,10 @@ class GraphDecoding:
         recorded.go_back(before)
         self._recorded = None
         logits = self._forward(token)
-        self.compared = alike(replayed, logits)
-        if not self.compared:
-            self.failed, self.reason = True, "a replay had other logits than a forward call"
+        if alike(replayed, logits):
+            self.outcomes[self._kept] = True
+        else:
+            self._fail("a replay had other logits than a forward call")
             self._refuse()
         return logits
 
@@ -139,8 +148,12 @@ class GraphDecoding:
         except KeysChangeError as error:
             self.reason = str(error)
         except RuntimeError as error:
-            self.failed, self.reason = True, f"recording failed: {str(error).splitlines()[0]}"
+            self._fail(f"recording failed: {(str(error).splitlines() or [''])[0]}")
         self._refuse()
+
+    def _fail(self, reason: str) -> None:
+        """Records no more tokens of this kind."""
+        self.failed, self.reason, self.outcomes[self._kept] = True, reason, False
 
     def _refuse(self) -> None:
         """Raises UsageError where a recording is required."""
@@ -154,6 +167,8 @@ class GraphDecoding:
         """Raises KeysChangeError with what this model, device or method has that no recording
         does."""
         model = self.attachment.model
+        if self.outcomes.get(self._kept) is False and not self._required:
+            raise KeysChangeError("recording one before has failed")
         if len({one.device for one in model.parameters()}) > 1:
             raise KeysChangeError("the model is on several devices")
         if any(isinstance(one, MixedLayer) for one in self.cache.layers):
@@ -170,7 +185,7 @@ class GraphDecoding:
             found: AnswerKeys | AnswerSelection
             if not isinstance(attention, Attention):
                 found = window_keys(attention, memory)
-            elif not keeps_keys(self.cache.method, query):
+            elif not self._kept:
                 found = token_selection(attention, memory, query, self._room)
             elif memory.layer in self._far:
                 far = self._far[memory.layer]

@@ -150,6 +150,34 @@ def test_recording_is_tried_once(loaded: Any) -> None:
     assert len(tried) == 1
 
 
+def test_answers_whose_tokens_select_are_compared_and_fail_alone(
+    loaded: Any, graphs: type[Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay of a kept selection says nothing of one in which each token selects."""
+    monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
+
+    class Failing(SimulatedGraph):
+        def record(self, function: Any) -> torch.Tensor:
+            raise RuntimeError
+
+    kept, each = (preset.load("tiny-random", (*one, "window.local=300")) for one in (KEPT, ()))
+    with Session(loaded.model, loaded.tokenizer, each) as session:
+        session.read(TEXT)
+        outcomes = session.decoding.outcomes
+        for chosen, make, want in (
+            (kept, graphs, {True: True}),
+            (each, Failing, {True: True, False: False}),
+            (each, graphs, {True: True, False: False}),
+            (kept, graphs, {True: True, False: False}),
+        ):
+            session.use(chosen)
+            session.decoding.make = make
+            made = graphs.count
+            session.ask(QUESTIONS[0], max_new_tokens=15)
+            assert outcomes == want
+        assert graphs.count == made + 1
+
+
 def test_decoding_is_no_setting_that_makes_other_rows() -> None:
     both = [preset.load("tiny-random", (f"decoding={one}",)) for one in ("auto", "eager")]
     assert settings_hash(both[0]) == settings_hash(both[1])
