@@ -34,7 +34,7 @@ from esa_cli.qa.presets.preset import Preset
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
-    "context=6000",
+    "context=6000", "window.chunk=256",
 ]  # fmt: skip
 PLACES = 24
 

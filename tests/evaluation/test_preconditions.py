@@ -16,7 +16,10 @@ from esa_cli.qa.presets import preset
 __all__ = ["loaded"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("short_answers")
-SHORT = preset.load("tiny-random", ["window.ending=0", "window.selected=400", "window.local=16"])
+SHORT = preset.load(
+    "tiny-random",
+    ["window.ending=0", "window.selected=400", "window.local=16", "window.chunk=32"],
+)
 
 
 def test_a_question_without_room_is_found_before_the_first_reading(

@@ -44,6 +44,7 @@ from esa_cli.qa.presets.resolved_preset import resolve
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
+    "window.chunk=128",
 ]  # fmt: skip
 
 

@@ -291,7 +291,7 @@ def test_ones_own_text_has_its_own_length(loaded: Any) -> None:
 
 def test_a_ceiling_that_does_not_fit_is_left_out(loaded: Any) -> None:
     """The tiny window has no room for the question behind the document."""
-    base = preset.load("tiny-random", ["context=300", "position.distance=200"])
+    base = preset.load("tiny-random", ["context=300", "position.distance=200", "window.chunk=32"])
     made = engine(loaded, settings_of(methods=("preset",), dense=True, tests=("niah",)), base=base)
     made.run()
     assert {row["method"] for row in made.listener.rows} == {"preset"}

@@ -23,7 +23,7 @@ from esa_cli.storage import growing_rows
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
 
-WINDOW = Window(initial=4, selected=12, local=8, chunk=8)
+WINDOW = Window(initial=4, selected=12, local=8, chunk=32)
 KEPT = Consensus(passage=4, share=0.5)
 METHODS = {
     "paper": Method(window=WINDOW, position=FixedDistance()),

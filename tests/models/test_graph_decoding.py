@@ -40,7 +40,7 @@ from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.store_places import MakeStore, StorePlaces
 
 DOCUMENT, QUESTION = 60, 10
-WINDOW = Window(initial=4, selected=12, local=8, chunk=8, ending=0)
+WINDOW = Window(initial=4, selected=12, local=8, chunk=32, ending=0)
 KEPT = Method(WINDOW, Consensus(passage=4, share=0.5), VoteScore(), position=Contiguous())
 DENSE = Method(replace(WINDOW, dense=400), position=FixedDistance(30))
 TRUE = replace(KEPT, position=TruePositions(), window=replace(WINDOW, ending=5))

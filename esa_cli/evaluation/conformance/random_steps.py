@@ -6,9 +6,9 @@ to select for, `watched` the step to observe, and `advance` calls `observe` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 
 import torch
@@ -30,6 +30,7 @@ from esa_cli.storage.memory_store import MemoryStore
 READ = 256
 """Tokens per chunk while the store is filled."""
 BASE = 10000.0
+ASKED = "Where are word3 and word7?"
 
 Observe = Callable[[Step], None]
 PLAIN = SumScore()
@@ -109,7 +110,7 @@ def make_step(
         last_scoring_layer=score.last_layer,
         projection=projection,
         decoding=decoding,
-        query=QueryState(text=_text(start, seed) if words else None),
+        query=QueryState(text=TurnText(ASKED, partial(_words, start, seed)) if words else None),
     )
     _fill(step, queries, keys, values, observe)
     return step
@@ -159,15 +160,15 @@ def observed_step(step: Step) -> Step:
     return replace(step, low=0, projection=None, lse=_lse(step))
 
 
-def _text(tokens: int, seed: int) -> TurnText:
+def _words(tokens: int, seed: int) -> list[str]:
     """A word of 50 for each token, every ninth with the end of a sentence."""
     draw = Random(seed)
-    words = [f" word{draw.randrange(50)}{'.' * (i % 9 == 8)}" for i in range(tokens)]
-    return TurnText("Where are word3 and word7?", lambda: words)
+    return [f" word{draw.randrange(50)}{'.' * (i % 9 == 8)}" for i in range(tokens)]
 
 
-def _drawn(heads: Sequence[int], tokens: int, dim: int, seed: int) -> list[Tensor]:
-    """Random numbers (h, tokens, D) for each number of heads h."""
+@lru_cache(maxsize=4)  # checks that compare two steps make the same one again
+def _drawn(heads: tuple[int, ...], tokens: int, dim: int, seed: int) -> list[Tensor]:
+    """Random numbers (h, tokens, D) for each number of heads h; not to be written to."""
     random = torch.Generator().manual_seed(seed)
     return [torch.randn(h, tokens, dim, generator=random) for h in heads]
 

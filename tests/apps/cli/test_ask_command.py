@@ -140,7 +140,7 @@ def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
         "peak_memory_bytes", "documents", "evidence", "found", "left_out", "answered_from",
         "quotation", "reader", "read",
     }  # fmt: skip
-    assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 32}
+    assert data["window"] == {"initial": 4, "selected": 32, "local": 64, "chunk": 128}
     assert (data["selector"], data["position"]) == ("topk", "contiguous")
     assert (data["preset"], data["model"]) == ("tiny-random", "random:llama")
     assert set(data["tokens"]) == {"document", "question", "answer"}

@@ -317,6 +317,7 @@ TWICE = [
     "score.contrast=true",
     "position.name=contiguous",
     "window.ending=0",
+    "window.chunk=32",
 ]
 
 

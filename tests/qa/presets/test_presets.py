@@ -163,7 +163,7 @@ def test_broken_overrides_are_refused(text: str) -> None:
         (["window.local=many"], "window.local", ""),
         (
             ["window.selected=5000"],
-            "at most the model's window of 512, got 5100",
+            "at most the model's window of 512, got 5196",
             "window.selected",
         ),
         (["reading=fast"], "reading", ""),
