@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from esa_cli.attention.parts import Score
     from esa_cli.attention.rope import Rope
     from esa_cli.attention.step import Step
+    from esa_cli.models.loading.load import LoadedModel
 
 if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
     # Before anything imports Triton: its interpreter then runs kernels on the processor.
@@ -516,6 +517,16 @@ def build_model(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
 def make_model() -> ModelFactory:
     """`make_model(kind, seed=0, **config)`: a new model each time, never shared between tests."""
     return build_model
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
+    """The tiny random model with its tokenizer, and a home of its own for the whole module."""
+    from esa_cli import models
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
+        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 FSYNC = os.fsync

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from conftest import copy_registries
 from torch import Tensor
 
-from esa_cli import models
 from esa_cli.attention.interfaces import Positions, Projection
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
@@ -183,13 +182,6 @@ def test_bugs_of_our_own_stay_bugs() -> None:
         raise KeyError("k")
     with pytest.raises(PresetError), blame_plugin("selector", Gives()):
         raise PresetError("for a person")
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ from esa_cli.evaluation.calibration.pair_contexts import (
 from esa_cli.evaluation.calibration.pair_heads import PairHeads, PairVotes, find_by_pairs
 from esa_cli.evaluation.training.training_pairs import TrainingText, read_training_texts
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models import load as load_model
 from esa_cli.models.files.random_model import write_random
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
@@ -66,18 +66,6 @@ def write_folders(root: Path) -> tuple[Path, Path]:
     return pairs, texts
 
 
-class Loaded(NamedTuple):
-    model: Any
-    tokenizer: Any
-
-
-@pytest.fixture
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "esa"))
-    one = load_model("random:llama", device="cpu", dtype="float32")
-    return Loaded(one.model, one.tokenizer)
-
-
 @pytest.fixture
 def texts(tmp_path: Path) -> list[TrainingText]:
     return read_training_texts(*write_folders(tmp_path))
@@ -88,7 +76,11 @@ def tiny(*settings: str) -> Preset:
 
 
 def contexts_of(
-    loaded: Loaded, texts: list[TrainingText], samples: int = 8, seed: int = 0, longest: int = 6000
+    loaded: LoadedModel,
+    texts: list[TrainingText],
+    samples: int = 8,
+    seed: int = 0,
+    longest: int = 6000,
 ) -> list[PairContext]:
     drawn = draw_pairs(texts, ["reworded"], samples, seed)
     prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
@@ -139,7 +131,7 @@ def test_a_kind_without_answers_is_refused(texts: list[TrainingText], kind: str)
 
 
 def test_the_answering_window_is_among_eight_wrong_ones(
-    loaded: Loaded, texts: list[TrainingText]
+    loaded: LoadedModel, texts: list[TrainingText]
 ) -> None:
     whole, pairs = texts[0].text, {one.question: one for one in texts[0].pairs}
     contexts = contexts_of(loaded, texts)
@@ -162,12 +154,12 @@ def test_the_answering_window_is_among_eight_wrong_ones(
     assert len({one.right for one in contexts}) > 2, "in random order"
 
 
-def test_contexts_follow_the_seed(loaded: Loaded, texts: list[TrainingText]) -> None:
+def test_contexts_follow_the_seed(loaded: LoadedModel, texts: list[TrainingText]) -> None:
     assert contexts_of(loaded, texts) == contexts_of(loaded, texts)
     assert contexts_of(loaded, texts) != contexts_of(loaded, texts, seed=1)
 
 
-def test_longer_prompts_are_left_out(loaded: Loaded, texts: list[TrainingText]) -> None:
+def test_longer_prompts_are_left_out(loaded: LoadedModel, texts: list[TrainingText]) -> None:
     lengths = [len(one.ids) for one in contexts_of(loaded, texts)]
     assert contexts_of(loaded, texts, longest=max(lengths)) != []
     assert len(contexts_of(loaded, texts, longest=max(lengths))) < 8
@@ -226,7 +218,7 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 
 
 def test_the_head_that_finds_is_found(
-    loaded: Loaded, texts: list[TrainingText], one_finds: tuple[int, int]
+    loaded: LoadedModel, texts: list[TrainingText], one_finds: tuple[int, int]
 ) -> None:
     told: list[tuple[int, int]] = []
     contexts = contexts_of(loaded, texts)
@@ -247,7 +239,7 @@ def test_the_head_that_finds_is_found(
 
 
 def test_the_presets_own_heads_are_tried_too(
-    loaded: Loaded, texts: list[TrainingText], one_finds: tuple[int, int]
+    loaded: LoadedModel, texts: list[TrainingText], one_finds: tuple[int, int]
 ) -> None:
     contexts = contexts_of(loaded, texts, 4)
     good = find_by_pairs(loaded, tiny("score.heads=[[1, 2]]"), contexts, 4)
@@ -258,7 +250,7 @@ def test_the_presets_own_heads_are_tried_too(
 
 @pytest.mark.parametrize("settings", [[], ["score.contrast=true", "window.ending=5"]])
 def test_all_windows_are_voted_for(
-    loaded: Loaded, texts: list[TrainingText], settings: list[str]
+    loaded: LoadedModel, texts: list[TrainingText], settings: list[str]
 ) -> None:
     """Whatever the preset keeps in view, and up to which length it attends to all."""
     contexts = contexts_of(loaded, texts, 4)
@@ -271,7 +263,7 @@ def test_all_windows_are_voted_for(
         assert len({one.margin for one in found.heads}) > 4
 
 
-def test_too_few_pairs_are_refused(loaded: Loaded, texts: list[TrainingText]) -> None:
+def test_too_few_pairs_are_refused(loaded: LoadedModel, texts: list[TrainingText]) -> None:
     with pytest.raises(UsageError, match="got 3 of 9"):
         find_by_pairs(loaded, tiny(), contexts_of(loaded, texts, 3), 9)
 

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_selftest import TINY, engine, loaded, settings_of
+from test_selftest import TINY, engine, settings_of
 
 from esa_cli.errors import LengthError
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-
-__all__ = ["loaded"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("short_answers")
 SHORT = preset.load(

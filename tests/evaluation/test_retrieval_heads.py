@@ -6,7 +6,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ from esa_cli.evaluation.calibration.vote_journal import VoteJournal
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models import load as load_model
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
@@ -208,19 +208,6 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
 # A model in which one head finds
 
 
-class Loaded(NamedTuple):
-    model: Any
-    tokenizer: Any
-    device: torch.device = torch.device("cpu")
-
-
-@pytest.fixture
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "esa"))
-    one = load_model("random:llama", device="cpu", dtype="float32")
-    return Loaded(one.model, one.tokenizer)
-
-
 def tiny(*settings: str) -> Preset:
     return preset.load("tiny-random", [*VOTING, *settings])
 
@@ -266,7 +253,7 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 ASKED: list[int] = []
 
 
-def test_the_head_that_finds_is_found(loaded: Loaded, one_finds: tuple[int, int]) -> None:
+def test_the_head_that_finds_is_found(loaded: LoadedModel, one_finds: tuple[int, int]) -> None:
     told: list[tuple[str, int, int]] = []
     found = find(
         loaded,
@@ -289,7 +276,7 @@ def test_the_head_that_finds_is_found(loaded: Loaded, one_finds: tuple[int, int]
     assert ("tokens", found.tokens, found.tokens) in told
 
 
-def test_needles_stand_where_the_tokens_say(loaded: Loaded) -> None:
+def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
     """The positions, read back through the tokenizer, hold the needle's words."""
     sample = planted(loaded)
     prompt = PromptTokens(loaded.tokenizer, tiny().prompt)
@@ -302,13 +289,13 @@ def test_needles_stand_where_the_tokens_say(loaded: Loaded) -> None:
         assert words.strip() == facts[one.question]
 
 
-def test_the_model_is_put_back_and_nothing_is_kept(loaded: Loaded) -> None:
+def test_the_model_is_put_back_and_nothing_is_kept(loaded: LoadedModel) -> None:
     before = loaded.model.config._attn_implementation
     find(loaded, tiny("window.ending=0"), planted(loaded))
     assert loaded.model.config._attn_implementation == before
 
 
-def test_an_interruption_puts_the_model_back(loaded: Loaded) -> None:
+def test_an_interruption_puts_the_model_back(loaded: LoadedModel) -> None:
     before = loaded.model.config._attn_implementation
 
     def stop(done: int, of: int) -> None:
@@ -320,7 +307,9 @@ def test_an_interruption_puts_the_model_back(loaded: Loaded) -> None:
     assert loaded.model.config._attn_implementation == before
 
 
-def test_a_stopped_search_continues_with_the_same_result(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_stopped_search_continues_with_the_same_result(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
     sample, chosen = planted(loaded), tiny("window.ending=0", "score.heads=[[0, 1]]")
     whole = find(loaded, chosen, sample)
     header, path = {"esa": "0", "command": "esa heads", "seed": 0}, tmp_path / "votes.jsonl"
@@ -353,30 +342,30 @@ def test_a_damaged_row_of_a_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_heads_of_layers_with_a_window_find_nothing(
-    make_model: ModelFactory, loaded: Loaded
+    make_model: ModelFactory, loaded: LoadedModel
 ) -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     changes = {"layer_types": kinds, "num_hidden_layers": 4}
     model = make_model("gemma3_text", vocab_size=len(loaded.tokenizer), **changes)
-    found = find(Loaded(model, loaded.tokenizer), tiny("window.ending=0"), planted(loaded))
+    found = find(replace(loaded, model=model), tiny("window.ending=0"), planted(loaded))
     margins = {one.pair: one.margin for one in found.heads}
     assert all((margins[pair] > 0) == (pair[0] in (1, 3)) for pair in margins)
     assert {layer for layer, _ in found.chosen} <= {1, 3}
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "deepseek_v3"])
-def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Loaded) -> None:
+def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: LoadedModel) -> None:
     """Also where several of them read one key head."""
     size = len(loaded.tokenizer)
     model = make_model(kind, vocab_size=size)
-    found = find(Loaded(model, loaded.tokenizer), tiny("window.ending=0"), planted(loaded))
+    found = find(replace(loaded, model=model), tiny("window.ending=0"), planted(loaded))
     count = model.config.num_attention_heads
     assert {one.pair for one in found.heads} == {(at, h) for at in range(2) for h in range(count)}
     assert all(0 <= one.margin <= 1 for one in found.heads)
     assert found.by_size.keys() == set(range(min(4, 2 * count), min(16, 2 * count) + 1))
 
 
-def test_what_the_preset_says_of_heads_plays_no_part(loaded: Loaded) -> None:
+def test_what_the_preset_says_of_heads_plays_no_part(loaded: LoadedModel) -> None:
     sample = planted(loaded)
     plain = find(loaded, tiny("window.ending=0"), sample)
     named = find(loaded, tiny("window.ending=0", "score.heads=[[0, 1]]"), sample)
@@ -384,14 +373,14 @@ def test_what_the_preset_says_of_heads_plays_no_part(loaded: Loaded) -> None:
     assert plain == replace(named, preset_hits=None)
 
 
-def test_needles_that_are_always_in_view_are_left_out(loaded: Loaded) -> None:
+def test_needles_that_are_always_in_view_are_left_out(loaded: LoadedModel) -> None:
     sample = planted(loaded, 1500)
     ended = find(loaded, tiny("window.local=64", "window.ending=300"), sample)
     assert ended.left_out == 2  # the deepest of 8 even depths, in the last 300 of 1,500 tokens
     assert ended.ranked_by + ended.held_out == 6
 
 
-def test_a_text_that_is_all_in_view_is_refused(loaded: Loaded) -> None:
+def test_a_text_that_is_all_in_view_is_refused(loaded: LoadedModel) -> None:
     with pytest.raises(UsageError, match="got 0 of 8") as error:
         find(loaded, tiny("context=2000", "window.dense=1900"), planted(loaded))
     assert "longer" in error.value.hint
@@ -418,7 +407,7 @@ def test_all_missing_settings_are_named_at_once() -> None:
     assert error.value.hint == "use --set score.name=vote --set selector.name=consensus"
 
 
-def test_a_shortlist_does_not_hide_what_heads_find(loaded: Loaded) -> None:
+def test_a_shortlist_does_not_hide_what_heads_find(loaded: LoadedModel) -> None:
     sample = planted(loaded)
     found = find(loaded, tiny("window.ending=0"), sample)
     short = find(loaded, tiny("window.ending=0", "score.shortlist=8"), sample)

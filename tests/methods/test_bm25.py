@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import build_step
 
-from esa_cli import models
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
 from esa_cli.attention.trace import ChunkTrace
@@ -128,13 +127,6 @@ def test_settings_that_do_not_hold(options: dict[str, Any]) -> None:
 
 
 # In a session
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 FILLER = "The hen walked over the long road and saw a toad. "

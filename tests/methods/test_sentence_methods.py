@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli import models
 from esa_cli.attention.parts import Score
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
@@ -217,13 +216,6 @@ def test_recipes_keep_what_is_compared() -> None:
 
 
 # In a session
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 TEXT = "".join(f"The gate number {i} opens at nine. Nobody knows why! " for i in range(30))

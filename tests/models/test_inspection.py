@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli import models
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.window import Window
@@ -32,13 +31,6 @@ def tokens(count: int = 40) -> torch.Tensor:
 
 
 # -- Generation settings
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 def answer(loaded: Any) -> str:

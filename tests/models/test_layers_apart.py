@@ -7,7 +7,7 @@ ran on several GPUs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -40,13 +40,6 @@ THERE = "cpu:0"
 """The simulated device's name."""
 PLACES = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers.0": "cpu",
           "model.layers.1": THERE, "model.norm": THERE, "lm_head": THERE}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 def apart(loaded: Any, device: SimulatedDevice) -> Any:

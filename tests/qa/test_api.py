@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
@@ -26,13 +24,6 @@ OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 QUESTION = "When does the gate open?"
 LOCAL = "reading=local"
 WITH_KEYS = ["score.name=sum", "selector.name=topk", "reading=local"]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture(autouse=True)

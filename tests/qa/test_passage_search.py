@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from finder_asker import asker as asker
-from finder_asker import loaded as loaded
 
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError

@@ -9,7 +9,6 @@ import pytest
 import torch
 from simulated_device import DEVICE, SimulatedDevice, lies_there
 
-from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import Turn
@@ -24,13 +23,6 @@ TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 QUESTION = "When does the gate open?"
 G, D, R = 2, 4, 3
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture

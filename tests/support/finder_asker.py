@@ -8,17 +8,9 @@ from typing import Any
 
 import pytest
 
-from esa_cli import models
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from esa_cli.evaluation.training.training_checkpoint import FILE, TrainingState
 from esa_cli.evaluation.training.training_folder import RECORD
 from esa_cli.evaluation.training.training_pairs import read_training_texts, split_texts
 from esa_cli.evaluation.training.training_steps import training_attention
-from esa_cli.models.files.random_model import write_random
 from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
@@ -73,13 +72,6 @@ class Events:
 
     def scored(self, scores: Sequence[ReaderScores], examples: int) -> None:
         self.reports.append(list(scores))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = tmp_path_factory.mktemp("model")
-    write_random(folder)
-    return load(str(folder), device="cpu", dtype="float32")
 
 
 @pytest.fixture

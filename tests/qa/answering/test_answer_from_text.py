@@ -37,13 +37,6 @@ VOTES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
-
-
 def esa(loaded: Any, *overrides: str, base: Sequence[str] = FROM_TEXT) -> Esa:
     return Esa(loaded, preset.load("tiny-random", [*base, *overrides]))
 

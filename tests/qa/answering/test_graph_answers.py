@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from simulated_graph import SimulatedGraph
 
-from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest.method_comparison import SelectionCounts
 from esa_cli.qa.answering.session import Answer, Session
@@ -26,13 +24,6 @@ KEPT = (
     "position={name: contiguous}",
     "window.ending=0",
 )
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 class Made(SimulatedGraph):

@@ -14,7 +14,6 @@ import pytest
 import torch
 from tokenizers import processors
 
-from esa_cli import models
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
@@ -27,13 +26,6 @@ from esa_cli.storage.memory_store import MemoryStore
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture

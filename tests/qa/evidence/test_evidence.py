@@ -12,7 +12,6 @@ import reference
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli import models
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.query_state import Phase, QueryState
@@ -24,6 +23,7 @@ from esa_cli.methods.loki import Loki
 from esa_cli.methods.rerope import ReRoPE
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.evidence.attention_weights import AttentionWeights
 from esa_cli.qa.evidence.evidence import FOUND, heaviest, rests_on, strength
@@ -317,13 +317,10 @@ def test_documents_in_stores_of_their_own_weigh_the_same(make_model: ModelFactor
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        loaded = models.load("random:llama", device="cpu", dtype="float32")
-        with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-            session.read("The gate opens at nine. The market closes at dusk.\n" * 30)
-            yield session
+def session(loaded: LoadedModel) -> Iterator[Session]:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.read("The gate opens at nine. The market closes at dusk.\n" * 30)
+        yield session
 
 
 @pytest.mark.parametrize("most", [1, 5])

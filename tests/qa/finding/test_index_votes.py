@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError
 from esa_cli.methods.consensus import Consensus, ConsensusTurn
@@ -35,13 +33,6 @@ SETTINGS = [
     "answer.from=text", "answer.votes=1.0", "selector={name: consensus, rounds: 2, passage: 16}",
     "position={name: contiguous, distance: 64}", "reading=local",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 def chosen(*more: str, heads: object = HEADS, contrast: bool = True) -> preset.Preset:

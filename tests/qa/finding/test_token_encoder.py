@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.qa.finding import token_encoder
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        return models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +32,6 @@ TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
 CPU, META = torch.device("cpu"), torch.device("meta")
 TOKENS = 100_000
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 # Which layers

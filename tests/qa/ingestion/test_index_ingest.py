@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 from forked import child, ended, killed, taken
 
-from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
 from esa_cli.qa.api import Esa
@@ -36,13 +34,6 @@ QUESTION = "When does the gate open?"
 DIM = 6
 SEGMENT, PIECE = 256, 64
 """Tokens of a segment in the library and of a piece, so that short documents have several."""
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 def made_finder(loaded: Any, folder: Path, seed: int, dim: int = DIM) -> Path:

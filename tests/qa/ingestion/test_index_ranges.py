@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError
 from esa_cli.qa.api import Esa
@@ -27,13 +26,6 @@ from esa_cli.storage.library.entry_writer import Writer
 TEXT = "The gate opens at nine, and the keeper has the only key to it. " * 120
 SEGMENT, PIECE, DIM = 256, 64, 6
 NOTE = Document("note.txt", TEXT, "/notes/note.txt", "utf-8", len(TEXT))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture

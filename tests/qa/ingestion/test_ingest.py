@@ -4,7 +4,6 @@ written down of a reading. Tiny random model."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import Document, Esa, models
+from esa_cli import Document, Esa
 from esa_cli.errors import LibraryError, ModelError
 from esa_cli.models.inspection import kv_dtype, layer_devices
 from esa_cli.qa.ingestion import row_ingest as book
@@ -25,13 +24,6 @@ TEXT = "The gate opens at nine, and the keeper has the only key. " * 25
 
 def note(text: str = TEXT, name: str = "note.txt") -> Document:
     return Document(name, text, f"/notes/{name}", "utf-8", len(text), missing=("a picture",))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
-        yield models.load("random:llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture
