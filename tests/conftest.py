@@ -61,6 +61,19 @@ MAMBA: dict[str, Any] = {
     "mamba_n_groups": 2,
     "mamba_chunk_size": 8,
 }
+READING = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    "num_kv_shared_layers": 3,
+    "sliding_window": 12,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
+"""The last three layers read the rows of the first two, which are of two sizes."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "num_attention_heads": 4,
@@ -235,6 +248,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GROUPED, **EAGER, **HYBRID, "head_dim": 8, "attn_logit_softcapping": 2.0},
     ),
     "gemma3_text": ("Gemma3Text", {**GROUPED, **HYBRID, "head_dim": 8}),
+    "gemma3n_text": (
+        "Gemma3nText",
+        {
+            **{name: READING[name] for name in READING if "global" not in name},
+            "altup_num_inputs": 2,
+            "laurel_rank": 4,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0, 0.0],
+        },
+    ),
+    "gemma4_text": ("Gemma4Text", {**READING, "use_double_wide_mlp": True}),
+    "gemma4_unified_text": (
+        "Gemma4UnifiedText",
+        {name: READING[name] for name in READING if "per_layer_input" not in name},
+    ),
     "gpt_oss": (
         "GptOss",
         {

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
+from esa_cli.models.attachment.row_shapes import source_layers
 from esa_cli.models.attachment.supported_families import (
     MIXED_TYPES,
     STATE_TYPES,
@@ -61,18 +62,28 @@ def attention_modules(model: Any) -> list[Any | None]:
     """The attention modules, in the order in which they run: one in each layer, or several; None:
     the layer has none."""
     name, found = family_of(model.config).projections[-1], list[Any | None]()
+    readers = source_layers(model.config)
     for layer in model.base_model.layers:
         own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
         several = own if isinstance(own, nn.ModuleList) else [own]
-        found += [one if hasattr(one, name) else None for one in several]
+        for one in several:
+            attends = hasattr(one, name) or len(found) in readers
+            found.append(one if attends else None)
     return found
+
+
+def row_layers(model: Any) -> list[int]:
+    """Indices of the layers that keep keys and values."""
+    readers = source_layers(model.config)
+    every = enumerate(attention_modules(model))
+    return [i for i, module in every if module is not None and i not in readers]
 
 
 def projections(model: Any) -> list[list[Any]]:
     """The modules that make queries, keys and values, in this order, or all of them in one module:
-    of each layer that has attention."""
-    names = family_of(model.config).projections
-    modules = [module for module in attention_modules(model) if module is not None]
+    of each layer that keeps keys."""
+    names, every = family_of(model.config).projections, attention_modules(model)
+    modules = [every[i] for i in row_layers(model)]
     found = [[getattr(module, name, None) for name in names] for module in modules]
     return [[one for one in parts if one is not None] for parts in found]
 

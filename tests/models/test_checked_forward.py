@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.text_passes.checked_forward import WholeForward, plain_forward
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.models.text_passes.prompt_batch import PromptBatch
-from esa_cli.models.text_passes.text_forward import ModelForward
+from esa_cli.models.text_passes.text_forward import ModelForward, scaled_logits
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 LAYERS: dict[str, Any] = {**SMALL, "num_hidden_layers": 2}
@@ -32,14 +33,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], type]] = {
         "Llama4",
         {**LAYERS, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
         | {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8},
-        ModelForward,
-    ),
-    "gemma4_text": (
-        "Gemma4",
-        {**LAYERS, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
-        | {"global_head_dim": 8, "vocab_size_per_layer_input": 61, "sliding_window": 8}
-        | {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0}
-        | {"final_logit_softcapping": 0.1},
         ModelForward,
     ),
 }
@@ -82,6 +75,12 @@ def test_logits_are_the_models_own(kind: str) -> None:
         torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
         logits = more.append(parents, tokens)
         branches = [[*branches[one], token] for one, token in zip(parents, tokens, strict=True)]
+
+
+def test_the_soft_cap_of_an_unknown_model_is_its_own() -> None:
+    known: Any = SimpleNamespace(model_type="new", final_logit_softcapping=0.1)
+    logits = torch.tensor([0.05, 3.0])
+    torch.testing.assert_close(scaled_logits(logits, known), 0.1 * torch.tanh(logits / 0.1))
 
 
 def test_models_that_look_at_later_tokens_are_refused() -> None:

@@ -115,6 +115,24 @@ ODD = {
     "latents of halves": ("deepseek_v3", {"rope_interleave": False, "q_lora_rank": None}),
     "granite 4 with rotation": ("granitemoehybrid", {"position_embedding_type": "rope"}),
     "granite 4 without states": ("granitemoehybrid", {"layer_types": ["full_attention"] * 2}),
+    "gemma4 with experts": (
+        "gemma4_text",
+        {
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "gemma4 whose keys are values": (
+        "gemma4_text",
+        {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     "no layer rotates": ("smollm3", {"no_rope_layers": [0, 0]}),
     "the first layer does not rotate": ("smollm3", {"no_rope_layers": [0, 1]}),
 }
@@ -202,11 +220,12 @@ def stored(
     states of those that keep one."""
     kept = [one.store for one in cache.memories]
     first = kept[0]
-    shape = first.heads, first.dim
+    shapes = tuple((one.heads, one.dim) for one in kept)
     states = cache.states.taken()
     layout = Layout(
-        len(kept), *shape, "float32", segment=16, shared=first.shared, states=len(states)
-    )
+        len(kept), *shapes[0], "float32", segment=16, shared=first.shared, states=len(states),
+        shapes=shapes if len({*shapes}) > 1 else (),
+    )  # fmt: skip
     library = Library(path)
     with library.write(library.key("model", "text"), "model", ids, layout) as writer:
         assert isinstance(writer, Writer)
@@ -222,7 +241,7 @@ def stored(
     opened = library.open(entry)
     stores = opened.layers()
     place = torch.float32, torch.device("cpu")
-    tails = [MemoryStore(*shape, *place, first.shared) for _ in kept]
+    tails = [MemoryStore(*shape, *place, first.shared) for shape in shapes]
     joined = [
         JoinedStore([StoreSlice(store, 0, len(ids))], tail)
         for store, tail in zip(stores, tails, strict=True)
@@ -346,9 +365,10 @@ def test_what_a_model_is_made_of(family: str) -> None:
     with attach(model, everything(7)) as attached:
         cache = attached.new_cache()
         model(tokens(5), past_key_values=cache)
-        store = cache.memories[0].store
+        store = cache.memory(attached.method_layers[0]).store
         assert (store.heads, store.dim) == (found.groups, found.dim)
         assert store.nbytes == 5 * shape_of(before).row * 4
+        assert cache.nbytes - cache.states.nbytes == 5 * shape_of(before).numbers * 4
         assert cache.states.nbytes == shape_of(before).states(4)
         assert len(state_devices(model)) == len(cache.states.layers)
     assert model.config.to_dict() == before

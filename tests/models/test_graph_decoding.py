@@ -285,6 +285,7 @@ CHANGING = {
     "selects": ("llama", replace(KEPT, selector=Consensus(passage=4, answer="vote"))),
     "moves keys": ("llama", replace(KEPT, position=FixedDistance(30))),
     "keys and a state": ("falcon_h1", KEPT),
+    "read the keys of others": ("gemma4_text", KEPT),
     "moves": ("llama", replace(KEPT, window=replace(WINDOW, ending=None))),
 }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 
+from esa_cli.attention.compression import Linear
 from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
@@ -18,6 +19,7 @@ from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.formats.int8_rows import decode, encode
 from esa_cli.storage.library.formats.segment import Segment
+from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
@@ -236,6 +238,48 @@ def test_a_document_in_bytes(tmp_path: Path, dtype: str) -> None:
             plain.append_features(torch.cat([b for _, b in layer.feature_blocks(0, 50)]))
         assert_same(layer, plain, random.Random(2))
         assert not torch.equal(layer.span(0, 50)[0], k)
+
+
+@pytest.mark.parametrize("kind", ["native", "int8"])
+def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
+    """Also of an export; a manifest of another format keeps older versions from reading them."""
+    shapes, count = ((2, 4), (1, 6), (3, 2)), 50
+    layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
+    library = Library(tmp_path / "one")
+    with library.write(library.key(WITH, "x"), WITH, [*range(count)], layout) as writer:
+        assert isinstance(writer, Writer)
+        given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
+        maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
+        for layer, rows, one in zip(writer.layers, given, maps, strict=True):
+            layer.append(*rows)
+            if one is not None:
+                layer.append_features(one.keys(flatten_keys(rows[0])))
+        known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
+        entry = writer.finish(
+            text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known
+        )
+    manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
+    assert manifest.startswith(b"esa-library document 3 ")
+    assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
+    export_documents(library, tmp_path / "one.tar", [entry])
+    other = Library(tmp_path / "other")
+    assert import_documents(other, tmp_path / "one.tar").copied == [entry.key]
+    layers = other.open(other.entries()[0]).layers()
+    assert [(one.heads, one.dim) for one in layers] == [*shapes]
+    at = torch.tensor([3, 17, 40])
+    for stored, (keys, values) in zip(layers, given, strict=True):
+        apart = 0 if kind == "native" else float(torch.stack((keys, values)).abs().max()) / 127
+        for mine, want in zip(stored.span(0, count), (keys, values), strict=True):
+            torch.testing.assert_close(mine, want, atol=apart, rtol=0)
+        for mine, want in zip(stored.gather(at), stored.span(0, count), strict=True):
+            assert torch.equal(mine, want[:, at])
+    assert [one.nbytes for one in layers] == [layout.token_bytes(i) * count for i in range(3)]
+
+
+@pytest.mark.parametrize("wrong", [((2, 4),), ((2, 4), (0, 4)), ((2, 4), (2, -1))])
+def test_wrong_sizes_are_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Layout(2, 2, 4, "float32", shapes=wrong)
 
 
 def test_parts_must_fit_each_other(tmp_path: Path) -> None:

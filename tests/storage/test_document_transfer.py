@@ -337,9 +337,9 @@ def test_a_document_of_another_format_is_not_to_be_deleted(
     far = tmp_path / "far"
     push(library, str(far), library.entries())
     path = min(far.glob("documents/*.doc"))
-    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 3 ", 1))
+    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 4 ", 1))
     (error,) = pull(other, str(far)).failed
-    assert "is of format 3; this esa reads formats 1 to 2" in error.message
+    assert "is of format 4; this esa reads formats 1 to 3" in error.message
     assert error.hint == "use the esa that wrote it"
 
 

@@ -391,10 +391,10 @@ def test_another_version_is_named(
     assert f"{newer} is of format 3; this esa reads formats 1 to 2" == error.message
     assert error.hint == "use the esa that wrote it"
     name, data = given[0]
-    document = (name, data.replace(b"document 1 ", b"document 3 ", 1))
+    document = (name, data.replace(b"document 1 ", b"document 4 ", 1))
     error = refused(other, build(tmp_path / "mixed.tar", [document, *given[1:]]))
     assert isinstance(error, ForeignVersionError)
-    assert f"mixed.tar cannot be imported: {name} is of format 3" in error.message
+    assert f"mixed.tar cannot be imported: {name} is of format 4" in error.message
 
 
 def test_damaged_documents_are_left_out(library: Library, other: Library, tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def attention(kind: str) -> str:
         parts.append(f"soft cap `{family.attention_cap}`")
     if family.sinks:
         parts.append("sinks")
+    if family.sharing:
+        parts.append("last layers read the rows of others")
+    if family.wide:
+        parts.append("rows of two sizes")
     if family.latent:
         parts.append("latents")
     if "llama_4_scaling_beta" in str(shape):

@@ -31,7 +31,7 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.bare_model import copy_configs, restore
 from esa_cli.models.attachment.cached_rows import in_memory
 from esa_cli.models.attachment.forward_pass import ForwardPass
-from esa_cli.models.attachment.forward_start import StartOfForward, watch_calls
+from esa_cli.models.attachment.forward_start import StartOfForward, watch_calls, whole_calls
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.latent_heads import LatentHeads
 from esa_cli.models.attachment.layer_traits import (
@@ -41,8 +41,9 @@ from esa_cli.models.attachment.layer_traits import (
     what_layers_keep,
 )
 from esa_cli.models.attachment.layer_traits import check_supported as check_supported
+from esa_cli.models.attachment.row_shapes import source_layers
 from esa_cli.models.attachment.supported_families import family_of, keeps_state
-from esa_cli.models.inspection import attention_modules
+from esa_cli.models.inspection import attention_modules, row_layers
 from esa_cli.storage.store_places import MakeStore
 
 NAME = "esa"
@@ -73,7 +74,8 @@ class Attachment:
         rotary = getattr(self.body, "rotary_emb", None)
         _check_free(self._attending, rotary)
         self.traits = layer_traits(model.config, rotary, self._modules)
-        self.forward_pass: ForwardPass = ForwardPass()
+        self.sources = source_layers(model.config)
+        self.forward_pass: ForwardPass = ForwardPass(readers=self.sources)
         self.method = method
         family = family_of(model.config)
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
@@ -90,6 +92,7 @@ class Attachment:
         self._bare = rotary, (configs := copy_configs(model))
         watched = rotary is None or keeps_state(model.config)
         calls = watch_calls(self.body, self.forward_pass) if watched else []
+        calls += [whole_calls(self.body)] if self.sources else []
         self._restore = finalize(
             self, restore, self.body, rotary, configs, calls
         )  # if not detached
@@ -97,9 +100,9 @@ class Attachment:
         keep_cache(model.config)
         model.set_attn_implementation(NAME)
         if rotary is not None:
-            angles = self.rope.frequencies[0].shape[0]
-            width = angles if family.half_table or family.complex_table else 2 * angles
-            one = family.complex_table
+            one, angles = family.complex_table, self.rope.frequencies[0].shape[0]
+            width = angles if family.half_table or one else 2 * angles
+            width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
             self.body.rotary_emb = StartOfForward(width, self.forward_pass, one, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
@@ -118,7 +121,12 @@ class Attachment:
     @property
     def row_layers(self) -> list[int]:
         """Indices of the layers that keep keys and values."""
-        return [i for i, module in enumerate(self._modules) if module is not None]
+        return row_layers(self.model)
+
+    @property
+    def last_layer(self) -> int:
+        """Index of the last layer that has attention."""
+        return max(i for i, module in enumerate(self._modules) if module is not None)
 
     @property
     def attached(self) -> bool:
@@ -152,7 +160,9 @@ class Attachment:
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
         layers, chosen = what_layers_keep(self.model.config), self.method_layers
-        return EsaCache(self.forward_pass, self.method, layers, store, chosen, bool(self.latents))
+        return EsaCache(
+            self.forward_pass, self.method, layers, store, chosen, bool(self.latents), self.sources
+        )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -213,7 +223,7 @@ def _attention_function(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
     index: int = module.layer_idx  # type: ignore[assignment]
-    cache = attachment.forward_pass.take(index, attachment.row_layers[-1])
+    cache = attachment.forward_pass.take(index, attachment.last_layer)
     if cache is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:

@@ -6,7 +6,7 @@ attention function takes the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,8 @@ class ForwardPass:
         cache: that the call appends to. layer: the last layer whose keys were appended.
         unread: positions are not read, as that would wait for the device; they are then those that
             follow the cached tokens.
+        readers: layers that append no keys, and read those of another one.
+        read: the cache that these read from; kept only where there are some.
     """
 
     running: bool = False
@@ -51,10 +53,13 @@ class ForwardPass:
     cache: AttendingCache | None = None
     layer: int = -1
     unread: bool = False
+    readers: Container[int] = ()
+    read: AttendingCache | None = None
 
     def open(self, span: tuple[int, int] | None) -> None:
         """Begins a forward call."""
         self.running, self.span, self.cache, self.layer = True, span, None, -1
+        self.read = None
 
     def check_span(self, length: int, count: int) -> None:
         """Raises UsageError when these tokens do not follow the `length` cached ones."""
@@ -68,17 +73,20 @@ class ForwardPass:
     def enter(self, layer: int, cache: AttendingCache) -> None:
         """Registers the cache that appended this layer's keys."""
         self.cache, self.layer = cache, layer
+        self.read = cache if self.readers else None
 
     def take(self, layer: int, last: int) -> AttendingCache | None:
-        """The cache that appended this layer's keys, or None; the `last` layer ends the call.
+        """The cache that appended this layer's keys, or those that it reads, or None; the `last`
+        layer ends the call.
 
         It is not kept: a cache that is dropped after the call frees its memory.
         """
-        if layer == last:
-            self.running = False
         cache, self.cache = self.cache, None
-        return cache if self.layer == layer else None
+        found = self.read if layer in self.readers else cache if self.layer == layer else None
+        if layer == last:
+            self.running, self.read = False, None
+        return found
 
     def close(self) -> None:
         """Ends the call when the model is detached."""
-        self.running, self.cache, self.layer = False, None, -1
+        self.running, self.cache, self.read, self.layer = False, None, None, -1

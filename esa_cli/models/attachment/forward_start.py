@@ -18,6 +18,7 @@ from esa_cli.errors import UsageError
 from esa_cli.models.attachment.cached_rows import check_alone
 from esa_cli.models.attachment.forward_pass import ForwardPass
 from esa_cli.models.attachment.kv_cache import EsaCache
+from esa_cli.models.attachment.supported_families import family_of
 
 
 class StartOfForward(RawRotary):
@@ -48,6 +49,27 @@ def _ends(positions: Tensor) -> tuple[int, int]:
     flat = positions.reshape(-1)
     first, last = torch.stack((flat[0], flat[-1])).tolist()
     return first, last
+
+
+def whole_calls(body: nn.Module) -> RemovableHandle:
+    """A hook for models whose last layers read the rows of others: it makes these compute all
+    tokens of a call, but of one that stores rows and nothing else. transformers computes the tokens
+    alone whose logits are wanted, so that a question's own words would not select."""
+
+    def before(module: nn.Module, inputs: Any, given: Mapping[str, Any]) -> Any:
+        cache = given.get("past_key_values")
+        unread = isinstance(cache, EsaCache) and cache.reads_rows_alone
+        if "logits_to_keep" not in given or unread:
+            return None
+        return inputs, {**given, "logits_to_keep": 0}
+
+    return body.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def last_alone(config: Any) -> dict[str, int]:
+    """The argument of a body's call whose output is not used, by which it need not compute all
+    tokens in layers that read the rows of others; none where it has no such argument."""
+    return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
 def watch_calls(body: nn.Module, forward_pass: ForwardPass) -> list[RemovableHandle]:

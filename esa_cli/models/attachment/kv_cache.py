@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.shared_memory import SharedMemory
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.cached_rows import EsaLayer, in_memory
 from esa_cli.models.attachment.forward_pass import ForwardPass
@@ -50,7 +51,7 @@ class EsaCache(Cache):
     Args:
         forward: of the attached model. method: runs unless `begin` gives another. layers: what each
             of the model's layers keeps. make: makes each store. method_layers: those that run the
-            method; None: all that keep rows. latent: rows are latents.
+            method; None: all that keep rows. latent: rows are latents. sources: of `source_layers`.
 
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
@@ -65,6 +66,7 @@ class EsaCache(Cache):
         make: MakeStore = in_memory,
         method_layers: Sequence[int] | None = None,
         latent: bool = False,
+        sources: Mapping[int, int] | None = None,
     ) -> None:
         kinds: dict[Keeps, Callable[[int], Any]] = {
             "rows": lambda i: EsaLayer(i, make, latent),
@@ -78,6 +80,8 @@ class EsaCache(Cache):
         self.states = StateHistory([one for one in every if isinstance(one, StateLayer)])
         rows = [layer.layer for layer in self.own]
         self._method_layers = rows if method_layers is None else method_layers
+        self._sources: Mapping[int, int] = sources or {}
+        self._shared: dict[int, SharedMemory] = {}
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
@@ -96,6 +100,12 @@ class EsaCache(Cache):
         self.snapshot()
         self.query = query
         self.method = self.method if method is None else method
+
+    @property
+    def reads_rows_alone(self) -> bool:
+        """Whether nothing but rows is kept of the tokens to come: no trace, no selector's data."""
+        phase, trace = self.query.phase, self.query.trace
+        return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -123,11 +133,20 @@ class EsaCache(Cache):
         return attention(self.memory(layer), q, self.query, sink)
 
     def memory(self, layer_idx: int) -> LayerMemory:
-        """Of the model's layer with this index, which keeps rows."""
+        """Of the model's layer with this index, which keeps rows or reads another's."""
+        if layer_idx in self._sources:
+            return self._reading(layer_idx, self.memory(self._sources[layer_idx]))
         layer = self.layers[layer_idx]
         assert isinstance(layer, EsaLayer), "the layer keeps no rows"
         assert layer.memory, "the layer has no tokens"
         return layer.memory
+
+    def _reading(self, layer: int, source: LayerMemory) -> LayerMemory:
+        """The memory of a layer that reads the rows of another one."""
+        found = self._shared.get(layer)
+        if found is None or found.source is not source:
+            found = self._shared[layer] = SharedMemory.of(layer, source)
+        return found
 
     @property
     def memories(self) -> list[LayerMemory]:
@@ -174,9 +193,10 @@ class EsaCache(Cache):
 
     def release(self) -> None:
         """Frees the stores' copies of rows."""
-        for layer in self.own:
-            if layer.memory:
-                layer.memory.release()
+        every = [layer.memory for layer in self.own]
+        for memory in (*self._shared.values(), *every):
+            if memory:
+                memory.release()
 
     def truncate(self, length: int) -> None:
         """Crops to `length` tokens, also after an interrupted forward left layers uneven.
@@ -186,6 +206,8 @@ class EsaCache(Cache):
         """
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
+        for memory in self._shared.values():
+            memory.forget()
         for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:
@@ -200,13 +222,15 @@ class EsaCache(Cache):
     def reset(self) -> None:
         """Drops all tokens."""
         super().reset()  # type: ignore[no-untyped-call]
+        self._shared = {}
         self.states.give([{} for _ in self.states.layers], 0)
 
     @torch.no_grad()
     def project(self) -> None:
         """Fits compressors and computes reduced keys, as the first question would."""
         for index in self._method_layers:
-            if memory := next(one.memory for one in self.own if one.layer == index):
+            memory = next((one.memory for one in self.own if one.layer == index), None)
+            if memory:
                 memory.project(self.method, len(memory.store))
 
     def _one_sequence(self, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Kind = Literal["attention", "state", "both", "idle"]
+from esa_cli.models.attachment.supported_families import FAMILIES
+
+Kind = Literal["attention", "reader", "state", "both", "idle"]
 
 _STATE = ("conv", "linear_attention", "mamba", "recurrent")
 _PATTERN: dict[str, Kind] = {"*": "attention", "M": "state", "-": "idle", "E": "idle"}
@@ -20,7 +22,17 @@ INTERVAL = 4
 
 
 def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
-    """Whether each layer has attention, keeps a state in place of keys, both, or neither."""
+    """Whether each layer has attention, reads the keys of another one, keeps a state in place of
+    keys, has attention and a state, or neither."""
+    kinds, readers = _own_kinds(settings), 0
+    family = FAMILIES.get(str(settings.get("model_type")))
+    if family is not None and family.sharing:
+        readers = int(settings.get(family.sharing) or 0)
+    last: list[Kind] = ["reader"] * readers
+    return kinds[: len(kinds) - readers] + last
+
+
+def _own_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     if pattern := settings.get("hybrid_override_pattern"):
         return [_PATTERN[letter] for letter in pattern]
     if types := settings.get("layer_types") or settings.get("layers_block_type"):

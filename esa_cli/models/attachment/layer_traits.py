@@ -21,6 +21,7 @@ from esa_cli.attention.weighted_rope import WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.kv_cache import Keeps
 from esa_cli.models.attachment.method_layers import ATTENTION_TYPES, layer_windows
+from esa_cli.models.attachment.row_shapes import source_layers
 from esa_cli.models.attachment.supported_families import (
     HYBRID_SLIDING_ROTATE,
     IDLE_TYPES,
@@ -64,6 +65,8 @@ def check_supported(config: Any) -> None:
     kind = getattr(config, "model_type", "unknown")
     check_type(kind)
     layer_windows(config)
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise ModelError(f"this {kind} model reads in both directions", INSTEAD)
     for rope in _rope_types(config):
         if rope not in STATIC_ROPE:
             raise ModelError(
@@ -100,12 +103,10 @@ def layer_traits(
     if rotary is not None:
         attending = {*types} & {*ATTENTION_TYPES}
         ropes |= {name: _rope(config, family, rotary, name) for name in attending}
-    first = next(module for module in modules if module is not None)
-    size = "qk_rope_head_dim" if family.latent else "head_dim"
-    dim = int(getattr(first, size, None) or first.head_size)  # as GPT-NeoX names it
-    for rope in ropes.values():
+    for name, rope in ropes.items():
         if not rope.rotates:
             continue
+        dim = _head_dim(family, modules[types.index(name)])
         if (width := 2 * rope.frequencies[0].shape[0]) != dim and not family.partial:
             raise ModelError(
                 f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
@@ -128,6 +129,12 @@ def layer_traits(
     ]
 
 
+def _head_dim(family: Family, module: Any) -> int:
+    """Dimensions of a head that rotate, of all that could."""
+    size = "qk_rope_head_dim" if family.latent else "head_dim"
+    return int(getattr(module, size, None) or module.head_size)  # as GPT-NeoX names it
+
+
 def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
     """With the layer's own weights behind the rotation, where a family has some."""
     if family.norms_after is None:
@@ -137,7 +144,7 @@ def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
 
 
 def what_layers_keep(config: Any) -> list[Keeps]:
-    """What each layer keeps of the tokens before."""
+    """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
     every: list[tuple[Keeps, Sequence[str]]] = [
         ("rows", ATTENTION_TYPES),
         ("both", MIXED_TYPES),
@@ -145,7 +152,9 @@ def what_layers_keep(config: Any) -> list[Keeps]:
         ("nothing", IDLE_TYPES),
     ]
     kinds = {one: keeps for keeps, types in every for one in types}
-    return [kinds[one] for one in layer_types(config)]
+    readers = source_layers(config)
+    types = enumerate(layer_types(config))
+    return ["nothing" if i in readers else kinds[one] for i, one in types]
 
 
 def _rotating(config: Any, family: Family) -> list[bool]:

@@ -7,10 +7,6 @@ LIMITS: dict[str, str] = {
         ("falcon", "gptj", "codegen"),
         "its attention is not on the attention interface of transformers",
     ),
-    **dict.fromkeys(
-        ("gemma3n_text", "gemma4_text", "gemma4_unified_text"),
-        "layers share keys and values past the cache",
-    ),
     "llama4_text": "queries are scaled by their position, and some layers attend to chunks only",
     "jamba": "transformers forgets its recurrent state where several tokens continue a text",
     "bamba": "transformers counts its positions anew where a text is continued",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import ModelError
@@ -49,6 +48,10 @@ class Family:
         latent: keys and values are made from latents (MLA), which the cache receives.
         slides: a `sliding_window` is that of all layers, whatever `layer_types` says.
         switches: its `generate` drops the cache at `original_max_position_embeddings` tokens.
+        sharing: setting that is how many of the last layers have queries alone, and read the rows
+            of the last layer of their type before them.
+        leaves_out: its body leaves out tokens in these layers, by `logits_to_keep`.
+        wide: layers with full attention may have key heads of another number and size.
         projections: modules that make queries, keys and values, or latents, if they are there.
         multiply: setting that logits are multiplied by. divide: divided by. cap: soft cap of them.
     """
@@ -65,6 +68,9 @@ class Family:
     latent: bool = False
     slides: bool = False
     switches: bool = False
+    sharing: str = ""
+    leaves_out: bool = False
+    wide: bool = False
     projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     multiply: str = ""
     divide: str = ""
@@ -72,6 +78,13 @@ class Family:
 
 
 LATENT = ("q_proj", "q_b_proj", "kv_a_proj_with_mqa")
+GEMMA4 = Family(
+    "Gemma 4",
+    sharing="num_kv_shared_layers",
+    leaves_out=True,
+    wide=True,
+    cap="final_logit_softcapping",
+)
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama 2 and 3, SmolLM2, Yi"),
@@ -129,6 +142,11 @@ FAMILIES: dict[str, Family] = {
         "Gemma 2", attention_cap="attn_logit_softcapping", cap="final_logit_softcapping"
     ),
     "gemma3_text": Family("Gemma 3", cap="final_logit_softcapping"),
+    "gemma3n_text": Family(
+        "Gemma 3n", sharing="num_kv_shared_layers", cap="final_logit_softcapping"
+    ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": replace(GEMMA4, models="Gemma 4, without encoders"),
     "gpt_oss": Family("gpt-oss-20b, gpt-oss-120b", half_table=True, sinks=True),
     "olmo3": Family("OLMo 3"),
     "cohere2": Family(
@@ -197,24 +215,6 @@ def check_type(kind: str | None) -> None:
     if kind not in FAMILIES:
         why = f": {LIMITS[kind]}" if kind in LIMITS else ""
         raise ModelError(f"ESA's methods cannot run in models of type {kind!r}{why}", INSTEAD)
-
-
-def latent_block(config: Any) -> int:
-    """Numbers of a row that share a scale in 8 bits where a model keeps latents, else 0. Rotary
-    parts are not normed as latents are, and may be many times as large."""
-    if not family_of(config).latent:
-        return 0
-    return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
-
-
-def key_shape(config: Any) -> tuple[int, int]:
-    """G and D of stored keys; in families with latents these are one head of rotary and latent
-    dimensions. Raises AttributeError: the configuration lacks a size."""
-    if family_of(config).latent:
-        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    heads = int(config.num_attention_heads)
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    return int(groups), int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def family_of(config: object) -> Family:

@@ -173,6 +173,8 @@ class GraphDecoding:
             raise KeysChangeError("the model is on several devices")
         if any(isinstance(one, MixedLayer) for one in self.cache.layers):
             raise KeysChangeError("its layers keep keys and a state")
+        if self.attachment.sources:
+            raise KeysChangeError("some of its layers read the keys of others")
         if self.cache.query.phase is not Phase.QUESTION:
             raise KeysChangeError("there is no question")
         check_method(self.cache.method)

@@ -74,7 +74,7 @@ def storable(method: Method) -> bool:
 
 def layout(
     method: Method, shape: Mapping[str, Any], dtype: str, rows: str, selecting: Container[int],
-    latent_block: int = 0, states: int = 0,
+    latent_block: int = 0, states: int = 0, shapes: Sequence[tuple[int, int]] = (),
 ) -> Layout:  # fmt: skip
     """The layout of stored rows.
 
@@ -83,6 +83,7 @@ def layout(
         dtype: of keys and values, as "float32". rows: `int8` or `native`.
         selecting: which of the layers with rows run the method; the others have no reduced keys.
         latent_block: of `latent_block`. states: the model's layers that keep one.
+        shapes: of `key_shapes`.
     """
     ranks = _ranks(method, shape["layers"], shape["groups"] * shape["dim"])
     ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
@@ -98,6 +99,7 @@ def layout(
         shared=latent_block > 0,
         block=latent_block,
         states=states,
+        shapes=tuple(shapes),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from esa_cli.attention.method import Method
 from esa_cli.models.attachment.method_layers import layer_windows
-from esa_cli.models.inspection import attention_modules, layer_devices
+from esa_cli.models.inspection import layer_devices, row_layers
 from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
 from esa_cli.qa.planning.costs import Costs, rank_of
 from esa_cli.qa.planning.model_shape import shape_of
@@ -54,8 +54,7 @@ class CachePlacement:
     def stores(self, tokens: int) -> MakeStore:
         """What makes the stores of a document of so many tokens."""
         there = self.on_host(layer_devices(self.model), tokens)
-        modules = enumerate(attention_modules(self.model))
-        layers = [layer for layer, module in modules if module is not None]
+        layers = row_layers(self.model)
         return self._places.stores(frozenset(layers[i] for i in there))
 
     def on_host(self, devices: Sequence[torch.device], tokens: int) -> frozenset[int]:

@@ -16,6 +16,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach
+from esa_cli.models.attachment.forward_start import last_alone
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.supported_families import keeps_state
 from esa_cli.qa.answering.cached_text import CachedText
@@ -39,7 +40,8 @@ def feed(
     start: int = 0,
     done: Progress | None = None,
 ) -> None:
-    """Runs ids[start:] through the model's layers, FEED tokens at a time.
+    """Runs ids[start:] through the model's layers, FEED tokens at a time. Layers that keep no rows
+    and read those of others compute the last token of each piece alone, where the model can do so.
 
     Args:
         cache: of an attachment; it gets the keys and values. done: called after every piece.
@@ -49,7 +51,7 @@ def feed(
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
             cache.snapshot()
         tokens = torch.tensor([piece], device=model.device)
-        model.base_model(input_ids=tokens, past_key_values=cache)
+        model.base_model(input_ids=tokens, past_key_values=cache, **last_alone(model.config))
         if done:
             done(at + len(piece), len(ids))
 

@@ -11,7 +11,7 @@ import torch
 
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.supported_families import latent_block
+from esa_cli.models.attachment.row_shapes import key_shapes, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
@@ -59,10 +59,11 @@ class RowIngest(PartIngest):
         """
         session, shape = self.session, self.lazy.facts["fingerprint"]
         dtype = str(kv_dtype(session.model)).removeprefix("torch.")
-        block, rows_of = latent_block(session.model.config), session.attachment.row_layers
-        selecting = [rows_of.index(layer) for layer in session.attachment.method_layers]
-        states = len(session.cache.states.layers)
-        return layout(session.method, shape, dtype, rows, selecting, block, states)
+        config, running = session.model.config, session.attachment.method_layers
+        selecting = [i for i, at in enumerate(session.attachment.row_layers) if at in running]
+        block, states = latent_block(config), len(session.cache.states.layers)
+        wide = key_shapes(config)
+        return layout(session.method, shape, dtype, rows, selecting, block, states, wide)
 
     def _identity(self, layout: Layout) -> str:
         session = self.session

@@ -48,8 +48,7 @@ class Costs:
         return with_reserve(tokens) if self.on_gpu else tokens
 
     def keys_values(self, tokens: int, size: int) -> int:
-        shape = self.shape
-        return self.stored(tokens) * shape.rows * shape.row * size
+        return self.stored(tokens) * self.shape.numbers * size
 
     def reduced_keys(self, tokens: int, size: int) -> int:
         return self.stored(tokens) * self.rank * size

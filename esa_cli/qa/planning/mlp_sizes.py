@@ -28,13 +28,15 @@ def mlp_sizes(config: dict[str, Any]) -> tuple[int, int]:
     if not experts:
         return inner, 0
     width = first_of(config, "moe_intermediate_size") or inner
-    used = min(experts, first_of(config, "num_experts_per_tok", "moe_k") or 1)
+    used = min(experts, first_of(config, "num_experts_per_tok", "moe_k", "top_k_experts") or 1)
     shared = first_of(
         config,
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
         "moe_shared_expert_intermediate_size",
     )
+    if config.get("enable_moe_block"):  # Gemma 4 has experts beside its MLP
+        shared = inner
     several = first_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     return used * width + (shared or several * width), (experts - used) * width
 
@@ -54,6 +56,11 @@ def first_of(config: dict[str, Any], *names: str) -> int:
     return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
+def mean_size(sizes: Any) -> int:
+    """An inner size; where layers have one each (Gemma 3n), their mean."""
+    return sum(sizes) // len(sizes) if isinstance(sizes, list) else int(sizes)
+
+
 def _experts(config: dict[str, Any]) -> int:
     names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
     return first_of(config, *names)
@@ -61,7 +68,7 @@ def _experts(config: dict[str, Any]) -> int:
 
 def _plain(config: dict[str, Any]) -> int:
     """Of an MLP without experts. LFM2 names the size before two thirds are taken of it."""
-    inner = int(config.get("block_ff_dim") or config["intermediate_size"])
+    inner = mean_size(config.get("block_ff_dim") or config["intermediate_size"])
     if config.get("model_type") != "lfm2" or not config.get("block_auto_adjust_ff_dim", True):
         return inner
     inner = int(2 * inner / 3)

@@ -8,8 +8,10 @@ from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.layer_kinds import layer_kinds
-from esa_cli.models.attachment.supported_families import FAMILIES, family_of, key_shape
+from esa_cli.models.attachment.row_shapes import key_shape
+from esa_cli.models.attachment.supported_families import FAMILIES, family_of
 from esa_cli.qa.planning.mlp_sizes import UNGATED, dense_mlps, first_of, mlp_sizes
+from esa_cli.qa.planning.shared_rows import ALIKE, SharedRows, shared_rows
 
 _SIZES = (
     "num_hidden_layers",
@@ -68,6 +70,8 @@ class Shape:
     """Layers that are an MLP alone; where there are any, the others have none."""
     window: int = 0
     """Tokens that the model's own window has, in layers that attend to one."""
+    unlike: SharedRows = ALIKE
+    """What some layers have that others have not, of families where they share rows."""
 
     @property
     def row(self) -> int:
@@ -78,6 +82,11 @@ class Shape:
     def rows(self) -> int:
         """Layers that keep keys and values."""
         return self.layers - self.keyless
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that all layers keep of a token."""
+        return self.rows * self.row - self.unlike.saved
 
     def states(self, size: int) -> int:
         """Bytes of a document's states, all layers, with numbers of `size` bytes."""
@@ -93,7 +102,8 @@ class Shape:
         experts."""
         whole = self.hidden * self.dim * (2 * self.heads + 2 * self.groups)
         dense = self.dense * self.maps * self.hidden * self.dense_inner
-        return self.rows * (self.projections or whole) + self.stateful * self.mixer + dense
+        own = self.rows * (self.projections or whole) + self.unlike.weights
+        return own + self.stateful * self.mixer + dense
 
     @property
     def body(self) -> int:
@@ -106,7 +116,8 @@ class Shape:
         mlps = self._mlps(self.inner + self.idle)
         packed = self.packed_experts if self.idle else self.packed
         layers = self._others * self.packed + mlps * packed
-        return int(layers) + self.vocabulary * self.hidden * (1 if self.tied else 2)
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return int(layers) + embeddings + self.unlike.embeddings
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
@@ -137,13 +148,14 @@ def shape_of(config: dict[str, Any]) -> Shape:
             maps=2 if config.get("model_type") in UNGATED else 3,
             shared=latent,
             projections=_low_rank(config) if latent else gate * hidden * dim * sizes,
-            keyless=kinds.count("state") + kinds.count("idle"),
+            keyless=sum(kinds.count(one) for one in ("state", "idle", "reader")),
             stateful=kinds.count("state") + kinds.count("both"),
             mixer=_mixer(config, hidden),
             convolved=convolved,
             recurrent=recurrent,
             single=kinds.count("idle"),
             window=_window(config),
+            unlike=shared_rows(config),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error

@@ -56,12 +56,12 @@ class DiskStore:
 
     def add(self, part: Segment) -> None:
         """Adds a segment at the end."""
-        layout = part.layout
+        layout = part.layout.of(self.layer)
         shape = layout.heads, layout.dim, getattr(torch, layout.dtype), layout.shared
         wanted = self.heads, self.dim, self.dtype, self.shared
         if shape != wanted:
             raise ValueError(f"segments must be of heads, dim, dtype, shared {wanted}, got {shape}")
-        if self.parts and bool(layout.reduced[self.layer]) != bool(self.reduced):
+        if self.parts and bool(part.layout.reduced[self.layer]) != bool(self.reduced):
             raise ValueError("either all segments or none must have reduced keys")
         self.parts.append(part)
         self._starts.append(len(self) + part.tokens)
@@ -175,5 +175,8 @@ def disk_stores(
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pairs = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)
-    heads, dim, shared = layout.heads, layout.dim, layout.shared
-    return [DiskStore(i, parts, heads, dim, dtype, device, shared) for i, device in pairs]
+    found = []
+    for i, device in pairs:
+        own = layout.of(i)
+        found.append(DiskStore(i, parts, own.heads, own.dim, dtype, device, own.shared))
+    return found

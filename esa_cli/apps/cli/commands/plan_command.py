@@ -62,7 +62,8 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)
-        layout = row_layout(ready.resolved.method, sizes, planner.dtype_name, "int8", every)
+        method, wide = ready.resolved.method, shape.unlike.shapes
+        layout = row_layout(method, sizes, planner.dtype_name, "int8", every, shapes=wide)
         states = shape.states(planner.dtype.itemsize)
     else:
         return None

@@ -30,7 +30,9 @@ def facts(entry: Entry) -> dict[str, str]:
     if entry.damage:
         return {"id": entry.key, "document": entry_label(entry)}
     layout = entry.layout
-    shape = f"{layout.layers} layers of {layout.heads} x {layout.dim}, {layout.dtype}"
+    sizes = dict.fromkeys(layout.shapes) or {(layout.heads, layout.dim): None}
+    each = " or ".join(f"{heads} x {dim}" for heads, dim in sizes)
+    shape = f"{layout.layers} layers of {each}, {layout.dtype}"
     states = size_text(entry.sizes["states"]) if layout.states else ""
     path = entry.provenance.get("path")
     shown = {"name", "rows"}  # above

@@ -121,6 +121,7 @@ def write(paths: LibraryPaths, entry: Entry) -> None:
         del facts[name]
     payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
     form = checksummed_file.WITH_STATES if entry.layout.states else checksummed_file.FORMAT
+    form = checksummed_file.WITH_SHAPES if entry.layout.shapes else form
     checksummed_file.write(paths.document(entry.key), "document", payload, entry.key, form)
 
 

@@ -13,7 +13,8 @@ Each begins at a multiple of 64 bytes, each section at a multiple of 4,096.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 SEGMENT = 4096
@@ -54,6 +55,8 @@ class Layout:
         shared: the keys are the values, too, and stored once.
         block: numbers of a head that share a scale in int8; by default D.
         states: layers of the model that keep a state, which has a file of its own.
+        shapes: G and D of each layer; (): those of all are `heads` and `dim`. Where there are some,
+            what depends on them is that of a layer, `of`.
     """
 
     layers: int
@@ -68,12 +71,16 @@ class Layout:
     shared: bool = False
     block: int = 0
     states: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", self.block or self.dim)
         object.__setattr__(self, "reduced", tuple(self.reduced) or (0,) * self.layers)
         object.__setattr__(self, "reduced_dtype", self.reduced_dtype or self.dtype)
-        if min(self.layers, self.heads, self.dim, self.segment) < 1:
+        object.__setattr__(self, "shapes", tuple((g, d) for g, d in self.shapes))
+        if self.shapes and (len(self.shapes) != self.layers or self.block != self.dim):
+            raise ValueError(f"shapes must be {self.layers}, without a block, got {self.shapes}")
+        if min(self.layers, self.heads, self.dim, self.segment, *sum(self.shapes, ())) < 1:
             raise ValueError("layers, heads, dim and segment must be positive")
         if min(self.fit, self.states) < 0:
             raise ValueError("fit and states must be at least 0")
@@ -87,6 +94,10 @@ class Layout:
             raise ValueError(
                 f"reduced must be {self.layers} numbers, none negative, got {self.reduced}"
             )
+
+    def of(self, layer: int) -> Layout:
+        """The layout of one layer's rows."""
+        return _layer_of(self, layer) if self.shapes else self
 
     @property
     def vectors(self) -> int:
@@ -106,7 +117,7 @@ class Layout:
 
     def token_bytes(self, layer: int) -> int:
         """Bytes of a token's row and reduced key in one layer, without its checksum."""
-        return self.row_bytes + self.reduced[layer] * ITEM[self.reduced_dtype]
+        return self.of(layer).row_bytes + self.reduced[layer] * ITEM[self.reduced_dtype]
 
     @property
     def header_bytes(self) -> int:
@@ -115,8 +126,8 @@ class Layout:
     def sections(self, tokens: int) -> list[Section]:
         """The sections of a segment file of so many tokens."""
         found, start = [], self.header_bytes
-        for width in self.reduced:
-            rows_stop = start + tokens * self.row_bytes
+        for layer, width in enumerate(self.reduced):
+            rows_stop = start + tokens * self.of(layer).row_bytes
             reduced = _up(rows_stop, _LINE)
             sums = _up(reduced + tokens * width * ITEM[self.reduced_dtype], _LINE)
             found.append(Section(start, rows_stop, reduced, sums, _up(sums + tokens * 8, PAGE)))
@@ -134,9 +145,9 @@ class Layout:
         return size + (self.segment_bytes(rest) if rest else 0)
 
     def as_json(self) -> dict[str, Any]:
-        data = {**vars(self), "reduced": list(self.reduced)}
+        data = {**vars(self), "reduced": list(self.reduced), "shapes": [*map(list, self.shapes)]}
         # Names and headers of segments of other models are as before there were these settings.
-        for name, usual in (("shared", False), ("block", self.dim), ("states", 0)):
+        for name, usual in (("shared", False), ("block", self.dim), ("states", 0), ("shapes", [])):
             if data[name] == usual:
                 del data[name]
         return data
@@ -144,3 +155,10 @@ class Layout:
     @staticmethod
     def of_json(data: dict[str, Any]) -> Layout:
         return Layout(**{**data, "reduced": tuple(data["reduced"])})
+
+
+@lru_cache(maxsize=1024)
+def _layer_of(layout: Layout, layer: int) -> Layout:
+    heads, dim = layout.shapes[layer]
+    reduced = (layout.reduced[layer],)
+    return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())

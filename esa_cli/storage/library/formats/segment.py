@@ -81,17 +81,17 @@ def write_segment(
     with checksummed_file.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
         for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
-            encoded = rows.dtype == torch.uint8
+            encoded, own = rows.dtype == torch.uint8, layout.of(layer)
             if encoded:
-                _check_shape(rows, (tokens, layout.row_bytes), "uint8")
+                _check_shape(rows, (tokens, own.row_bytes), "uint8")
             else:
-                _check_shape(rows, (tokens, layout.width), layout.dtype)
+                _check_shape(rows, (tokens, own.width), layout.dtype)
             if layout.reduced[layer]:
                 _check_shape(reduced, (tokens, layout.reduced[layer]), layout.reduced_dtype)
-            made = rows.contiguous() if encoded else encode(rows.cpu(), layout)
+            made = rows.contiguous() if encoded else encode(rows.cpu(), own)
             data: Any = made.numpy()
             records = memoryview(data).cast("B")
-            sums = _sums(records, 0, layout.row_bytes, [*range(tokens)])
+            sums = _sums(records, 0, own.row_bytes, [*range(tokens)])
             sums ^= _row_salts(name, layer, numpy.arange(tokens))
             tail = _tail(section, reduced, sums, layout)
             whole.append(xxhash.xxh3_128_hexdigest(records))
@@ -188,7 +188,8 @@ class Segment:
         if not new.size:
             return
         section = self._sections[layer]
-        found = _sums(self._view, section.start, self.layout.row_bytes, new.tolist())
+        size = self.layout.of(layer).row_bytes
+        found = _sums(self._view, section.start, size, new.tolist())
         found ^= _row_salts(self.name, layer, new)
         sums = self._array[section.sums : section.sums + self.tokens * 8]
         stored = sums.view("<u8")[new]
@@ -210,7 +211,7 @@ class Segment:
         Args:
             heads: only these of the 2 * G, in this order; the first G are the keys'.
         """
-        return decode(self.records(layer, start, stop), self.layout, heads)
+        return decode(self.records(layer, start, stop), self.layout.of(layer), heads)
 
     def records(self, layer: int, start: int, stop: int) -> Tensor:
         """The bytes of the rows [start, stop) of a layer, (stop - start, row_bytes), a view."""
@@ -230,7 +231,7 @@ class Segment:
         if self.layout.kind == "native":  # as numbers: several times as fast as bytes
             torch.index_select(records.view(out.dtype), 0, rows, out=out)
         else:
-            out.copy_(decode(records.index_select(0, rows), self.layout))
+            out.copy_(decode(records.index_select(0, rows), self.layout.of(layer)))
 
     def reduced(self, layer: int) -> Tensor:
         """The reduced keys of a layer, (n, R), a view."""

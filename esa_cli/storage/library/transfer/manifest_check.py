@@ -44,7 +44,7 @@ _LAYOUT: dict[str, type] = {
     "fit": int,
     "segment": int,
 }
-_UNUSUAL: dict[str, type] = {"shared": bool, "block": int, "states": int}
+_UNUSUAL: dict[str, type] = {"shared": bool, "block": int, "states": int, "shapes": list}
 """Settings that a layout names only where they are not as usual."""
 _WORDS = ("name", "source", "path", "model", "preset", "esa", "rows")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -78,6 +78,8 @@ def _check_facts(facts: Mapping[str, Any]) -> None:
     _check_types(layout, _LAYOUT | unusual)
     # Counted before a layout is made: it would fill a list of so many layers.
     _must(len(layout["reduced"]) == layout["layers"] and all(map(_is_count, layout["reduced"])))
+    for heads, dim in layout.get("shapes", ()):
+        _must(_is_count(heads) and _is_count(dim))
     _must(facts["tokens"] > 0 and 0 <= facts["head"] <= facts["tokens"])
     _must(facts["characters"] >= 0 and 0 <= facts["created"] < 1 << 40)
     _must(all(map(_is_count, facts["sizes"].values())))
